@@ -1,0 +1,52 @@
+# `make demo` and `make test` need nothing but Python (3.11 or newer) and a package index.
+export OMP_NUM_THREADS ?= 1
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint types unit wheel format clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/smoothhess demo
+
+test: lint types unit
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/demo.stamp
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/basedpyright
+
+unit: $(VENV)/dev.stamp
+	$(BIN)/pytest -q -n 2 -m "not slow" --cov --cov-report=term
+
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/pytest -q -n 2 -m slow
+
+# Builds the wheel and installs it, alone, into a venv of its own, then imports it from there.
+wheel: $(VENV)/dev.stamp
+	rm -rf dist build/wheel-venv
+	$(BIN)/python -m build --wheel --outdir dist .
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	cd build && wheel-venv/bin/python -c "import smoothhess, torch; print('wheel imports:', smoothhess.__version__)"
+	rm -rf build/wheel-venv
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .coverage smoothhess-demo

@@ -1,0 +1,514 @@
+"""SmoothHess: draw, evaluate, add, ask, stop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from smoothhess import noise
+from smoothhess.borrow import borrowed
+from smoothhess.design import Design, find_design
+from smoothhess.gaussian import Gaussian
+from smoothhess.grouping import Grouping
+from smoothhess.interactions import Interactions
+from smoothhess.oracle import Neuron, Oracle
+from smoothhess.statistics import Rows, Segment, Statistics, concatenate
+
+CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
+FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
+LEAST_ROWS = 32  # and does not judge its own error from fewer
+ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
+
+
+class SmoothHess:
+    """Feature interactions of any differentiable model, ReLU networks included.
+
+    SmoothHess is the Hessian of the model convolved with a Gaussian, ∇²E f(x + δ) = E[Σ⁻¹ δ ∇f(x + δ)ᵀ], estimated from
+    gradient calls alone; SmoothGrad comes from the same calls.
+
+    >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    >>> x = torch.zeros(4, 3, dtype=torch.float64)
+    >>> result = SmoothHess(net).attribute(x, target=1, sigma=0.5, n_calls=200)
+    >>> result.hessian.shape
+    torch.Size([4, 3, 3])
+    """
+
+    def __init__(self, forward_func: Callable[..., Any]) -> None:
+        if not callable(forward_func):
+            raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
+        self.forward_func = forward_func
+
+    def attribute(
+        self,
+        inputs: Tensor,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        sigma: Any = None,
+        radius: float | None = None,
+        gaussian: Gaussian | None = None,
+        n_calls: int | None = None,
+        tol: float = 0.1,
+        max_calls: int = 20_000,
+        design: str = "antithetic",
+        control: str | None = "auto",
+        shrink: bool = True,
+        feature_mask: Tensor | None = None,
+        internal_batch_size: int | None = None,
+        seed: int | Sequence[int] = 0,
+        show_progress: bool = False,
+    ) -> Interactions:
+        """Interactions around each of B inputs.
+
+        Args:
+            inputs: (B, *shape), floating point; examples in dimension 0.
+            target: which output to explain; see `smoothhess.target`.
+            additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+            sigma: standard deviation of the noise, a number or one per feature. Pass one of sigma, radius, gaussian.
+            radius: asks about the neighbourhood of that radius: sigma = radius/√d.
+            gaussian: Isotropic, Diagonal, Dense or Eigenbasis.
+            n_calls: gradient calls per example. None doubles it until relative_error ≤ tol, each example on its own.
+            tol: relative error to reach when n_calls is None.
+            max_calls: most calls per example when n_calls is None.
+            design: "antithetic" (± pairs) or "iid" (Eq. 8 of the paper to the letter).
+            control: control variate; none exists yet, so "auto" applies none.
+            shrink: denoising; none exists yet, so nothing is applied and the result says shrink=False.
+            feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
+            internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+            seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives each its own.
+            show_progress: a progress bar.
+        """
+        plan = _design(design)
+        if control not in ("auto", None):
+            raise ValueError(
+                f'control must be "auto" or None, got {control!r}: no control variate exists in this version.'
+            )
+        _check_inputs(inputs)
+        inputs = inputs.detach()
+        d = inputs[0].numel()
+        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d)
+        grouping = None
+        if feature_mask is not None:
+            grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
+        oracle = Oracle(self.forward_func, inputs, target, additional_forward_args, _batch_size(internal_batch_size))
+        budget = _Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
+        sampler = _Sampler(oracle, inputs, gaussian.to(inputs.device, inputs.dtype), plan, grouping)
+        with (
+            borrowed(self.forward_func, inputs.device),
+            _progress(show_progress, budget.most, len(inputs)) as bar,
+        ):
+            empty = sampler.begin(_seeds(seed, len(inputs)))
+            return _sample_until(sampler, empty, budget, bar)
+
+    def more(
+        self,
+        result: Interactions,
+        n: int,
+        additional_forward_args: Any = None,
+        *,
+        internal_batch_size: int | None = None,
+        show_progress: bool = False,
+    ) -> Interactions:
+        """`n` further calls of the same stream for every example of `result`, with the model that made it.
+
+        n₁ calls and then more(n₂) equal one run of n₁ + n₂.
+
+        >>> f = lambda x: x.prod(1)
+        >>> first = SmoothHess(f).attribute(torch.ones(1, 2), sigma=0.1, n_calls=100)
+        >>> SmoothHess(f).more(first, 60).n_calls
+        tensor([160])
+        """
+        plan = find_design(result.design)
+        rows = _rows(n, plan, "n")
+        target = None if result.target is None else [tuple(t) for t in result.target.tolist()]
+        oracle = Oracle(
+            self.forward_func,
+            result.inputs,
+            target,
+            additional_forward_args,
+            _batch_size(internal_batch_size),
+        )
+        sampler = _Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
+        with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
+            parts = []
+            for index in torch.arange(len(result), device=result.device).split(1):
+                sampler.check_same_model(result.statistics, index)
+            for count in result.statistics.n.unique().tolist():  # examples that stopped at the same place go together
+                index = torch.nonzero(result.statistics.n == count).reshape(-1)
+                parts.append((index, sampler.extend(result.statistics.select(index), rows, index, bar)))
+        stats = _in_order(parts)
+        return replace(
+            result,
+            statistics=stats,
+            n_passes=result.n_passes + rows * plan.calls_per_row + sampler.extra_passes,
+            status=("calls",) * len(result),
+        )
+
+
+class NeuronSmoothHess:
+    """Interactions inside one neuron of a layer; the neuron takes the place of the model's output.
+
+    >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> neuron = NeuronSmoothHess(net, net[2])
+    >>> neuron.attribute(torch.zeros(1, 3), 1, sigma=0.5, n_calls=100).output.shape
+    torch.Size([1])
+    """
+
+    def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
+        self.forward_func = forward_func
+        self.layer = layer
+
+    def _explainer(self, selector: Any, attribute_to_neuron_input: bool) -> SmoothHess:
+        return SmoothHess(Neuron(self.forward_func, self.layer, selector, attribute_to_neuron_input))
+
+    def attribute(
+        self,
+        inputs: Tensor,
+        neuron_selector: int | tuple[int | slice, ...] | Callable[[Tensor], Tensor],
+        additional_forward_args: Any = None,
+        *,
+        attribute_to_neuron_input: bool = False,
+        **options: Any,
+    ) -> Interactions:
+        """As `SmoothHess.attribute`, for the neuron that `neuron_selector` picks from the layer's output.
+
+        The selector is an int, a tuple of ints and slices (a slice sums), or a callable (N, …) → (N,).
+        `attribute_to_neuron_input` takes the layer's input instead: of an activation layer, the pre-activation.
+        """
+        explainer = self._explainer(neuron_selector, attribute_to_neuron_input)
+        return explainer.attribute(inputs, None, additional_forward_args, **options)
+
+    def more(
+        self,
+        result: Interactions,
+        n: int,
+        neuron_selector: Any,
+        *args: Any,
+        attribute_to_neuron_input: bool = False,
+        **options: Any,
+    ) -> Interactions:
+        """As `SmoothHess.more`, for the same neuron."""
+        return self._explainer(neuron_selector, attribute_to_neuron_input).more(result, n, *args, **options)
+
+
+def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: Any = None, **options: Any) -> Tensor:
+    """∇²h(x) v, the Hessian-vector product of the smoothed function: not zero on ReLU networks.
+
+    `options` are those of `SmoothHess.attribute`; v has the shape of x, or of one input.
+
+    >>> f, x, v = lambda x: x.prod(1), torch.ones(1, 2).double(), torch.tensor([1.0, 0.0])
+    >>> smooth_hvp(f, x, v, sigma=1.0, n_calls=20_000).round(decimals=1).abs()
+    tensor([[0., 1.]], dtype=torch.float64)
+    """
+    return SmoothHess(forward_func).attribute(x, target, **options) @ v
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """How many rows to draw, and when to stop."""
+
+    first: int  # rows before the first look
+    most: int
+    tol: float | None  # None: draw `most` rows without looking
+
+    @staticmethod
+    def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> _Budget:
+        if n_calls is not None:
+            rows = _rows(n_calls, plan, "n_calls")
+            return _Budget(rows, rows, None)
+        if not tol > 0:
+            raise ValueError(f"tol must be positive, got {tol}. Or pass n_calls.")
+        most = _rows(max_calls, plan, "max_calls")
+        return _Budget(min(first, most), most, tol)
+
+
+@dataclass(eq=False)
+class _Sampler:
+    """Evaluates rows of the design around the inputs."""
+
+    oracle: Oracle
+    inputs: Tensor  # (B, *shape)
+    gaussian: Gaussian
+    plan: Design
+    grouping: Grouping | None
+    extra_passes: int = 0  # per example: calls that are not at perturbed inputs
+    value: Tensor | None = None  # (B,) f(x)
+    gradient: Tensor | None = None  # (B, k) whitened ∇f(x)
+
+    def begin(self, seeds: Sequence[int]) -> Statistics:
+        """Evaluate the unperturbed inputs; statistics of nothing."""
+        value, gradient = self._unperturbed()
+        kept = gradient if self.grouping is None else self.grouping.sum(self.gaussian.push(gradient))
+        return Statistics.empty(self.plan.name, seeds, value, kept)
+
+    def _unperturbed(self) -> tuple[Tensor, Tensor]:
+        if self.value is None or self.gradient is None:
+            owner = torch.arange(len(self.inputs), device=self.inputs.device)
+            self.value, gradient = self.oracle(self.inputs, owner)
+            self.gradient = self.gaussian.pull(gradient.flatten(1))
+            self.extra_passes += 1
+        return self.value, self.gradient
+
+    def check_same_model(self, stats: Statistics, index: Tensor) -> None:
+        """Raise where f(x) is not what the statistics were made with."""
+        value, _ = self._unperturbed()
+        if not torch.allclose(value[index], stats.value[index], rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"f(x) of example {int(index)} is {float(value[index]):.6g}, but the result was made with "
+                f"{float(stats.value[index]):.6g}: another model, layer or additional_forward_args."
+            )
+
+    def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
+        """`stats` of the examples at `index` with `rows` further rows."""
+        return stats.extended(self._chunks(stats, rows, index, bar))
+
+    def _chunks(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Iterator[Rows]:
+        example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
+        step = max(1, CHUNK_BYTES // (example_bytes * len(index)))
+        positions = [stats.next_row(b) for b in range(len(stats))]
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            chunk = self._evaluate(positions, start, stop, index)
+            if self.grouping is not None:
+                grouping = self.grouping.select(index)
+                chunk = chunk.map(lambda v: grouping.sum(self.gaussian.push(v)))  # noqa: B023
+            yield chunk
+            bar.update((stop - start) * len(index))
+
+    def _evaluate(self, positions: Sequence[Segment], start: int, stop: int, index: Tensor) -> Rows:
+        x = self.inputs[index].flatten(1)  # (b, d)
+        k = self.gaussian.rank(x.shape[1])
+        places = positions[:1] if len(set(positions)) == 1 else positions
+        drawn = [self.plan.rows(p.seed, p.start + start, p.start + stop, k) for p in places]
+        z = torch.stack([d.z for d in drawn]).to(x)  # (1 or b, r, k)
+        weight = torch.stack([d.weight for d in drawn]).to(x)  # (1 or b, r)
+        delta = self.gaussian.colour(z)[:, :, None]  # (1 or b, r, 1, d)
+        if self.plan.mirrored:
+            delta = torch.cat([delta, -delta], 2)  # (1 or b, r, 2, d)
+        points = x[:, None, None] + delta  # (b, r, 1 or 2, d)
+        first = start == 0 and self.extra_passes < 2
+        if first:
+            _refuse_lost_noise(points, x, delta)
+        value, gradient = self._call(points, x, index, with_centre=first)
+        gradient = self.gaussian.pull(gradient)  # (b, r, 1 or 2, k)
+        own_value, own_gradient = self._unperturbed()
+        own_value, own_gradient = own_value[index, None], own_gradient[index, None]
+        return Rows(
+            weight=weight,
+            score=weight[..., None] * z,
+            odd=_odd(gradient),
+            even=weight[..., None] * (gradient.mean(2) - own_gradient),
+            value_odd=_odd(value),
+            value_even=weight * (value.mean(2) - own_value),
+        )
+
+    def _call(self, points: Tensor, x: Tensor, index: Tensor, with_centre: bool) -> tuple[Tensor, Tensor]:
+        """Values (b, r, s) and gradients (b, r, s, d) at points (b, r, s, d)."""
+        if not with_centre:
+            return self._flat_call(points, index)
+        # The unperturbed input goes in once more, among others: f(x) must not depend on its company. Mirror images wait
+        # for a call of their own, since a company that is symmetric about x could hide that it does.
+        value, gradient = self._flat_call(torch.cat([x[:, None, None], points[:, :, :1]], 1), index)
+        self._refuse_random(value[..., 0], index)
+        self.extra_passes += 1
+        value, gradient = value[:, 1:], gradient[:, 1:]
+        if points.shape[2] == 1:
+            return value, gradient
+        mirrored = self._flat_call(points[:, :, 1:], index)
+        return torch.cat([value, mirrored[0]], 2), torch.cat([gradient, mirrored[1]], 2)
+
+    def _flat_call(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        b, r, s, d = points.shape
+        owner = index.repeat_interleave(r * s)
+        value, gradient = self.oracle(points.reshape(-1, *self.inputs.shape[1:]), owner)
+        return value.reshape(b, r, s), gradient.reshape(b, r, s, d)
+
+    def _refuse_random(self, value: Tensor, index: Tensor) -> None:
+        alone, _ = self._unperturbed()
+        tolerance = 1e-4 if value.dtype == torch.float32 else 1e-8
+        change = (value[:, 0] - alone[index]).abs()
+        if (change > tolerance * value.abs().amax(1)).any():
+            raise ValueError(
+                f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated again among others. "
+                "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make it a "
+                "function of each input alone, for example with model.eval()."
+            )
+
+
+def _sample_until(sampler: _Sampler, stats: Statistics, budget: _Budget, bar: tqdm) -> Interactions:
+    """Double the rows of every example until it may stop."""
+    index = torch.arange(len(stats), device=sampler.inputs.device)
+    rows, finished = budget.first, []
+    while True:
+        stats = sampler.extend(stats, rows - int(stats.n[0]), index, bar)
+        result = _result(sampler, stats, index)
+        verdicts = _verdicts(result, budget, rows)
+        stop = torch.tensor([v != "" for v in verdicts])
+        done = torch.nonzero(stop).reshape(-1).to(index.device)
+        if len(done):
+            finished.append((index[done], replace(result[done], status=tuple(v for v in verdicts if v))))
+        if stop.all():
+            break
+        going = torch.nonzero(~stop).reshape(-1).to(index.device)
+        stats, index = stats.select(going), index[going]
+        rows = min(2 * rows, budget.most)
+    order = torch.cat([i for i, _ in finished]).argsort()
+    whole = finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
+    _warn_unfinished(whole, budget)
+    return whole
+
+
+def _result(sampler: _Sampler, stats: Statistics, index: Tensor) -> Interactions:
+    entries = sampler.oracle.entries
+    return Interactions(
+        inputs=sampler.inputs[index],
+        statistics=stats,
+        gaussian=sampler.gaussian,
+        grouping=None if sampler.grouping is None else sampler.grouping.select(index),
+        target=None if entries is None else entries[index.cpu()],
+        n_passes=stats.n * sampler.plan.calls_per_row + sampler.extra_passes,
+        status=("calls",) * len(index),
+    )
+
+
+def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
+    """Why each example stops here; empty where it goes on."""
+    if budget.tol is None:
+        return ["calls"] * len(result)
+    error = result.relative_error
+    enough = rows >= min(LEAST_ROWS, budget.most)
+    met = (error <= budget.tol) & (enough | (error == 0))
+    zero = enough & _looks_zero(result.statistics)
+    last = rows >= budget.most
+    return [
+        "tolerance" if m else "zero" if z else "budget" if last else ""
+        for m, z in zip(met.tolist(), zero.tolist(), strict=True)
+    ]
+
+
+def _looks_zero(stats: Statistics) -> Tensor:
+    """Where H cannot be told from zero, and is seen to explain less than ZERO_SHARE of the gradient's variation, (B,).
+
+    A row's estimate has E‖A‖² ≈ k/2 times that variation, and ‖W‖² is the part of it that H explains.
+    """
+    signal = noise.squared_norm(stats) - noise.of_frobenius(stats)
+    score = noise.zero_score(stats)
+    spread = torch.where(score != 0, signal / score, torch.inf)
+    row_energy = noise.of_frobenius(stats) * stats.n + noise.squared_norm(stats)
+    share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
+    return (score < 2) & (share < ZERO_SHARE)
+
+
+def _warn_unfinished(result: Interactions, budget: _Budget) -> None:
+    stopped = [i for i, s in enumerate(result.status) if s == "budget"]
+    if stopped:
+        part = result[stopped]
+        needed = part.calls_for(budget.tol or 0.1)
+        estimate = f" About {int(needed.max())} calls would do." if torch.isfinite(needed).all() else ""
+        errors = part.relative_error
+        warnings.warn(
+            f"{len(stopped)} of {len(result)} example(s) stopped at max_calls={int(part.n_calls.max())} before "
+            f"relative_error ≤ {budget.tol}: reached {float(errors.min()):.3g} to {float(errors.max()):.3g}.{estimate} "
+            "Raise max_calls, or accept the error bars as they are.",
+            stacklevel=4,
+        )
+    zeros = sum(s == "zero" for s in result.status)
+    if zeros:
+        warnings.warn(
+            f"{zeros} of {len(result)} example(s): H cannot be told from zero; interactions explain less than "
+            f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma.",
+            stacklevel=4,
+        )
+
+
+def _in_order(parts: Sequence[tuple[Tensor, Statistics]]) -> Statistics:
+    order = torch.cat([index for index, _ in parts]).argsort()
+    return parts[0][1] if len(parts) == 1 else concatenate([s for _, s in parts]).select(order)
+
+
+def _odd(pairs: Tensor) -> Tensor:
+    """Half-difference over dimension 2 of a mirrored pair; the value itself where there is no mirror image."""
+    return (pairs[:, :, 0] - pairs[:, :, 1]) / 2 if pairs.shape[2] == 2 else pairs[:, :, 0]
+
+
+# --- what is refused at the door --------------------------------------------------------------------------------------
+
+
+def _check_inputs(inputs: Any) -> None:
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            f"inputs must be one tensor with examples in dimension 0, got {type(inputs).__name__}. "
+            "Pass further inputs as additional_forward_args."
+        )
+    if inputs.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"inputs must be float32 or float64, got {inputs.dtype}: noise is added to them and gradients are taken. "
+            "Use inputs.float(); for token ids explain the embeddings."
+        )
+    if inputs.ndim < 2 or inputs.numel() == 0:
+        raise ValueError(
+            f"inputs must be (B, …) with at least one example and one feature, got shape {tuple(inputs.shape)}. "
+            "For a single example use x[None]."
+        )
+    if inputs.is_inference():
+        raise ValueError(
+            "inputs were made in torch.inference_mode() and cannot carry gradients. Make or clone them outside."
+        )
+    if not torch.isfinite(inputs).all():
+        raise ValueError("inputs contain NaN or infinity. Fill or drop those values first.")
+
+
+def _design(name: str) -> Design:
+    if name in ("orthogonal", "sobol"):
+        raise ValueError(f"design {name!r} does not exist in this version. Use 'antithetic' or 'iid'.")
+    return find_design(name)
+
+
+def _rows(n: Any, plan: Design, name: str) -> int:
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
+    n = int(n)
+    if n < 2:
+        raise ValueError(f"{name} must be at least 2, got {n}.")
+    if plan.mirrored and n % 2:
+        raise ValueError(
+            f"{name} must be even: each direction is used twice (±), got {n}. Pass {n - 1} or {n + 1}, or design='iid'."
+        )
+    return n // plan.calls_per_row
+
+
+def _seeds(seed: Any, batch: int) -> list[int]:
+    seeds = [seed] * batch if hasattr(seed, "__index__") else list(seed)
+    if len(seeds) != batch:
+        raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
+    if any(int(s) < 0 for s in seeds):
+        raise ValueError("seeds must not be negative.")
+    return [int(s) for s in seeds]
+
+
+def _batch_size(rows: int | None) -> int | None:
+    if rows is not None and rows < 1:
+        raise ValueError(f"internal_batch_size must be at least 1, got {rows}.")
+    return rows
+
+
+def _refuse_lost_noise(points: Tensor, x: Tensor, delta: Tensor) -> None:
+    lost = ((points - x[:, None, None]) - delta).norm() / (delta.norm() * len(x) ** 0.5 / len(delta) ** 0.5)
+    if lost > 0.1:
+        raise ValueError(
+            f"sigma is too small for {x.dtype}: adding the noise to the inputs loses {float(lost):.0%} of it to "
+            "rounding. Use a larger sigma, or float64 inputs and model."
+        )
+
+
+def _progress(show: bool, rows: int, batch: int) -> tqdm:
+    return tqdm(total=rows * batch, desc="SmoothHess", unit="draw", disable=not show, leave=False)

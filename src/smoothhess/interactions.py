@@ -1,0 +1,519 @@
+"""The result: which features act together around each input, how strongly, and how sure we are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smoothhess import noise, student
+from smoothhess.design import find_design
+from smoothhess.gaussian import Gaussian
+from smoothhess.grouping import Grouping
+from smoothhess.pairs import Pair, rank_pairs
+from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge
+from smoothhess.taylor import Taylor
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Numbers with their standard errors; intervals by Student's t with `df` degrees of freedom."""
+
+    value: Tensor
+    stderr: Tensor
+    df: Tensor
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of the confidence interval."""
+        width = student.quantile(level, self.df).to(self.stderr).reshape(-1, *[1] * (self.stderr.ndim - 1))
+        reach = torch.where(self.stderr > 0, width * self.stderr, 0.0)
+        return self.value - reach, self.value + reach
+
+
+class Eigenpairs(NamedTuple):
+    """Leading interaction directions, largest |eigenvalue| first."""
+
+    values: Tensor  # (B, k)
+    vectors: Tensor  # (B, k, *feature shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Interactions:
+    """SmoothHess and SmoothGrad of B examples with their Monte-Carlo error.
+
+    Made by `SmoothHess.attribute`. It holds the raw statistics of the draws and never the model, so it can be saved,
+    merged, moved and asked anything later. `hessian` is made dense only when asked for.
+    """
+
+    inputs: Tensor  # (B, *shape)
+    statistics: Statistics  # whitened, or of group sums
+    gaussian: Gaussian
+    grouping: Grouping | None
+    target: Tensor | None  # (B, q) indices into the model's output
+    n_passes: Tensor  # (B,) all work in units of a gradient call
+    status: tuple[str, ...]  # why sampling stopped, per example
+    control: str | None = None  # what was really applied
+    shrink: bool = False
+    unbiased: bool = True
+
+    # --- what was asked -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of the features of one example: that of an input, or (K,) for K groups."""
+        return tuple(self.inputs.shape[1:]) if self.grouping is None else (self.grouping.count,)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, d, d), that of `hessian`."""
+        d = 1
+        for size in self.feature_shape:
+            d *= size
+        return len(self), d, d
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the inputs."""
+        return self.inputs.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers live."""
+        return self.inputs.device
+
+    @property
+    def design(self) -> str:
+        """Where the draws went: "iid", "antithetic", …"""
+        return self.statistics.design
+
+    @property
+    def seed(self) -> int | tuple[int, ...]:
+        """The seed, or one per example."""
+        seeds = tuple(segments[-1].seed for segments in self.statistics.stream)
+        return seeds[0] if len(set(seeds)) == 1 else seeds
+
+    @property
+    def n_calls(self) -> Tensor:
+        """Gradients of the model at perturbed inputs, per example, (B,)."""
+        return self.statistics.n * find_design(self.design).calls_per_row
+
+    @property
+    def converged(self) -> Tensor:
+        """False where sampling stopped at max_calls before the tolerance was reached, (B,)."""
+        return torch.tensor([s != "budget" for s in self.status])
+
+    # --- estimates ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _features(self) -> Statistics:
+        """The statistics in the coordinates of the features."""
+        return self.statistics if self.grouping is not None else self.statistics.map(self.gaussian.push)
+
+    @property
+    def output(self) -> Tensor:
+        """f(x), (B,)."""
+        return self.statistics.value
+
+    @property
+    def value(self) -> Tensor:
+        """Estimate of the smoothed function h(x) = E f(x + δ), (B,)."""
+        stats = self.statistics
+        return stats.value + (stats.value_sum / stats.n).to(self.dtype)
+
+    @property
+    def value_stderr(self) -> Tensor:
+        """Standard error of `value`, (B,)."""
+        return noise.of_mean(self.statistics.head.value_even, self.statistics).sqrt().to(self.dtype)
+
+    @property
+    def gradient(self) -> Tensor:
+        """SmoothGrad, ∇h(x), (B, *feature shape)."""
+        stats = self._features
+        flat = stats.gradient + (stats.even_sum / stats.n[:, None]).to(self.dtype)
+        return flat.reshape(len(self), *self.feature_shape)
+
+    @cached_property
+    def gradient_stderr(self) -> Tensor:
+        """Standard error of `gradient`, (B, *feature shape)."""
+        variance = noise.of_mean(self._features.head.even, self._features)
+        return variance.sqrt().to(self.dtype).reshape(len(self), *self.feature_shape)
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        """SmoothHess, ∇²h(x), dense and symmetric, (B, d, d)."""
+        mean = self._features.summed() / self._features.n[:, None, None]
+        return ((mean + mean.mT) / 2).to(self.dtype)  # Eq. 8
+
+    def stderr(self) -> Tensor:
+        """Standard error of each entry of `hessian`, (B, d, d)."""
+        self._refuse_dense()
+        return noise.of_entries(self._features).sqrt().to(self.dtype)
+
+    @cached_property
+    def relative_error(self) -> Tensor:
+        """Estimated ‖Ĥ − H‖_F / ‖H‖_F, (B,); inf while the noise exceeds the signal, 0 where both vanish."""
+        variance = noise.of_frobenius(self._features)
+        norm = noise.squared_norm(self._features)
+        signal = norm - variance
+        ratio = (variance / signal.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
+        ratio = torch.where(signal > 0, ratio, torch.inf)
+        return torch.where((variance == 0) & (norm == 0), 0.0, ratio).to(self.dtype)
+
+    @cached_property
+    def r2(self) -> Tensor:
+        """Share of the gradient's variation in the neighbourhood that pairwise interactions explain, (B,).
+
+        Scored on gradients that the fit has not seen; 1 for a quadratic. NaN where the gradient does not vary, and for
+        group sums made with feature_mask, which do not keep what it needs.
+        """
+        if self.grouping is not None:
+            return self.grouping.r2
+        mirrored = find_design(self.design).mirrored
+        return noise.explained(self.statistics, self._features, self.gaussian.push, mirrored).to(self.dtype)
+
+    @cached_property
+    def _df(self) -> Tensor:
+        return noise.degrees_of_freedom(self.statistics)
+
+    # --- reading interactions off ---------------------------------------------------------------------------------
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """H v without making H.
+
+        `v` is, in this order of trial, (B, *features), (*features), flat (B, d) or (d,), or columns (B, d, n) or
+        (d, n). What comes back has the shape of v with the examples in front.
+        """
+        b, d, _ = self.shape
+        v = torch.as_tensor(v, dtype=self.dtype, device=self.device)
+        features = self.feature_shape
+        if v.shape in ((b, *features), features, (b, d), (d,)):
+            flat = v.reshape(-1, d).expand(b, d)
+            return self._product(flat[:, None])[:, 0].reshape(
+                b, *(features if v.shape[-len(features) :] == features else (d,))
+            )
+        if v.ndim in (2, 3) and v.shape[-2] == d and v.shape[:-2] in ((), (b,)):
+            return self._product(v.mT.expand(b, -1, -1)).mT
+        raise ValueError(
+            f"wanted a vector of {d} features, {features} or with {b} examples in front, got {tuple(v.shape)}."
+        )
+
+    def _product(self, rows: Tensor) -> Tensor:
+        """H applied to each row of (B, n, d)."""
+        if "hessian" in self.__dict__ or self._features.total is not None:
+            return rows @ self.hessian
+        head, n = self._features.head, self._features.n[:, None, None].to(self.dtype)
+        return ((rows @ head.odd.mT) @ head.score + (rows @ head.score.mT) @ head.odd) / (2 * n)
+
+    def row(self, i: int | tuple[int, ...]) -> Estimate:
+        """Interactions of feature i with every feature, (B, *feature shape)."""
+        index = self._flat_index(i)
+        head = self._features.head
+        rows = (head.score[..., index, None] * head.odd + head.odd[..., index, None] * head.score) / 2
+        unit = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
+        unit[index] = 1
+        return self._estimate((self @ unit).reshape(len(self), *self.feature_shape), rows)
+
+    def diagonal(self) -> Estimate:
+        """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
+        head = self._features.head
+        rows = head.score * head.odd
+        if self._features.total is None:
+            value = rows.sum(1) / self._features.n[:, None]
+        else:
+            value = self.hessian.diagonal(dim1=-2, dim2=-1)
+        return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), rows)
+
+    def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
+        """uᵀHv: the interaction of two directions, (B,)."""
+        left, right = (self._rows_of(x)[:, None] for x in (u, v))
+        head = self._features.head
+        rows = ((head.score * left).sum(-1) * (head.odd * right).sum(-1)) / 2
+        rows = rows + ((head.score * right).sum(-1) * (head.odd * left).sum(-1)) / 2
+        return self._estimate((left * self._product(right)).sum((-1, -2)), rows)
+
+    def _estimate(self, value: Tensor, rows: Tensor) -> Estimate:
+        variance = noise.of_mean(rows, self._features)
+        return Estimate(value, variance.sqrt().to(self.dtype).reshape(value.shape), self._df)
+
+    def eigh(self, k: int = 8) -> Eigenpairs:
+        """The k leading eigenpairs of H by |λ|."""
+        b, d, _ = self.shape
+        if not 1 <= k <= d:
+            raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
+        head = self._features.head
+        if self._features.total is None and 2 * head.odd.shape[1] < d and "hessian" not in self.__dict__:
+            # H lives in the span of the rows: rotate into it, solve there, rotate back.
+            span, _ = torch.linalg.qr(torch.cat([head.score.expand(b, -1, -1), head.odd], 1).mT)
+            small = span.mT @ self._product(span.mT).mT
+            values, vectors = torch.linalg.eigh((small + small.mT) / 2)
+            vectors = span @ vectors
+        else:
+            self._refuse_dense()
+            values, vectors = torch.linalg.eigh(self.hessian)
+        k = min(k, values.shape[-1])
+        order = values.abs().argsort(dim=-1, descending=True)[:, :k]
+        values = values.gather(1, order)
+        vectors = vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
+        return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
+
+    def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Interactions:
+        """Interactions of groups of features: entry (I, J) sums H_ij over i ∈ I, j ∈ J.
+
+        `feature_mask` holds integer group ids with the shape of one input (or of the batch). A diagonal entry sums all
+        ordered pairs inside the group, H_ii included. With a `direction` v each term is v_i H_ij v_j: v = x − baseline
+        asks what removing both groups does beyond removing each. No d × d matrix is made.
+        """
+        shape = (len(self), *self.feature_shape)
+        grouping = Grouping.make(feature_mask, direction, shape, self._scales, self.inputs)
+        grouping = replace(grouping, r2=self.r2)
+        return replace(self, statistics=self._features.map(grouping.sum), grouping=grouping)
+
+    def top_pairs(
+        self,
+        k: int = 10,
+        names: Sequence[str] | None = None,
+        *,
+        q: float = 0.05,
+        level: float = 0.95,
+        scales: Tensor | None = None,
+    ) -> list[list[Pair]]:
+        """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
+
+        `scales` replaces the σ_i of the Gaussian by the size of a usual move of each feature. `q` is the share of
+        false discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
+        """
+        self._refuse_dense()
+        scales = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
+        variance = noise.of_entries(self._features)
+        mean = self._features.summed() / self._features.n[:, None, None]
+        return [
+            rank_pairs(
+                (mean[b] + mean[b].mT) / 2,
+                variance[b],
+                self._df[b],
+                scales,
+                k,
+                names,
+                q,
+                level,
+                self.feature_shape,
+            )
+            for b in range(len(self))
+        ]
+
+    @property
+    def _scales(self) -> Tensor:
+        if self.grouping is not None:
+            return self.grouping.scales
+        return self.gaussian.scales(self.shape[1]).double()
+
+    def taylor(self, order: int = 2) -> Taylor:
+        """The surrogate f(x₀) + Gᵀδ + ½δᵀHδ (order 2), or without its last term (order 1)."""
+        if self.grouping is not None:
+            raise ValueError(
+                "group sums have no Taylor surrogate: the features inside are gone. Use the result before groups()."
+            )
+        if order not in (1, 2):
+            raise ValueError(f"order must be 1 or 2, got {order}.")
+        return Taylor(self.inputs, self.output, self.gradient.flatten(1), self._product if order == 2 else None)
+
+    def calls_for(self, error: float, norm: Literal["fro", "op"] = "fro") -> Tensor:
+        """Gradient calls that would bring the relative error down to `error`, (B,); from the 1/√n of Theorem 1.
+
+        `norm="op"` counts the error in the operator norm, relative to ‖H‖₂. Infinite where no signal is seen yet.
+        """
+        if error <= 0:
+            raise ValueError(f"error must be positive, got {error}.")
+        if norm == "fro":
+            reached = self.relative_error.double()
+        elif norm == "op":
+            self._refuse_dense()
+            size, deviation = noise.operator_norms(self._features)
+            reached = torch.where(size > 0, deviation / size, 0.0)
+        else:
+            raise ValueError(f'norm must be "fro" or "op", got {norm!r}.')
+        return torch.ceil(self.n_calls * (reached / error).square())
+
+    # --- examples, devices, files ---------------------------------------------------------------------------------
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Interactions:
+        """The example at an index (still a batch, of one), or several."""
+        if isinstance(index, int) and not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        chosen = torch.arange(len(self))[index].reshape(-1)
+        if not len(chosen):
+            raise IndexError("wanted at least one example.")
+        where = chosen.to(self.device)
+        return replace(
+            self,
+            inputs=self.inputs[where],
+            statistics=self.statistics.select(where),
+            grouping=None if self.grouping is None else self.grouping.select(where),
+            target=None if self.target is None else self.target[chosen],
+            n_passes=self.n_passes[where],
+            status=tuple(self.status[i] for i in chosen.tolist()),
+        )
+
+    def __iter__(self) -> Iterator[Interactions]:
+        return (self[i] for i in range(len(self)))
+
+    @staticmethod
+    def cat(results: Sequence[Interactions]) -> Interactions:
+        """Results of different examples, side by side."""
+        if not results:
+            raise ValueError("wanted at least one result.")
+        first = results[0]
+        if not all(_alike(first, r) for r in results):
+            raise ValueError(
+                "results can be put side by side only when Gaussian, design, groups and feature shape agree."
+            )
+        targets = [r.target for r in results if r.target is not None]
+        return replace(
+            first,
+            inputs=torch.cat([r.inputs for r in results]),
+            statistics=concatenate([r.statistics for r in results]),
+            grouping=None
+            if first.grouping is None
+            else Grouping.cat([r.grouping for r in results if r.grouping], [*map(len, results)]),
+            target=torch.cat(targets) if len(targets) == len(results) else None,
+            n_passes=torch.cat([r.n_passes for r in results]),
+            status=tuple(s for r in results for s in r.status),
+        )
+
+    def merge(self, other: Interactions) -> Interactions:
+        """This result and another of the same inputs from other draws, as if made in one run."""
+        summed_alike = self.grouping is None or self.grouping.same_as(other.grouping)
+        if not (_alike(self, other) and summed_alike and torch.equal(self.inputs, other.inputs)):
+            raise ValueError("only results of the same inputs, Gaussian, design and groups can be merged.")
+        if not torch.allclose(self.output, other.output, rtol=1e-4, atol=1e-6):
+            raise ValueError("the outputs of the two results differ: they come from different models or targets.")
+        status = tuple(a if a == b else "calls" for a, b in zip(self.status, other.status, strict=True))
+        stats = merge(self.statistics, other.statistics)
+        return replace(self, statistics=stats, n_passes=self.n_passes + other.n_passes, status=status)
+
+    def to(self, device: torch.device | str) -> Interactions:
+        """The same result on another device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            statistics=self.statistics.to(device),
+            gaussian=self.gaussian.to(device, self.dtype),
+            grouping=None if self.grouping is None else self.grouping.to(device),
+            n_passes=self.n_passes.to(device),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file that `load` reads back exactly; never leaves half a file."""
+        from smoothhess.storage import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Interactions:
+        """A result written by `save`."""
+        from smoothhess.storage import load
+
+        return load(path)
+
+    def to_scipy(self) -> LinearOperator:
+        """H of a single example as a scipy LinearOperator, for eigsh and friends."""
+        from scipy.sparse.linalg import LinearOperator
+
+        if len(self) != 1:
+            raise ValueError(
+                f"a scipy operator holds one example, this result has {len(self)}. Use result[i].to_scipy()."
+            )
+
+        def product(v: Any) -> Any:
+            return (self @ torch.as_tensor(v).reshape(self.shape[1], -1)).squeeze(0).cpu().numpy().reshape(v.shape)
+
+        kind = str(self.dtype).removeprefix("torch.")
+        return LinearOperator(self.shape[1:], matvec=product, rmatvec=product, matmat=product, dtype=kind)  # pyright: ignore
+
+    def plot(self, kind: str = "heatmap", **options: Any) -> Any:
+        """A matplotlib figure of the first example: "heatmap", "pairs" or "gradient"; see smoothhess.view."""
+        from smoothhess import view
+
+        return view.plot(self, kind, **options)
+
+    def __repr__(self) -> str:
+        b, d, _ = self.shape
+        what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
+        lines = [
+            f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
+            f"{'' if self.unbiased else ', biased'}, seed {self.seed}",
+            "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
+        ]
+        for i in range(min(b, 8)):
+            value = f"{float(self.value[i]):.4g} ± {float(self.value_stderr[i]):.1g}"
+            lines.append(
+                f"  {i:7d}  {float(self.output[i]):8.4g}  {value:<20} {float(self.relative_error[i]):9.3g}  "
+                f"{float(self.r2[i]):6.3f}  {int(self.n_calls[i]):7d}  {self.status[i]}"
+            )
+        return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
+
+    @property
+    def gaussian_text(self) -> str:
+        """The Gaussian in a few words."""
+        scales = self.gaussian.scales(self.inputs[0].numel())
+        low, high = float(scales.min()), float(scales.max())
+        sigma = f"σ = {low:.3g}" if high - low <= 1e-6 * high else f"σ = {low:.3g} … {high:.3g}"
+        return f"{type(self.gaussian).__name__} {sigma}"
+
+    def _refuse_dense(self) -> None:
+        if self.shape[1] > DENSE_LIMIT:
+            raise ValueError(
+                f"{self.shape[1]} features are too many for a dense matrix ({DENSE_LIMIT} at most). Use groups(mask), "
+                "row(i), diagonal(), bilinear(u, v) or result @ v."
+            )
+
+    def _flat_index(self, i: int | tuple[int, ...]) -> int:
+        shape = self.feature_shape
+        index = (i,) if isinstance(i, int) else tuple(i)
+        sizes = (self.shape[1],) if isinstance(i, int) else shape
+        if len(index) != len(sizes) or not all(-s <= j < s for j, s in zip(index, sizes, strict=True)):
+            raise ValueError(f"feature {i!r} is not among the {self.shape[1]} features of shape {shape}.")
+        flat = 0
+        for j, size in zip(index, sizes, strict=True):
+            flat = flat * size + j % size
+        return flat
+
+    def _rows_of(self, v: Tensor) -> Tensor:
+        """A direction as (B, d)."""
+        b, d, _ = self.shape
+        v = torch.as_tensor(v, dtype=self.dtype, device=self.device)
+        if v.shape not in ((b, *self.feature_shape), self.feature_shape, (b, d), (d,)):
+            raise ValueError(
+                f"wanted a direction of shape {self.feature_shape}, or with {b} examples in front, got "
+                f"{tuple(v.shape)}."
+            )
+        return v.reshape(-1, d).expand(b, d)
+
+
+def _alike(a: Interactions, b: Interactions) -> bool:
+    """Whether two results differ in nothing but examples and draws."""
+    kind, other = (
+        (
+            r.design,
+            r.feature_shape,
+            r.inputs.shape[1:],
+            r.dtype,
+            r.control,
+            r.shrink,
+            r.unbiased,
+            r.grouping is None,
+        )
+        for r in (a, b)
+    )
+    return kind == other and a.gaussian.same_as(b.gaussian)

@@ -1,0 +1,235 @@
+"""Model + target (or layer + neuron) → values and per-example gradients, in batches, counted."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smoothhess import target as targets
+
+ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
+MOST_ROWS = 4096
+
+
+class Oracle:
+    """f at many points around B inputs, and its gradients.
+
+    `owner` says which of the B inputs a point belongs to, so that targets and additional arguments given per example
+    follow their example. Gradients of all rows come from one backward pass of the summed outputs: rows do not mix.
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        inputs: Tensor,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        internal_batch_size: int | None = None,
+    ) -> None:
+        self.forward_func = forward_func
+        self.batch = len(inputs)
+        self.entries = targets.entries(target, self.batch)
+        self.indices = None if self.entries is None else self.entries.to(inputs.device)
+        args = additional_forward_args
+        self.args: tuple[Any, ...] = () if args is None else args if isinstance(args, tuple) else (args,)
+        row_bytes = max(inputs[0].numel() * inputs.element_size(), 1)
+        self.batch_size = internal_batch_size or min(MOST_ROWS, max(1, ROW_BYTES // row_bytes))
+        self.n_rows = 0  # rows that went through a forward and a backward pass
+
+    def __call__(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """Values (N,) and gradients (N, *shape) at points (N, *shape)."""
+        values, gradients = [], []
+        start = 0
+        while start < len(points):
+            rows = slice(start, start + self.batch_size)
+            try:
+                value, gradient = self._evaluate(points[rows], owner[rows])
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error) or self.batch_size == 1:
+                    raise
+                self.batch_size = max(1, min(self.batch_size, len(points) - start) // 2)
+                _release()
+                continue
+            values.append(value)
+            gradients.append(gradient)
+            start = rows.stop
+        self.n_rows += len(points)
+        return torch.cat(values), torch.cat(gradients)
+
+    def _evaluate(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = points.detach().requires_grad_()
+        # A copy goes in, so that a model which works in place on its input can be explained too.
+        output = self.forward_func(leaf.clone(), *(self._repeat(a, owner) for a in self.args))
+        targets.check(self.entries, output)
+        if len(output) != len(points):
+            raise ValueError(
+                f"the model returned {len(output)} rows for {len(points)} inputs: wanted one output per row."
+            )
+        value = targets.pick(output, None if self.indices is None else self.indices[owner])
+        gradient = None
+        if value.requires_grad:
+            (gradient,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
+        if gradient is None:
+            raise ValueError(
+                "the output does not depend on the input through differentiable operations. Look for .detach(), numpy, "
+                "torch.no_grad() or an integer step in the model; for another framework use from_gradient."
+            )
+        for name, tensor in (("output", value), ("gradient", gradient)):
+            if not torch.isfinite(tensor).all():
+                raise ValueError(
+                    f"the model's {name} is NaN or infinite near these inputs. Check the inputs' scale, or use a "
+                    "smaller sigma or radius."
+                )
+        return value.detach(), gradient.detach()
+
+    def _repeat(self, arg: Any, owner: Tensor) -> Any:
+        per_example = isinstance(arg, Tensor) and arg.ndim > 0 and len(arg) == self.batch
+        return arg.index_select(0, owner.to(arg.device)) if per_example else arg
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def _release() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class Neuron:
+    """f = one neuron of a layer of a model, as a callable of the model's inputs.
+
+    The layer's output, or its input when `attribute_to_neuron_input` (the paper's neurons are pre-activations), is seen
+    by a hook that lives as long as one call. `selector` is an int, a tuple of ints and slices (a slice sums), or a
+    callable from the captured tensor (N, …) to (N,).
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: nn.Module | str,
+        selector: int | tuple[int | slice, ...] | Callable[[Tensor], Tensor],
+        attribute_to_neuron_input: bool = False,
+    ) -> None:
+        if isinstance(layer, str):
+            if not isinstance(forward_func, nn.Module):
+                raise TypeError("a layer can be given by name only when forward_func is a torch.nn.Module.")
+            names = dict(forward_func.named_modules())
+            if layer not in names:
+                known = ", ".join(n for n in list(names)[1:9])
+                raise ValueError(f"no layer is called {layer!r}. The model has {known}, … (named_modules).")
+            layer = names[layer]
+        if not isinstance(layer, nn.Module):
+            raise TypeError(f"layer must be a torch.nn.Module or its name, got {type(layer).__name__}.")
+        self.forward_func = forward_func
+        self.layer = layer
+        self.selector = selector
+        self.attribute_to_neuron_input = attribute_to_neuron_input
+
+    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
+        """The neuron's value for each row."""
+        seen: list[Any] = []
+
+        # Copies: a later in-place ReLU must not turn a pre-activation into an activation.
+        def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            seen.append(_first_tensor(arguments).clone())
+
+        def after(_: nn.Module, __: Any, output: Any) -> None:
+            seen.append(_first_tensor(output).clone())
+
+        handle = (
+            self.layer.register_forward_pre_hook(before)
+            if self.attribute_to_neuron_input
+            else self.layer.register_forward_hook(after)
+        )
+        try:
+            self.forward_func(inputs, *args)
+        finally:
+            handle.remove()
+        if len(seen) != 1:
+            raise ValueError(
+                f"the layer ran {len(seen)} times in one forward pass, wanted once. "
+                + ("Is it part of this model?" if not seen else "Wrap the call you mean in a module of its own.")
+            )
+        return self._select(seen[0])
+
+    def _select(self, captured: Tensor) -> Tensor:
+        if callable(self.selector):
+            chosen = self.selector(captured)
+            if not isinstance(chosen, Tensor) or chosen.shape != captured.shape[:1]:
+                raise ValueError(f"neuron_selector must return one number per row, ({len(captured)},).")
+            return chosen
+        index = self.selector if isinstance(self.selector, tuple) else (self.selector,)
+        if len(index) != captured.ndim - 1:
+            raise ValueError(
+                f"neuron_selector must have {captured.ndim - 1} index(es) for a layer of shape "
+                f"{tuple(captured.shape)}, got {self.selector!r}."
+            )
+        try:
+            chosen = captured[(slice(None), *index)]
+        except IndexError as error:
+            raise ValueError(
+                f"neuron_selector {self.selector!r} is out of range for {tuple(captured.shape)}."
+            ) from error
+        return chosen.reshape(len(captured), -1).sum(1)
+
+
+def _first_tensor(value: Any) -> Tensor:
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    if not isinstance(first, Tensor):
+        raise TypeError(f"the layer must give a tensor (or a tuple that begins with one), got {type(value).__name__}.")
+    return first
+
+
+def from_gradient(fn: Callable[..., tuple[Any, Any]], *, numpy: bool = True) -> Callable[..., Tensor]:
+    """A forward_func from a function that returns values *and* gradients, so that any framework can be explained.
+
+    `fn(points)` gets an array of points (N, *shape), numpy by default or a torch tensor with numpy=False, and returns
+    values (N,) and gradients (N, *shape), as anything numpy can read.
+
+    >>> import numpy as np
+    >>> f = from_gradient(lambda x: ((x**2).sum(1), 2 * x))
+    >>> f(torch.ones(2, 3))
+    tensor([3., 3.])
+    """
+    if not callable(fn):
+        raise TypeError(f"from_gradient wants a function points → (values, gradients), got {type(fn).__name__}.")
+
+    class GivenGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, points: Tensor, *args: Any) -> Tensor:  # type: ignore[override]
+            given = points.detach().cpu().numpy() if numpy else points.detach()
+            with torch.enable_grad():  # fn may itself differentiate with torch
+                result = fn(given, *args)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise ValueError("the gradient function must return a pair (values, gradients).")
+            value, gradient = (_as_tensor(r, points) for r in result)
+            if value.numel() != len(points) or gradient.shape != points.shape:
+                raise ValueError(
+                    f"wanted values ({len(points)},) and gradients {tuple(points.shape)}, "
+                    f"got {tuple(value.shape)} and {tuple(gradient.shape)}."
+                )
+            ctx.save_for_backward(gradient)
+            return value.reshape(len(points)).clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+            (gradient,) = ctx.saved_tensors
+            weight = grad_outputs[0].reshape(-1, *[1] * (gradient.ndim - 1))
+            return (weight * gradient, *[None] * (len(ctx.needs_input_grad) - 1))
+
+    def forward_func(points: Tensor, *args: Any) -> Tensor:
+        return GivenGradient.apply(points, *args)  # type: ignore[return-value]
+
+    forward_func.__doc__ = inspect.getdoc(fn)
+    return forward_func
+
+
+def _as_tensor(value: Any, like: Tensor) -> Tensor:
+    array = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    return array.to(like.device, like.dtype)

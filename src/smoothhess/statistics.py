@@ -1,0 +1,327 @@
+"""What is kept of the stream of draws and gradients: enough for every answer, and for every error bar.
+
+Each row i of a design gives a score s_i = w_i z_i and the odd and even parts of the whitened gradient,
+
+    odd  = (γ(z) − γ(−z))/2,   even = w ((γ(z) + γ(−z))/2 − γ(0))      mirrored designs
+    odd  = γ(z),               even = w (γ(z) − γ(0))                  others
+
+and the estimates are means over rows:   W = sym E[s oddᵀ]   (Eq. 8),   Γ = γ(0) + E[even].
+
+The first rows, the *head*, are kept as they are: error bars of any linear function of W come from them. While all rows
+fit into the head, it is the factored form, O(n k) numbers; beyond it the sum Σ s oddᵀ is kept as well, O(k²).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+HEAD_LEAST = 1024  # rows
+HEAD_FACTOR = 4  # or this many times k, whichever is more
+DENSE_LIMIT = 20_000  # features; above it no k × k matrix is ever made
+
+
+class Segment(NamedTuple):
+    """Rows start … stop − 1 of the stream of one seed."""
+
+    seed: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A chunk of evaluated rows for B examples."""
+
+    weight: Tensor  # (1 or B, r)
+    score: Tensor  # (1 or B, r, k)
+    odd: Tensor  # (B, r, k)
+    even: Tensor  # (B, r, k)
+    value_odd: Tensor  # (B, r)
+    value_even: Tensor  # (B, r)
+
+    def sum(self) -> Tensor:
+        """Σ s oddᵀ in float64, (B, k, k)."""
+        if len(self.score) == 1 and len(self.odd) > 1:  # draws shared by all examples: one large product
+            return torch.einsum("rk,brl->bkl", self.score[0], self.odd).double()
+        return (self.score.mT @ self.odd).double()
+
+    def map(self, linear: Callable[[Tensor], Tensor]) -> Rows:
+        """The same rows with the same linear map applied to scores and gradients."""
+        return replace(self, score=linear(self.score), odd=linear(self.odd), even=linear(self.even))
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Mergeable statistics of B examples; the only thing that sampling, merging and saving act on."""
+
+    design: str
+    stream: tuple[tuple[Segment, ...], ...]  # per example
+    n: Tensor  # (B,) rows seen
+    head: Rows  # the first rows, padded with zeros where examples have fewer
+    total: Tensor | None  # (B, k, k) Σ s oddᵀ over all rows; None while the head holds them all
+    even_sum: Tensor  # (B, k) over all rows, float64
+    value_sum: Tensor  # (B,) Σ value_even over all rows, float64
+    value: Tensor  # (B,) f(x)
+    gradient: Tensor  # (B, k) γ(0)
+
+    @staticmethod
+    def empty(design: str, seeds: Sequence[int], value: Tensor, gradient: Tensor) -> Statistics:
+        """Nothing seen yet of examples with outputs `value` (B,) and whitened gradients `gradient` (B, k)."""
+        batch, k = gradient.shape
+        none = gradient.new_zeros(batch, 0, k)
+        return Statistics(
+            design=design,
+            stream=tuple((Segment(seed, 0, 0),) for seed in seeds),
+            n=torch.zeros(batch, dtype=torch.long, device=value.device),
+            head=Rows(none[..., 0], none, none, none, none[..., 0], none[..., 0]),
+            total=None,
+            even_sum=torch.zeros_like(gradient, dtype=torch.float64),
+            value_sum=torch.zeros_like(value, dtype=torch.float64),
+            value=value,
+            gradient=gradient,
+        )
+
+    def __len__(self) -> int:
+        return len(self.n)
+
+    @property
+    def k(self) -> int:
+        """Number of coordinates."""
+        return self.gradient.shape[1]
+
+    @property
+    def head_rows(self) -> int:
+        """Most rows that the head keeps."""
+        return max(HEAD_LEAST, HEAD_FACTOR * self.k)
+
+    @property
+    def n_head(self) -> Tensor:
+        """Rows of each example that are in the head, (B,)."""
+        return self.n.clamp_max(self.head_rows)
+
+    def next_row(self, example: int) -> Segment:
+        """Where the stream of an example goes on: the first row of its last seed that was not seen yet."""
+        seed = self.stream[example][-1].seed
+        start = max(s.stop for s in self.stream[example] if s.seed == seed)
+        return Segment(seed, start, start)
+
+    def extended(self, chunks: Iterable[Rows]) -> Statistics:
+        """With further rows of the same streams, from `next_row` on; all examples must have seen equally many."""
+        before = n = int(self.n.max())
+        kept, total = [self.head] if n else [], self.total
+        even_sum, value_sum = self.even_sum.clone(), self.value_sum.clone()
+        for chunk in chunks:
+            room = max(self.head_rows - n, 0)
+            rows = chunk.odd.shape[1]
+            if rows > room and total is None:
+                self._refuse_large(n + rows)
+                total = self.even_sum.new_zeros(len(self), self.k, self.k)
+                for part in kept:
+                    total += part.sum()
+            if total is not None:
+                total = total + chunk.sum()
+            if room:
+                kept.append(_cut(chunk, room))
+            even_sum += chunk.even.sum(1, dtype=torch.float64)
+            value_sum += chunk.value_even.sum(1, dtype=torch.float64)
+            n += rows
+        added = n - before
+        stream = []
+        for example, segments in enumerate(self.stream):
+            seed, start, _ = self.next_row(example)
+            stream.append(_chain(*segments, Segment(seed, start, start + added)))
+        return replace(
+            self,
+            stream=tuple(stream),
+            n=self.n + added,
+            head=_join(kept) if kept else self.head,
+            total=total,
+            even_sum=even_sum,
+            value_sum=value_sum,
+        )
+
+    def _refuse_large(self, rows: int) -> None:
+        if self.k > DENSE_LIMIT:
+            raise ValueError(
+                f"{rows} rows of {self.k} features are more than is kept factored ({self.head_rows}), and a "
+                f"{self.k} × {self.k} matrix is not made. Ask for fewer calls, or pass feature_mask to stream sums."
+            )
+
+    def summed(self) -> Tensor:
+        """Σ s oddᵀ over all rows, (B, k, k), float64."""
+        if self.total is not None:
+            return self.total
+        if self.k > DENSE_LIMIT:
+            raise ValueError(
+                f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
+                "row(i), diagonal() or eigh(k), which never make it."
+            )
+        return self.head.sum()
+
+    def map(self, linear: Callable[[Tensor], Tensor]) -> Statistics:
+        """The same statistics in other coordinates: one linear map serves scores, gradients and sums alike."""
+        total = self.total
+        if total is not None:
+            total = linear(linear(total.to(self.gradient.dtype)).mT).mT.double()
+        return replace(
+            self,
+            head=self.head.map(linear),
+            total=total,
+            even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
+            gradient=linear(self.gradient),
+        )
+
+    def select(self, index: Tensor) -> Statistics:
+        """The examples at `index` (int64), in that order."""
+        rows = int(self.n_head[index].max())
+        return replace(
+            self,
+            stream=tuple(self.stream[i] for i in index.tolist()),
+            n=self.n[index],
+            head=_cut(
+                Rows(**{name: t if len(t) == 1 and len(self) > 1 else t[index] for name, t in vars(self.head).items()}),
+                rows,
+            ),
+            total=None if self.total is None else self.total[index],
+            even_sum=self.even_sum[index],
+            value_sum=self.value_sum[index],
+            value=self.value[index],
+            gradient=self.gradient[index],
+        )
+
+    def to(self, device: torch.device | str) -> Statistics:
+        """On another device."""
+        tensors = {name: t.to(device) for name, t in self.tensors().items()}
+        return Statistics.from_tensors(self.design, self.stream, tensors)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name; with `design` and `stream` they are the whole of it."""
+        own = {name: getattr(self, name) for name in ("n", "total", "even_sum", "value_sum", "value", "gradient")}
+        return {k: v for k, v in own.items() if v is not None} | {f"head.{k}": v for k, v in vars(self.head).items()}
+
+    @staticmethod
+    def from_tensors(design: str, stream: tuple[tuple[Segment, ...], ...], tensors: dict[str, Tensor]) -> Statistics:
+        """The inverse of `tensors`."""
+        head = Rows(**{k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")})
+        own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
+        return Statistics(design=design, stream=stream, head=head, total=own.pop("total", None), **own)
+
+
+def concatenate(parts: Sequence[Statistics]) -> Statistics:
+    """Statistics of different examples, side by side."""
+    if len({(p.design, p.k) for p in parts}) != 1:
+        raise ValueError("results can be put side by side only when design and number of features are the same.")
+    rows = max(p.head.odd.shape[1] for p in parts)
+    longest = max(parts, key=lambda p: p.head.odd.shape[1]).head
+    # The scores stay shared where every part saw the first rows of the same stream.
+    starts = {tuple((s.seed, s.start) for s in example) for p in parts for example in p.stream}
+    shared = len(starts) == 1 and len(next(iter(starts))) == 1 and len(longest.score) == 1
+    heads = [_pad(p.head if shared else _own_scores(p), rows) for p in parts]
+    dense = any(p.total is not None for p in parts)
+    return Statistics(
+        design=parts[0].design,
+        stream=tuple(s for p in parts for s in p.stream),
+        n=torch.cat([p.n for p in parts]),
+        head=Rows(
+            **{
+                name: getattr(longest, name)
+                if shared and name in ("weight", "score")
+                else torch.cat([getattr(h, name) for h in heads])
+                for name in _NAMES
+            }
+        ),
+        total=torch.cat([p.summed() for p in parts]) if dense else None,
+        even_sum=torch.cat([p.even_sum for p in parts]),
+        value_sum=torch.cat([p.value_sum for p in parts]),
+        value=torch.cat([p.value for p in parts]),
+        gradient=torch.cat([p.gradient for p in parts]),
+    )
+
+
+def merge(a: Statistics, b: Statistics) -> Statistics:
+    """Statistics of the same examples from different draws, as if made in one pass."""
+    if a.design != b.design or a.gradient.shape != b.gradient.shape:
+        raise ValueError(
+            f"only results of one design and the same inputs can be merged, got {a.design} "
+            f"{tuple(a.gradient.shape)} and {b.design} {tuple(b.gradient.shape)}."
+        )
+    for left, right in zip(a.stream, b.stream, strict=True):
+        for p in left:
+            for q in right:
+                if p.seed == q.seed and p.start < q.stop and q.start < p.stop:
+                    raise ValueError(
+                        f"these results share draws (seed {p.seed}, rows {max(p.start, q.start)} to "
+                        f"{min(p.stop, q.stop) - 1}); counting them twice would make the error bars too small. "
+                        "Use another seed, or SmoothHess.more."
+                    )
+    return concatenate([_merge_one(a.select(i), b.select(i)) for i in torch.arange(len(a)).split(1)])
+
+
+def _merge_one(a: Statistics, b: Statistics) -> Statistics:
+    n = a.n + b.n
+    dense = a.total is not None or b.total is not None or int(n) > a.head_rows
+    if dense:
+        a._refuse_large(int(n))
+    return replace(
+        a,
+        stream=(_chain(*a.stream[0], *b.stream[0]),),
+        n=n,
+        head=_cut(_join([a.head, b.head]), a.head_rows),
+        total=a.summed() + b.summed() if dense else None,
+        even_sum=a.even_sum + b.even_sum,
+        value_sum=a.value_sum + b.value_sum,
+    )
+
+
+def _chain(*segments: Segment) -> tuple[Segment, ...]:
+    """The same rows in the same order, neighbours joined where one goes on where the other stopped."""
+    chain: list[Segment] = []
+    for segment in segments:
+        if chain and chain[-1].seed == segment.seed and chain[-1].stop == segment.start:
+            chain[-1] = chain[-1]._replace(stop=segment.stop)
+        else:
+            chain.append(segment)
+    return tuple(chain)
+
+
+def _own_scores(p: Statistics) -> Rows:
+    if len(p.head.score) == len(p):
+        return p.head
+    return replace(p.head, weight=p.head.weight.expand(len(p), -1), score=p.head.score.expand(len(p), -1, -1))
+
+
+def _cut(rows: Rows, most: int) -> Rows:
+    if rows.odd.shape[1] <= most:
+        return rows
+    return Rows(*(getattr(rows, name)[:, :most] for name in _NAMES))
+
+
+def _join(parts: Sequence[Rows]) -> Rows:
+    """Rows after rows; scores stay shared only where all parts share them."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = {}
+    for name in _NAMES:
+        tensors = [getattr(p, name) for p in parts]
+        batch = max(len(t) for t in tensors)
+        joined[name] = torch.cat([t.expand(batch, *t.shape[1:]) for t in tensors], 1)
+    return Rows(**joined)
+
+
+def _pad(rows: Rows, to: int) -> Rows:
+    missing = to - rows.odd.shape[1]
+    if not missing:
+        return rows
+    padded = {}
+    for name in _NAMES:
+        t = getattr(rows, name)
+        padded[name] = torch.cat([t, t.new_zeros(t.shape[0], missing, *t.shape[2:])], 1)
+    return Rows(**padded)
+
+
+_NAMES = ("weight", "score", "odd", "even", "value_odd", "value_even")

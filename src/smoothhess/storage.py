@@ -1,0 +1,125 @@
+"""Results as files: safetensors for the numbers, JSON for the rest; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from smoothhess.gaussian import Gaussian
+from smoothhess.grouping import Grouping
+from smoothhess.statistics import Segment, Statistics
+
+if TYPE_CHECKING:
+    from smoothhess.interactions import Interactions
+
+FORMAT = "smoothhess.interactions"
+VERSION = 1
+
+
+def save(result: Interactions, path: str | Path) -> None:
+    """Write `result` to `path`, whole or not at all."""
+    tensors: dict[str, Tensor] = {"inputs": result.inputs, "n_passes": result.n_passes}
+    tensors |= {f"statistics.{name}": t for name, t in result.statistics.tensors().items()}
+    gaussian: dict[str, Any] = {}
+    for name, v in result.gaussian.state().items():
+        if isinstance(v, Tensor):
+            tensors[f"gaussian.{name}"] = v
+        else:
+            gaussian[name] = v
+    about: dict[str, Any] = {
+        "design": result.design,
+        "stream": result.statistics.stream,
+        "gaussian": [type(result.gaussian).__name__, gaussian],
+        "status": result.status,
+        "control": result.control,
+        "shrink": result.shrink,
+        "unbiased": result.unbiased,
+        "groups": None if result.grouping is None else result.grouping.count,
+    }
+    if result.target is not None:
+        tensors["target"] = result.target
+    if result.grouping is not None:
+        grouping = result.grouping
+        tensors |= {
+            "grouping.mask": grouping.mask,
+            "grouping.scales": grouping.scales,
+            "grouping.r2": grouping.r2,
+        }
+        if grouping.direction is not None:
+            tensors["grouping.direction"] = grouping.direction
+    metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(about)}
+    write_atomically(Path(path), {name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
+
+
+def write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file that is complete the moment it is there."""
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder {path.parent} does not exist. Make it first.")
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, name, metadata)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | Path) -> Interactions:
+    """The result that was saved to `path`."""
+    from smoothhess.interactions import Interactions
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is not a safetensors file, or it is cut short ({error}). Load files written by Interactions.save; "
+            "copy it again if it was copied."
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} holds tensors but no smoothhess result. Load files written by Interactions.save.")
+    if metadata.get("version") != str(VERSION):
+        raise ValueError(
+            f"{path} has format version {metadata.get('version')}, this smoothhess reads version {VERSION}. "
+            "Use the smoothhess that wrote it, or make the result again."
+        )
+    try:
+        return _restore(Interactions, json.loads(metadata["about"]), tensors)
+    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__} {error} is missing or wrong in it.") from error
+
+
+def _restore(cls: type[Interactions], about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+    kind, numbers = about["gaussian"]
+    stream = tuple(tuple(Segment(*s) for s in example) for example in about["stream"])
+    grouping = None
+    if about["groups"] is not None:
+        kept = under("grouping.")
+        grouping = Grouping(kept["mask"], kept.get("direction"), about["groups"], kept["scales"], kept["r2"])
+    return cls(
+        inputs=tensors["inputs"],
+        statistics=Statistics.from_tensors(about["design"], stream, under("statistics.")),
+        gaussian=Gaussian.from_state(kind, {**numbers, **under("gaussian.")}),
+        grouping=grouping,
+        target=tensors.get("target"),
+        n_passes=tensors["n_passes"],
+        status=tuple(about["status"]),
+        control=about["control"],
+        shrink=about["shrink"],
+        unbiased=about["unbiased"],
+    )

@@ -1,0 +1,161 @@
+"""The estimate against closed forms, by z-score: Hessian, gradient and value, every Gaussian, every design."""
+
+import math
+
+import pytest
+import torch
+
+from smoothhess import Isotropic, SmoothHess
+from smoothhess.design import DESIGNS
+from tests.truths import FOUR_QUADRANT_HESSIAN, OneHidden, four_quadrant, gaussians, quadratic
+
+SEEDS = 200
+
+
+def repeated(f, x, gaussian, n_calls=None, design="antithetic", seeds=SEEDS, **options):
+    """One input explained with many different seeds: a batch of independent estimates."""
+    inputs = x.expand(seeds, *x.shape[1:]).clone()
+    return SmoothHess(f).attribute(
+        inputs, gaussian=gaussian, n_calls=n_calls, design=design, seed=range(seeds), shrink=False, **options
+    )
+
+
+def z_of_mean(estimates, truth):
+    """Mean over seeds against the truth in units of its own standard error; exact zeros count as zero."""
+    mean, se = estimates.mean(0), estimates.std(0) / math.sqrt(len(estimates))
+    error = (mean - truth).abs()
+    return torch.where(error <= 1e-12, 0.0, error / se.clamp_min(1e-300))
+
+
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+@pytest.mark.parametrize("d", [1, 2, 12, 64])
+@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "frozen", "dense", "eigenbasis", "singular"])
+def test_one_hidden_layer(kind, d, design):
+    net, gaussian = OneHidden(d), gaussians(d)[kind]
+    x = 0.3 * torch.ones(1, d, dtype=torch.float64)
+    truth = net.truth(x, gaussian)
+    result = repeated(net, x, gaussian, 64 if d == 64 else 256, design)
+    assert z_of_mean(result.hessian, truth.hessian[0]).max() < 5
+    assert z_of_mean(result.gradient, truth.gradient[0]).max() < 5
+    assert z_of_mean(result.value, truth.value[0]) < 5
+
+
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+@pytest.mark.parametrize("d", [1, 2, 12, 64])
+def test_quadratic(d, design):
+    a, b = quadratic(d)
+    result = repeated(lambda x: x @ b + (x @ a * x).sum(1) / 2, torch.ones(1, d).double(), Isotropic(0.7), 128, design)
+    assert z_of_mean(result.hessian, a).max() < 5
+    assert z_of_mean(result.gradient, a.sum(1) + b).max() < 5
+
+
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+@pytest.mark.parametrize("sigma", [0.01, 1.0])
+def test_four_quadrant_function(sigma, design):
+    result = repeated(four_quadrant, torch.zeros(1, 2).double(), Isotropic(sigma), 400, design)
+    assert z_of_mean(result.hessian, FOUR_QUADRANT_HESSIAN).max() < 5
+
+
+@pytest.mark.parametrize("d", [1, 2, 12, 64])
+def test_affine_is_exact_under_mirrored_designs(d):
+    _, b = quadratic(d)
+    for design in DESIGNS.values():
+        if design.mirrored:
+            result = repeated(lambda x: x @ b + 3, torch.ones(1, d).double(), Isotropic(1.0), 64, design.name)
+            assert (result.hessian == 0).all()
+            assert (result.relative_error == 0).all()
+            torch.testing.assert_close(result.gradient, b.expand(SEEDS, d), rtol=0, atol=1e-12)
+            adaptive = SmoothHess(lambda x: x @ b + 3).attribute(
+                torch.ones(1, d).double(), sigma=1.0, design=design.name
+            )
+            assert adaptive.converged.all()
+            assert int(adaptive.n_calls) == max(4, 2 * d)  # one pair alone says nothing of its noise
+
+
+def coverage(result, truth):
+    """Share of the 95 % intervals that hold the truth: all entries, and the 20 largest in truth."""
+    d = truth.shape[-1]
+    i, j = torch.triu_indices(d, d)
+    held = []
+    for r in (result.row(a) for a in range(d)):
+        low, high = r.interval()
+        held.append((low, high))
+    low, high = (torch.stack(ends, 1)[:, i, j] for ends in zip(*held, strict=True))
+    inside = ((low <= truth[i, j]) & (truth[i, j] <= high)).double()
+    largest = truth[i, j].abs().argsort(descending=True)[:20]
+    return float(inside.mean()), float(inside[:, largest].mean())
+
+
+@pytest.mark.parametrize("design", ["iid", "antithetic"])
+@pytest.mark.parametrize(("d", "n_calls"), [(1, 400), (2, 400), (12, 400), (12, 4000), (64, 256)])
+@pytest.mark.parametrize("kind", ["isotropic", "dense"])
+def test_coverage(kind, d, n_calls, design):
+    net, gaussian = OneHidden(d), gaussians(d)[kind]
+    x = 0.3 * torch.ones(1, d, dtype=torch.float64)
+    result = repeated(net, x, gaussian, n_calls, design)
+    for share in coverage(result, net.truth(x, gaussian).hessian[0]):
+        assert 0.92 <= share <= 0.98
+
+
+@pytest.mark.parametrize("d", [1, 2, 12])
+def test_coverage_after_the_adaptive_stop(d):
+    net, gaussian = OneHidden(d, seed=2), Isotropic(0.5)
+    x = 0.3 * torch.ones(1, d, dtype=torch.float64)
+    result = repeated(net, x, gaussian, None, tol=0.2, seeds=200 if d == 12 else 1000)
+    assert result.converged.all()
+    for share in coverage(result, net.truth(x, gaussian).hessian[0]):
+        assert 0.92 <= share <= 0.98
+
+
+@pytest.mark.parametrize("design", ["iid", "antithetic"])
+def test_coverage_of_gradient_value_diagonal_groups_and_bilinear_forms(design):
+    d = 12
+    net, gaussian = OneHidden(d), gaussians(d)["dense"]
+    x = 0.3 * torch.ones(1, d, dtype=torch.float64)
+    truth = net.truth(x, gaussian)
+    result = repeated(net, x, gaussian, 400, design)
+    mask = torch.arange(d) % 4
+    one_hot = torch.nn.functional.one_hot(mask).double()
+    groups = result.groups(mask)
+    u, v = torch.linspace(-1, 1, d).double(), torch.linspace(0, 1, d).double() ** 2
+    cases = {
+        "gradient": (result.gradient, result.gradient_stderr, truth.gradient[0]),
+        "value": (result.value, result.value_stderr, truth.value[0]),
+        "diagonal": (result.diagonal().value, result.diagonal().stderr, truth.hessian[0].diagonal()),
+        "groups": (groups.hessian, groups.stderr(), one_hot.mT @ truth.hessian[0] @ one_hot),
+        "group gradient": (groups.gradient, groups.gradient_stderr, truth.gradient[0] @ one_hot),
+        "bilinear": (result.bilinear(u, v).value, result.bilinear(u, v).stderr, u @ truth.hessian[0] @ v),
+    }
+    for name, (value, stderr, target) in cases.items():
+        share = float(((value - target).abs() <= 1.97 * stderr).double().mean())
+        assert 0.90 <= share <= 0.99, name
+
+
+def test_theorem_1_error_falls_as_one_over_root_n():
+    """The 95 % quantile over seeds of ‖Ĥ − H‖₂ against n, on a log-log scale."""
+    d, net, gaussian = 12, OneHidden(12), Isotropic(0.5)
+    x = 0.3 * torch.ones(1, d, dtype=torch.float64)
+    truth = net.truth(x, gaussian).hessian[0]
+    counts = [128, 512, 2048, 8192]
+    quantiles = []
+    for n in counts:
+        error = torch.linalg.matrix_norm(repeated(net, x, gaussian, n).hessian - truth, 2)
+        quantiles.append(float(error.quantile(0.95)))
+    log_n, log_q = torch.tensor(counts).log(), torch.tensor(quantiles).log()
+    slope = float(((log_n - log_n.mean()) * (log_q - log_q.mean())).sum() / (log_n - log_n.mean()).square().sum())
+    assert -0.55 <= slope <= -0.45
+
+
+@pytest.mark.parametrize("norm", ["fro", "op"])
+def test_calls_for_predicts_the_calls(norm):
+    d, net, gaussian = 12, OneHidden(12), Isotropic(0.5)
+    x = 0.3 * torch.ones(1, d, dtype=torch.float64)
+    truth = net.truth(x, gaussian).hessian[0]
+    size = torch.linalg.matrix_norm(truth, 2 if norm == "op" else "fro")
+    wanted = float(repeated(net, x, gaussian, 2000).calls_for(0.05, norm).median())
+    n = 2 * round(wanted / 2)
+    reached = (
+        torch.linalg.matrix_norm(repeated(net, x, gaussian, n).hessian - truth, 2 if norm == "op" else "fro") / size
+    )
+    needed = n * (float(reached.square().mean().sqrt()) / 0.05) ** 2
+    assert 0.7 <= wanted / needed <= 1.3

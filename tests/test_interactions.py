@@ -1,0 +1,278 @@
+"""The result: one operator in many forms, and the files it is kept in."""
+
+import pytest
+import torch
+from scipy.sparse.linalg import eigsh
+from torch import nn
+
+from smoothhess import Interactions, SmoothHess
+from smoothhess.pairs import benjamini_hochberg
+from tests.truths import OneHidden, gaussians
+
+
+def make(n_calls=60, kind="isotropic", b=2, d=12, shape=(3, 4), **options):
+    x = torch.randn(b, d, generator=torch.Generator().manual_seed(0)).double().reshape(b, *shape)
+    return SmoothHess(OneHidden(d)).attribute(x, gaussian=gaussians(d)[kind], n_calls=n_calls, **options)
+
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+@pytest.mark.parametrize("kind", sorted(gaussians(4)))
+@pytest.mark.parametrize("n_calls", [8, 60, 3000])  # fewer rows than features, more, and the dense form
+class TestOperator:
+    def test_product_equals_dense(self, kind, n_calls):
+        dense = make(n_calls, kind).hessian
+        result = make(n_calls, kind)
+        eye = torch.eye(12).double()
+        torch.testing.assert_close(result @ eye.expand(2, 12, 12), dense, **TIGHT)
+        v = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)).double()
+        wanted = torch.einsum("bij,bj->bi", dense, v.flatten(1))
+        torch.testing.assert_close(result @ v, wanted.reshape(2, 3, 4), **TIGHT)
+        torch.testing.assert_close(result @ v.flatten(1), wanted, **TIGHT)
+        torch.testing.assert_close(result @ v[0], (dense @ v[0].flatten()).reshape(2, 3, 4), **TIGHT)
+        torch.testing.assert_close(result @ v[0].flatten(), dense @ v[0].flatten(), **TIGHT)
+
+    def test_rows_diagonal_bilinear(self, kind, n_calls):
+        result = make(n_calls, kind)
+        dense, stderr = result.hessian, result.stderr()
+        for index, flat in [(5, 5), ((1, 2), 6), (-1, 11)]:
+            row = result.row(index)
+            torch.testing.assert_close(row.value.flatten(1), dense[:, flat], **TIGHT)
+            torch.testing.assert_close(row.stderr.flatten(1), stderr[:, flat], rtol=1e-6, atol=1e-9)
+        diagonal = result.diagonal()
+        torch.testing.assert_close(diagonal.value.flatten(1), dense.diagonal(dim1=1, dim2=2), **TIGHT)
+        torch.testing.assert_close(diagonal.stderr.flatten(1), stderr.diagonal(dim1=1, dim2=2), rtol=1e-6, atol=1e-9)
+        e = torch.eye(12).double()
+        pair = result.bilinear(e[2], e[7])
+        torch.testing.assert_close(pair.value, dense[:, 2, 7], **TIGHT)
+        torch.testing.assert_close(pair.stderr, stderr[:, 2, 7], rtol=1e-6, atol=1e-9)
+
+    def test_groups_equal_the_dense_sums(self, kind, n_calls):
+        result = make(n_calls, kind)
+        mask = torch.arange(12).reshape(3, 4) % 5
+        p = nn.functional.one_hot(mask.flatten()).double()
+        v = torch.linspace(-1, 2, 12).double()
+        for direction, weight in ((None, torch.ones(12).double()), (v.reshape(3, 4), v)):
+            groups = result.groups(mask, direction)
+            w = weight[:, None] * p
+            torch.testing.assert_close(groups.hessian, w.mT @ result.hessian @ w, **TIGHT)
+            torch.testing.assert_close(groups.gradient, result.gradient.flatten(1) @ w, **TIGHT)
+            assert groups.shape == (2, 5, 5)
+            torch.testing.assert_close(groups.r2, result.r2)
+        again = groups.groups(torch.tensor([0, 0, 1, 1, 1]))
+        assert again.hessian.shape == (2, 2, 2)
+        own = torch.stack([mask, mask.flip(1)])
+        torch.testing.assert_close(result.groups(own)[1].hessian, result[1].groups(mask.flip(1)).hessian, **TIGHT)
+
+    def test_eigenpairs(self, kind, n_calls):
+        dense = make(n_calls, kind).hessian
+        values, vectors = make(n_calls, kind).eigh(3)
+        wanted = torch.linalg.eigvalsh(dense)
+        order = wanted.abs().argsort(dim=1, descending=True)[:, :3]
+        torch.testing.assert_close(values, wanted.gather(1, order), **TIGHT)
+        assert vectors.shape == (2, 3, 3, 4)
+        flat = vectors.flatten(2)
+        torch.testing.assert_close(flat @ dense, values[..., None] * flat, rtol=1e-7, atol=1e-9)
+
+    def test_scipy(self, kind, n_calls):
+        one = make(n_calls, kind)[1]
+        values = eigsh(one.to_scipy(), k=2, which="LM", v0=torch.ones(12).double().numpy())[0]
+        wanted = one.eigh(2).values[0].sort().values
+        torch.testing.assert_close(torch.from_numpy(values).sort().values, wanted, rtol=1e-6, atol=1e-9)
+
+    def test_save_and_load_are_exact(self, kind, n_calls, tmp_path):
+        result = (
+            make(n_calls, kind).groups(torch.arange(12).reshape(3, 4) // 2) if n_calls == 60 else make(n_calls, kind)
+        )
+        path = tmp_path / "r.safetensors"
+        result.save(path)
+        again = Interactions.load(path)
+        kept = again.statistics.tensors()
+        assert all(torch.equal(t, kept[name]) for name, t in result.statistics.tensors().items())
+        assert again.gaussian.same_as(result.gaussian)
+        assert torch.equal(again.inputs, result.inputs)
+        torch.testing.assert_close(again.hessian, result.hessian, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(again.stderr(), result.stderr(), rtol=1e-9, atol=1e-12)
+        assert (again.status, again.seed, again.design) == (result.status, result.seed, result.design)
+        assert [p.name for p in tmp_path.iterdir()] == ["r.safetensors"]
+
+
+def test_scipy_wants_one_example():
+    with pytest.raises(ValueError, match=r"Use result\[i\].to_scipy"):
+        make().to_scipy()
+
+
+def test_a_loaded_result_can_be_continued(tmp_path):
+    explainer = SmoothHess(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)).double())
+    x = torch.ones(2, 3, 4).double()
+    first = explainer.attribute(x, [2, 0], sigma=0.3, n_calls=40)
+    first.save(tmp_path / "r")
+    grown = explainer.more(Interactions.load(tmp_path / "r"), 60)
+    torch.testing.assert_close(grown.hessian, explainer.attribute(x, [2, 0], sigma=0.3, n_calls=100).hessian, **TIGHT)
+
+
+def test_damaged_and_foreign_files(tmp_path):
+    make().save(tmp_path / "r")
+    whole = (tmp_path / "r").read_bytes()
+    for name, content in (("short", whole[:-100]), ("text", b"hello"), ("empty", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match="not a safetensors file, or it is cut short"):
+            Interactions.load(tmp_path / name)
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(2)}, tmp_path / "foreign")
+    with pytest.raises(ValueError, match="holds tensors but no smoothhess result"):
+        Interactions.load(tmp_path / "foreign")
+    save_file({"a": torch.ones(2)}, tmp_path / "v", {"format": "smoothhess.interactions", "version": "99"})
+    with pytest.raises(ValueError, match="format version 99, this smoothhess reads version 1"):
+        Interactions.load(tmp_path / "v")
+    save_file(
+        {"a": torch.ones(2)}, tmp_path / "d", {"format": "smoothhess.interactions", "version": "1", "about": "{}"}
+    )
+    with pytest.raises(ValueError, match="is damaged"):
+        Interactions.load(tmp_path / "d")
+    with pytest.raises(FileNotFoundError, match="no file"):
+        Interactions.load(tmp_path / "none")
+    with pytest.raises(ValueError, match="does not exist. Make it first"):
+        make().save(tmp_path / "no" / "r")
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "r"
+    make().save(path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("smoothhess.storage.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        make(100).save(path)
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_examples_can_be_taken_apart_and_put_together():
+    result = make(b=4, seed=[3, 1, 4, 1])
+    again = Interactions.cat(list(result))
+    torch.testing.assert_close(again.hessian, result.hessian, **TIGHT)
+    torch.testing.assert_close(again.stderr(), result.stderr(), **TIGHT)
+    assert again.seed == (3, 1, 4, 1)
+    assert len(result[1:3]) == 2
+    assert torch.equal(result[-1].hessian[0], result.hessian[3])
+    assert torch.equal(result[[2, 0]].inputs, result.inputs[[2, 0]])
+    with pytest.raises(IndexError):
+        result[4]
+    with pytest.raises(ValueError, match="only when Gaussian, design"):
+        Interactions.cat([result, make(kind="dense")])
+
+
+def test_repr_is_worth_reading():
+    text = repr(make(b=10))
+    assert text.startswith("Interactions of 10 example(s) × 12 features (3, 4), Isotropic σ = 0.5, antithetic design")
+    assert "R²" in text
+    assert "… and 2 more" in text
+    assert "5 groups" in repr(make().groups(torch.arange(12).reshape(3, 4) % 5))
+
+
+def test_what_was_applied_is_recorded():
+    result = make(control="auto", shrink=True)
+    assert (result.control, result.shrink, result.unbiased, result.design) == (None, False, True, "antithetic")
+
+
+class TestPairs:
+    def test_ranked_by_effect_in_units_of_the_output(self):
+        result = make(4000, "diagonal", shape=(12,))
+        pairs = result.top_pairs(66)[0]
+        scales = gaussians(12)["diagonal"].scales(12)
+        effects = [abs(p.effect) for p in pairs]
+        assert effects == sorted(effects, reverse=True)
+        top = pairs[0]
+        assert top.i < top.j
+        assert top.value == pytest.approx(float(result.hessian[0, top.i, top.j]))
+        assert top.stderr == pytest.approx(float(result.stderr()[0, top.i, top.j]))
+        assert top.effect == pytest.approx(top.value * float(scales[top.i] * scales[top.j]))
+        assert top.low < top.value < top.high
+        assert top.q_value < 1e-6
+        assert top.significant
+        by_scale = result.top_pairs(1, scales=torch.arange(12).double())[0][0]
+        assert by_scale.effect == pytest.approx(by_scale.value * by_scale.i * by_scale.j)
+
+    def test_names(self):
+        result = make(shape=(12,))
+        names = [f"column {i}" for i in range(12)]
+        pair = result.top_pairs(1, names)[0][0]
+        assert pair.names == (f"column {pair.i}", f"column {pair.j}")
+        pixel = make().top_pairs(1)[0][0]
+        assert pixel.names[0] == f"({pixel.i // 4}, {pixel.i % 4})"
+        with pytest.raises(ValueError, match="one name per feature, 12, got 2"):
+            result.top_pairs(1, ["a", "b"])
+        with pytest.raises(ValueError, match="0 < q < 1"):
+            result.top_pairs(1, q=2)
+
+    def test_frozen_features_are_never_discovered(self):
+        pairs = make(4000, "frozen", shape=(12,)).top_pairs(66)[0]
+        frozen = [p for p in pairs if p.i % 3 == 2 or p.j % 3 == 2]
+        assert frozen
+        assert all(p.value == p.stderr == p.effect == 0 and not p.significant for p in frozen)
+
+    def test_benjamini_hochberg_agrees_with_scipy(self):
+        from scipy.stats import false_discovery_control
+
+        p = torch.rand(200, generator=torch.Generator().manual_seed(0)).double() ** 3
+        torch.testing.assert_close(benjamini_hochberg(p), torch.from_numpy(false_discovery_control(p.numpy())))
+
+    def test_one_feature_has_no_pairs(self):
+        one = SmoothHess(OneHidden(1)).attribute(torch.zeros(1, 1).double(), sigma=0.5, n_calls=10)
+        assert one.top_pairs() == [[]]
+
+
+class TestTaylor:
+    def test_values(self):
+        result = make()
+        points = result.inputs[:, None] + torch.randn(2, 7, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+        delta = (points - result.inputs[:, None]).flatten(2)
+        first = result.output[:, None] + torch.einsum("bnd,bd->bn", delta, result.gradient.flatten(1))
+        torch.testing.assert_close(result.taylor(1)(points), first)
+        second = first + torch.einsum("bnd,bde,bne->bn", delta, result.hessian, delta) / 2
+        torch.testing.assert_close(result.taylor()(points), second)
+
+    def test_refused(self):
+        result = make()
+        with pytest.raises(ValueError, match="points must be absolute"):
+            result.taylor()(torch.zeros(2, 3, 4))
+        with pytest.raises(ValueError, match="order must be 1 or 2"):
+            result.taylor(3)
+        with pytest.raises(ValueError, match="group sums have no Taylor surrogate"):
+            result.groups(torch.zeros(3, 4, dtype=torch.long)).taylor()
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda r: r @ torch.ones(5), r"wanted a vector of 12 features, \(3, 4\)"),
+        (lambda r: r.row(12), "feature 12 is not among the 12 features"),
+        (lambda r: r.row((0, 4)), r"feature \(0, 4\) is not among"),
+        (lambda r: r.bilinear(torch.ones(12), torch.ones(3)), r"wanted a direction of shape \(3, 4\)"),
+        (lambda r: r.eigh(13), "between 1 and 12 eigenpairs"),
+        (lambda r: r.calls_for(0.0), "error must be positive"),
+        (lambda r: r.calls_for(0.1, "max"), 'norm must be "fro" or "op"'),
+        (lambda r: r.groups(torch.zeros(5, dtype=torch.long)), "feature_mask must have the shape"),
+        (lambda r: r.groups(torch.zeros(3, 4, dtype=torch.long), torch.ones(5)), "direction must have the shape"),
+    ],
+)
+def test_bad_questions(ask, text):
+    with pytest.raises(ValueError, match=text):
+        ask(make())
+
+
+def test_masks_must_be_integers():
+    with pytest.raises(TypeError, match="integer group ids, got torch.float32"):
+        make().groups(torch.zeros(3, 4))
+
+
+def test_moves_to_a_device():
+    result = make().to("cpu")
+    assert result.device.type == "cpu"
+    assert result.hessian.shape == (2, 12, 12)

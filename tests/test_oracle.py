@@ -1,0 +1,259 @@
+"""Targets, additional arguments, neurons, memory, other frameworks."""
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import NeuronGradient
+from torch import nn
+
+from smoothhess import NeuronSmoothHess, SmoothHess, from_gradient
+from smoothhess.oracle import Neuron, Oracle
+
+
+def net(out=4, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, out)).double()
+
+
+X = torch.linspace(-1, 1, 15).reshape(3, 5).double()
+OWNER = torch.arange(3)
+
+
+def by_autograd(f, x):
+    """Row by row, the slow and plain way."""
+    rows = [x[i : i + 1].clone().requires_grad_() for i in range(len(x))]
+    values = [f(r, i) for i, r in enumerate(rows)]
+    return torch.stack([v.detach() for v in values]), torch.cat(
+        [torch.autograd.grad(v, r)[0] for v, r in zip(values, rows, strict=True)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "index"),
+    [
+        (2, [2, 2, 2]),
+        (-1, [3, 3, 3]),
+        ([0, 1, 2], [0, 1, 2]),
+        (torch.tensor([3, 0, 1]), [3, 0, 1]),
+        (torch.tensor([2]), [2, 2, 2]),
+        (torch.tensor(1), [1, 1, 1]),
+        (np.int64(1), [1, 1, 1]),
+        ([(1,), (0,), (2,)], [1, 0, 2]),
+    ],
+)
+def test_targets(target, index):
+    f = net()
+    value, gradient = Oracle(f, X, target)(X, OWNER)
+    wanted = by_autograd(lambda r, i: f(r)[0, index[i]], X)
+    torch.testing.assert_close(value, wanted[0])
+    torch.testing.assert_close(gradient, wanted[1])
+
+
+def test_targets_in_outputs_of_more_dimensions():
+    f = net(6)
+    shaped = lambda x: f(x).reshape(-1, 2, 3)
+    value, _ = Oracle(shaped, X, (1, 2))(X, OWNER)
+    torch.testing.assert_close(value, f(X)[:, 5].detach())
+    value, _ = Oracle(shaped, X, [(0, 0), (1, 2), (0, 1)])(X, OWNER)
+    torch.testing.assert_close(value, f(X)[OWNER, torch.tensor([0, 5, 1])].detach())
+
+
+@pytest.mark.parametrize("f", [lambda x: x.sum(1), lambda x: x.sum(1, keepdim=True)])
+def test_scalar_outputs_need_no_target(f):
+    assert Oracle(f, X)(X, OWNER)[0].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "text"),
+    [
+        (None, ValueError, r"without a target the output must be \(N,\) or \(N, 1\), got \(3, 4\). Pass target="),
+        (4, ValueError, r"target 4 is out of range for an output of shape \(3, 4\)"),
+        ([0, 1], ValueError, "got 2 targets for 3 examples"),
+        ([], ValueError, "target is empty"),
+        ((0, 1), ValueError, r"target has 2 index\(es\) per example but the output has shape \(3, 4\). Wanted 1"),
+        (torch.tensor([0.5]), TypeError, "must hold integers"),
+        ("cat", TypeError, "target must be None, an int, .* got str"),
+        (True, TypeError, "got bool"),
+        ([(0,), (1, 1), (0,)], ValueError, "same number of output dimensions"),
+        (torch.zeros(3, 2, dtype=torch.long), ValueError, "one index per example"),
+    ],
+)
+def test_bad_targets(target, error, text):
+    with pytest.raises(error, match=text):
+        Oracle(net(), X, target)(X, OWNER)
+
+
+def test_scalar_output_refuses_a_target():
+    with pytest.raises(ValueError, match="Pass target=None"):
+        Oracle(lambda x: x.sum(1), X, 0)(X, OWNER)
+
+
+def test_additional_arguments_follow_their_example():
+    scale = torch.tensor([1.0, 2.0, 3.0]).double()
+    f = lambda x, s, power, flag: (x**power * s[:, None]).sum(1) if flag else x.sum(1)
+    points = X.repeat_interleave(2, 0)
+    value, gradient = Oracle(f, X, None, (scale, 2, True), 4)(points, OWNER.repeat_interleave(2))
+    torch.testing.assert_close(value, (X**2).sum(1).mul(scale).repeat_interleave(2))
+    torch.testing.assert_close(gradient, (2 * X * scale[:, None]).repeat_interleave(2, 0))
+
+
+def test_any_batch_size_gives_the_same():
+    f = net()
+    whole = Oracle(f, X, 0)(X, OWNER)
+    for size in (1, 2, 3, 100):
+        for a, b in zip(Oracle(f, X, 0, None, size)(X, OWNER), whole, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_backs_off_when_memory_runs_out_and_keeps_the_batch():
+    sizes = []
+
+    def greedy(x):
+        sizes.append(len(x))
+        if len(x) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x.sum(1)
+
+    points = torch.randn(40, 5).double()
+    oracle = Oracle(greedy, X, None, None, 32)
+    value, _ = oracle(points, torch.zeros(40, dtype=torch.long))
+    torch.testing.assert_close(value, points.sum(1))
+    assert oracle.batch_size == 4
+    assert sizes == [32, 16, 8] + [4] * 10
+    with pytest.raises(torch.OutOfMemoryError):
+        Oracle(lambda x: greedy(torch.zeros(9)), X)(X, OWNER)
+
+
+def test_other_runtime_errors_are_the_models_own():
+    def broken(x):
+        raise RuntimeError("shape '[3]' is invalid")
+
+    with pytest.raises(RuntimeError, match="is invalid"):
+        Oracle(broken, X)(X, OWNER)
+
+
+@pytest.mark.parametrize(
+    ("f", "text"),
+    [
+        (lambda x: x.detach().sum(1), "does not depend on the input through differentiable"),
+        (lambda x: torch.ones(len(x), requires_grad=True), "does not depend on the input"),
+        (lambda x: x.sum(1) / 0, "output is NaN or infinite"),
+        (lambda x: (x * 0).sqrt().sum(1), "gradient is NaN or infinite"),
+        (lambda x: x.sum(1)[:2], "returned 2 rows for 3 inputs"),
+    ],
+)
+def test_bad_models(f, text):
+    with pytest.raises(ValueError, match=text):
+        Oracle(f, X)(X, OWNER)
+
+
+def test_output_must_be_a_tensor():
+    with pytest.raises(TypeError, match="must return one tensor, got tuple"):
+        Oracle(lambda x: (x, x), X)(X, OWNER)
+
+
+def test_a_model_that_works_in_place_on_its_input():
+    x = X.clone()
+    value, gradient = Oracle(lambda r: r.mul_(2).sum(1), x)(x, OWNER)
+    assert torch.equal(x, X)
+    torch.testing.assert_close(gradient, torch.full_like(X, 2.0))
+    torch.testing.assert_close(value, 2 * X.sum(1))
+
+
+class ConvNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv = nn.Conv2d(1, 3, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(3 * 16, 2)
+
+    def forward(self, x):
+        return self.head(self.relu(self.conv(x)).flatten(1))
+
+
+@pytest.mark.parametrize("to_input", [False, True])
+def test_neurons_agree_with_captum(to_input):
+    model = net()
+    captum = NeuronGradient(model, model[1])
+    wanted = captum.attribute(X.clone().requires_grad_(), 4, attribute_to_neuron_input=to_input)
+    _, gradient = Oracle(Neuron(model, model[1], 4, to_input), X)(X, OWNER)
+    torch.testing.assert_close(gradient, wanted.detach())
+
+
+def test_conv_maps_and_in_place_activations():
+    """The output of the convolution is a pre-activation although an in-place ReLU follows."""
+    model = ConvNet().double().eval()
+    x = torch.randn(2, 1, 4, 4).double()
+    pre = model.conv(x).detach()
+    value, _ = Oracle(Neuron(model, "conv", (2, 1, 3)), x)(x, torch.arange(2))
+    torch.testing.assert_close(value, pre[:, 2, 1, 3])
+    value, _ = Oracle(Neuron(model, model.relu, (0, slice(None), slice(0, 2)), True), x)(x, torch.arange(2))
+    torch.testing.assert_close(value, pre[:, 0, :, :2].sum((1, 2)))
+    value, _ = Oracle(Neuron(model, "conv", lambda c: c.mean((1, 2, 3))), x)(x, torch.arange(2))
+    torch.testing.assert_close(value, pre.mean((1, 2, 3)))
+
+
+def test_the_hook_is_always_removed():
+    model = ConvNet().double()
+
+    def broken(x):
+        model(x)
+        raise KeyError("midway")
+
+    neuron = Neuron(broken, model.conv, (0, 0, 0))
+    with pytest.raises(KeyError):
+        neuron(torch.zeros(1, 1, 4, 4).double())
+    assert not model.conv._forward_hooks
+    NeuronSmoothHess(model, "conv").attribute(torch.zeros(1, 1, 4, 4).double(), (0, 1, 1), sigma=1.0, n_calls=10)
+    assert not model.conv._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("layer", "selector", "text"),
+    [
+        ("0", 99, r"neuron_selector 99 is out of range"),
+        ("0", (1, 2), r"must have 1 index\(es\)"),
+        ("0", lambda t: t, "must return one number per row"),
+        ("nothing", 0, "no layer is called 'nothing'. The model has 0, 1, 2"),
+    ],
+)
+def test_bad_neurons(layer, selector, text):
+    with pytest.raises(ValueError, match=text):
+        Oracle(Neuron(net(), layer, selector), X)(X, OWNER)
+
+
+def test_a_layer_that_runs_twice_or_never_is_refused():
+    layer, other = nn.Linear(5, 5).double(), nn.Linear(5, 5).double()
+    with pytest.raises(ValueError, match="ran 2 times"):
+        Neuron(lambda x: layer(layer(x)), layer, 0)(X)
+    with pytest.raises(ValueError, match="ran 0 times .* Is it part of this model"):
+        Neuron(layer, other, 0)(X)
+    with pytest.raises(TypeError, match="by name only when"):
+        Neuron(lambda x: x, "conv", 0)
+    with pytest.raises(TypeError, match="layer must be"):
+        Neuron(layer, 3, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_gradients_of_another_framework(numpy):
+    model = net(1)
+
+    def value_and_gradient(points):
+        leaf = torch.as_tensor(points).clone().requires_grad_()
+        value = model(leaf)[:, 0]
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        assert isinstance(points, np.ndarray) == numpy
+        return (value.detach().numpy(), gradient.numpy()) if numpy else (value.detach(), gradient)
+
+    options = {"sigma": 0.5, "n_calls": 100}
+    given = SmoothHess(from_gradient(value_and_gradient, numpy=numpy)).attribute(X, **options)
+    torch.testing.assert_close(given.hessian, SmoothHess(model).attribute(X, **options).hessian)
+
+
+def test_bad_gradient_functions():
+    for fn, text in [(lambda x: x, "must return a pair"), (lambda x: (x.sum(1), x[:, :2]), "gradients .*got")]:
+        with pytest.raises(ValueError, match=text):
+            from_gradient(fn)(X.requires_grad_(False))
+    with pytest.raises(TypeError, match="wants a function"):
+        from_gradient(3)  # type: ignore[arg-type]
