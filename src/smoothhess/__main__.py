@@ -1,0 +1,8 @@
+"""`python -m smoothhess` is the command line."""
+
+import sys
+
+from smoothhess.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
