@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from smoothhess.design import DESIGNS, find_design
+from smoothhess.design import DESIGNS, _cosine_transform, find_design
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
@@ -14,8 +14,10 @@ class TestContract:
         design = DESIGNS[name]
         whole = design.rows(3, 0, 200, k)
         parts = [design.rows(3, a, b, k) for a, b in [(0, 1), (1, 64), (64, 130), (130, 200)]]
-        assert torch.equal(whole.z, torch.cat([p.z for p in parts]))
-        assert torch.equal(whole.weight, torch.cat([p.weight for p in parts]))
+        # to rounding: Gram–Schmidt of more rows may round the first ones differently
+        for name in ("z", "score", "weight"):
+            joined = torch.cat([getattr(p, name) for p in parts])
+            torch.testing.assert_close(getattr(whole, name), joined, rtol=0, atol=1e-12)
 
     def test_float64_on_the_cpu_from_the_seed_alone(self, name, k):
         torch.manual_seed(0)
@@ -26,18 +28,59 @@ class TestContract:
         assert torch.equal(before, torch.get_rng_state())
         assert not torch.equal(a.z, DESIGNS[name].rows(8, 0, 10, k).z)
 
-    def test_weighted_second_moment_is_the_identity(self, name, k):
-        design = DESIGNS[name]
-        rows = design.rows(0, 0, 64 * max(k, 64), k)
-        second = (rows.weight[:, None] * rows.z).mT @ rows.z / len(rows)
-        spread = (2 / len(rows)) ** 0.5
-        assert (second - torch.eye(k)).abs().max() < 6 * spread
+    def test_scores_and_weights_undo_the_law_of_the_points(self, name, k):
+        """E[s zᵀ] = I, E[w] = 1, E[w |z|²] = k and E[w |z|⁴] = k(k + 2), by z-score over units."""
+        design, units = DESIGNS[name], 200
+        rows = design.rows(0, 0, units * design.unit_rows(k), k)
+        z, score = (t.reshape(units, -1, k) for t in (rows.z, rows.score))
+        weight = rows.weight.reshape(units, -1)
+        square = z.square().sum(-1)
+        cases = {
+            "identity": (score.mT @ z / z.shape[1], torch.eye(k).double()),
+            "one": (weight.mean(1), 1.0),
+            "square": ((weight * square).mean(1), float(k)),
+            "fourth": ((weight * square**2).mean(1), float(k * (k + 2))),
+        }
+        for what, (estimate, truth) in cases.items():
+            error, se = (estimate.mean(0) - truth).abs(), estimate.std(0) / units**0.5
+            assert (error <= 6 * se + 1e-9).all(), what
 
 
 def test_draws_are_numpys_normals():
     """The stream is documented, not accidental: block b of seed s is default_rng([s, b])."""
     wanted = np.random.default_rng([5, 1]).standard_normal((3, 4))
     assert np.array_equal(find_design("antithetic").rows(5, 64, 67, 4).z.numpy(), wanted)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 5, 64, 1025])
+def test_one_orthogonal_block_resolves_the_identity(k):
+    design = find_design("orthogonal")
+    rows = design.rows(0, 0, design.block_rows(k), k)
+    torch.testing.assert_close(rows.score.mT @ rows.z / len(rows), torch.eye(k).double(), rtol=0, atol=1e-10)
+
+
+def test_the_cosine_transform_is_scipys():
+    from scipy.fft import dct
+
+    for k in (7, 8):
+        x = np.random.default_rng(0).normal(size=(3, k))
+        np.testing.assert_allclose(_cosine_transform(x), dct(x, norm="ortho", axis=1), atol=1e-12)
+
+
+def test_mixed_directions_are_uniform_enough():
+    """Moments of u_i² and u_i u_j over blocks as on the sphere, at the dimension where QR is given up."""
+    k, blocks = 1025, 30
+    rows = torch.cat([find_design("orthogonal").rows(s, 0, 40, k).z for s in range(blocks)])
+    u = rows / rows.norm(dim=1, keepdim=True)
+    fourth = (u**4).sum(1)
+    assert abs(float(fourth.mean()) * (k + 2) / 3 - 1) < 0.02
+    means = u.mean(0) * (len(u) * k) ** 0.5
+    assert float(means.abs().max()) < 5
+
+
+def test_sobol_has_a_largest_dimension():
+    with pytest.raises(ValueError, match="serves up to 21201 dimensions, got 30000. Use design='orthogonal'"):
+        find_design("sobol").rows(0, 0, 1, 30_000)
 
 
 def test_unknown_design():

@@ -170,7 +170,7 @@ def test_examples_can_be_taken_apart_and_put_together():
 
 def test_repr_is_worth_reading():
     text = repr(make(b=10))
-    assert text.startswith("Interactions of 10 example(s) × 12 features (3, 4), Isotropic σ = 0.5, antithetic design")
+    assert text.startswith("Interactions of 10 example(s) × 12 features (3, 4), Isotropic σ = 0.5, orthogonal design")
     assert "R²" in text
     assert "… and 2 more" in text
     assert "5 groups" in repr(make().groups(torch.arange(12).reshape(3, 4) % 5))
@@ -178,7 +178,7 @@ def test_repr_is_worth_reading():
 
 def test_what_was_applied_is_recorded():
     result = make(control="auto", shrink=True)
-    assert (result.control, result.shrink, result.unbiased, result.design) == (None, False, True, "antithetic")
+    assert (result.control, result.shrink, result.unbiased, result.design) == (None, False, True, "orthogonal")
 
 
 class TestPairs:

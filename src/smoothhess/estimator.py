@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,18 +11,21 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from smoothhess import noise
 from smoothhess.borrow import borrowed
 from smoothhess.design import Design, find_design
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping
 from smoothhess.interactions import Interactions
+from smoothhess.noise import Noise
 from smoothhess.oracle import Neuron, Oracle
-from smoothhess.statistics import Rows, Segment, Statistics, concatenate
+from smoothhess.sampler import Sampler
+from smoothhess.statistics import Statistics, concatenate
 
-CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
 FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
-LEAST_ROWS = 32  # and does not judge its own error from fewer
+LEAST_ROWS, LEAST_DF = 32, 8  # and does not judge its own error from fewer rows or degrees of freedom;
+LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
+STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is given, and from how many rows on
+EXACT = 1e-6  # relative error that is never reached by luck
 ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
 
 
@@ -56,7 +59,7 @@ class SmoothHess:
         n_calls: int | None = None,
         tol: float = 0.1,
         max_calls: int = 20_000,
-        design: str = "antithetic",
+        design: str = "orthogonal",
         control: str | None = "auto",
         shrink: bool = True,
         feature_mask: Tensor | None = None,
@@ -76,7 +79,8 @@ class SmoothHess:
             n_calls: gradient calls per example. None doubles it until relative_error ≤ tol, each example on its own.
             tol: relative error to reach when n_calls is None.
             max_calls: most calls per example when n_calls is None.
-            design: "antithetic" (± pairs) or "iid" (Eq. 8 of the paper to the letter).
+            design: "orthogonal" (± pairs along orthonormal directions), "sobol", "antithetic" (± pairs, as in the
+                paper) or "iid" (Eq. 8 of the paper to the letter).
             control: control variate; none exists yet, so "auto" applies none.
             shrink: denoising; none exists yet, so nothing is applied and the result says shrink=False.
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
@@ -84,7 +88,7 @@ class SmoothHess:
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives each its own.
             show_progress: a progress bar.
         """
-        plan = _design(design)
+        plan = find_design(design)
         if control not in ("auto", None):
             raise ValueError(
                 f'control must be "auto" or None, got {control!r}: no control variate exists in this version.'
@@ -98,7 +102,7 @@ class SmoothHess:
             grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
         oracle = Oracle(self.forward_func, inputs, target, additional_forward_args, _batch_size(internal_batch_size))
         budget = _Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
-        sampler = _Sampler(oracle, inputs, gaussian.to(inputs.device, inputs.dtype), plan, grouping)
+        sampler = Sampler(oracle, inputs, gaussian.to(inputs.device, inputs.dtype), plan, grouping)
         with (
             borrowed(self.forward_func, inputs.device),
             _progress(show_progress, budget.most, len(inputs)) as bar,
@@ -134,7 +138,7 @@ class SmoothHess:
             additional_forward_args,
             _batch_size(internal_batch_size),
         )
-        sampler = _Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
+        sampler = Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
         with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
             parts = []
             for index in torch.arange(len(result), device=result.device).split(1):
@@ -231,120 +235,7 @@ class _Budget:
         return _Budget(min(first, most), most, tol)
 
 
-@dataclass(eq=False)
-class _Sampler:
-    """Evaluates rows of the design around the inputs."""
-
-    oracle: Oracle
-    inputs: Tensor  # (B, *shape)
-    gaussian: Gaussian
-    plan: Design
-    grouping: Grouping | None
-    extra_passes: int = 0  # per example: calls that are not at perturbed inputs
-    value: Tensor | None = None  # (B,) f(x)
-    gradient: Tensor | None = None  # (B, k) whitened ∇f(x)
-
-    def begin(self, seeds: Sequence[int]) -> Statistics:
-        """Evaluate the unperturbed inputs; statistics of nothing."""
-        value, gradient = self._unperturbed()
-        kept = gradient if self.grouping is None else self.grouping.sum(self.gaussian.push(gradient))
-        return Statistics.empty(self.plan.name, seeds, value, kept)
-
-    def _unperturbed(self) -> tuple[Tensor, Tensor]:
-        if self.value is None or self.gradient is None:
-            owner = torch.arange(len(self.inputs), device=self.inputs.device)
-            self.value, gradient = self.oracle(self.inputs, owner)
-            self.gradient = self.gaussian.pull(gradient.flatten(1))
-            self.extra_passes += 1
-        return self.value, self.gradient
-
-    def check_same_model(self, stats: Statistics, index: Tensor) -> None:
-        """Raise where f(x) is not what the statistics were made with."""
-        value, _ = self._unperturbed()
-        if not torch.allclose(value[index], stats.value[index], rtol=1e-4, atol=1e-6):
-            raise ValueError(
-                f"f(x) of example {int(index)} is {float(value[index]):.6g}, but the result was made with "
-                f"{float(stats.value[index]):.6g}: another model, layer or additional_forward_args."
-            )
-
-    def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
-        """`stats` of the examples at `index` with `rows` further rows."""
-        return stats.extended(self._chunks(stats, rows, index, bar))
-
-    def _chunks(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Iterator[Rows]:
-        example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
-        step = max(1, CHUNK_BYTES // (example_bytes * len(index)))
-        positions = [stats.next_row(b) for b in range(len(stats))]
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            chunk = self._evaluate(positions, start, stop, index)
-            if self.grouping is not None:
-                grouping = self.grouping.select(index)
-                chunk = chunk.map(lambda v: grouping.sum(self.gaussian.push(v)))  # noqa: B023
-            yield chunk
-            bar.update((stop - start) * len(index))
-
-    def _evaluate(self, positions: Sequence[Segment], start: int, stop: int, index: Tensor) -> Rows:
-        x = self.inputs[index].flatten(1)  # (b, d)
-        k = self.gaussian.rank(x.shape[1])
-        places = positions[:1] if len(set(positions)) == 1 else positions
-        drawn = [self.plan.rows(p.seed, p.start + start, p.start + stop, k) for p in places]
-        z = torch.stack([d.z for d in drawn]).to(x)  # (1 or b, r, k)
-        weight = torch.stack([d.weight for d in drawn]).to(x)  # (1 or b, r)
-        delta = self.gaussian.colour(z)[:, :, None]  # (1 or b, r, 1, d)
-        if self.plan.mirrored:
-            delta = torch.cat([delta, -delta], 2)  # (1 or b, r, 2, d)
-        points = x[:, None, None] + delta  # (b, r, 1 or 2, d)
-        first = start == 0 and self.extra_passes < 2
-        if first:
-            _refuse_lost_noise(points, x, delta)
-        value, gradient = self._call(points, x, index, with_centre=first)
-        gradient = self.gaussian.pull(gradient)  # (b, r, 1 or 2, k)
-        own_value, own_gradient = self._unperturbed()
-        own_value, own_gradient = own_value[index, None], own_gradient[index, None]
-        return Rows(
-            weight=weight,
-            score=weight[..., None] * z,
-            odd=_odd(gradient),
-            even=weight[..., None] * (gradient.mean(2) - own_gradient),
-            value_odd=_odd(value),
-            value_even=weight * (value.mean(2) - own_value),
-        )
-
-    def _call(self, points: Tensor, x: Tensor, index: Tensor, with_centre: bool) -> tuple[Tensor, Tensor]:
-        """Values (b, r, s) and gradients (b, r, s, d) at points (b, r, s, d)."""
-        if not with_centre:
-            return self._flat_call(points, index)
-        # The unperturbed input goes in once more, among others: f(x) must not depend on its company. Mirror images wait
-        # for a call of their own, since a company that is symmetric about x could hide that it does.
-        value, gradient = self._flat_call(torch.cat([x[:, None, None], points[:, :, :1]], 1), index)
-        self._refuse_random(value[..., 0], index)
-        self.extra_passes += 1
-        value, gradient = value[:, 1:], gradient[:, 1:]
-        if points.shape[2] == 1:
-            return value, gradient
-        mirrored = self._flat_call(points[:, :, 1:], index)
-        return torch.cat([value, mirrored[0]], 2), torch.cat([gradient, mirrored[1]], 2)
-
-    def _flat_call(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        b, r, s, d = points.shape
-        owner = index.repeat_interleave(r * s)
-        value, gradient = self.oracle(points.reshape(-1, *self.inputs.shape[1:]), owner)
-        return value.reshape(b, r, s), gradient.reshape(b, r, s, d)
-
-    def _refuse_random(self, value: Tensor, index: Tensor) -> None:
-        alone, _ = self._unperturbed()
-        tolerance = 1e-4 if value.dtype == torch.float32 else 1e-8
-        change = (value[:, 0] - alone[index]).abs()
-        if (change > tolerance * value.abs().amax(1)).any():
-            raise ValueError(
-                f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated again among others. "
-                "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make it a "
-                "function of each input alone, for example with model.eval()."
-            )
-
-
-def _sample_until(sampler: _Sampler, stats: Statistics, budget: _Budget, bar: tqdm) -> Interactions:
+def _sample_until(sampler: Sampler, stats: Statistics, budget: _Budget, bar: tqdm) -> Interactions:
     """Double the rows of every example until it may stop."""
     index = torch.arange(len(stats), device=sampler.inputs.device)
     rows, finished = budget.first, []
@@ -364,10 +255,11 @@ def _sample_until(sampler: _Sampler, stats: Statistics, budget: _Budget, bar: tq
     order = torch.cat([i for i, _ in finished]).argsort()
     whole = finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
     _warn_unfinished(whole, budget)
+    _warn_inconsistent(whole)
     return whole
 
 
-def _result(sampler: _Sampler, stats: Statistics, index: Tensor) -> Interactions:
+def _result(sampler: Sampler, stats: Statistics, index: Tensor) -> Interactions:
     entries = sampler.oracle.entries
     return Interactions(
         inputs=sampler.inputs[index],
@@ -385,9 +277,12 @@ def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
     if budget.tol is None:
         return ["calls"] * len(result)
     error = result.relative_error
-    enough = rows >= min(LEAST_ROWS, budget.most)
-    met = (error <= budget.tol) & (enough | (error == 0))
-    zero = enough & _looks_zero(result.statistics)
+    noise = result._noise
+    only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
+    enough = (rows >= LEAST_ROWS) & (noise.df >= (LEAST_UNITS - 1 if only_units else LEAST_DF))
+    exact = (error <= EXACT) & ((error > 0) | (rows >= LEAST_ROWS))  # a few rows without a kink prove nothing
+    met = (error <= budget.tol) & (enough | exact)
+    zero = enough & _looks_zero(noise)
     last = rows >= budget.most
     return [
         "tolerance" if m else "zero" if z else "budget" if last else ""
@@ -395,15 +290,18 @@ def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
     ]
 
 
-def _looks_zero(stats: Statistics) -> Tensor:
+def _looks_zero(noise: Noise) -> Tensor:
     """Where H cannot be told from zero, and is seen to explain less than ZERO_SHARE of the gradient's variation, (B,).
 
     A row's estimate has E‖A‖² ≈ k/2 times that variation, and ‖W‖² is the part of it that H explains.
     """
-    signal = noise.squared_norm(stats) - noise.of_frobenius(stats)
-    score = noise.zero_score(stats)
+    stats = noise.features
+    signal = noise.squared_norm - noise.of_frobenius
+    score = noise.zero_score()
     spread = torch.where(score != 0, signal / score, torch.inf)
-    row_energy = noise.of_frobenius(stats) * stats.n + noise.squared_norm(stats)
+    s, g = stats.head.score.double(), stats.head.odd.double()
+    squares = (s.square().sum(-1) * g.square().sum(-1) + (s * g).sum(-1).square()) / 2
+    row_energy = squares.sum(-1) / stats.n_head
     share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
     return (score < 2) & (share < ZERO_SHARE)
 
@@ -430,14 +328,28 @@ def _warn_unfinished(result: Interactions, budget: _Budget) -> None:
         )
 
 
+def _warn_inconsistent(result: Interactions) -> None:
+    first, second = (result.stein_z.abs() > STEIN_LIMIT).T
+    first, second = (flags & (result.statistics.n >= STEIN_ROWS) for flags in (first, second))
+    if first.any():
+        warnings.warn(
+            f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "
+            f"E[∇f] differ by {float(result.stein_z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
+            "straight-through steps, jumps, or a wrong gradient function; the interactions describe the gradients.",
+            stacklevel=4,
+        )
+    elif second.any():
+        warnings.warn(
+            f"the function of {int(second.sum())} of {len(result)} example(s) curves in a way that its gradients do "
+            f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(result.stein_z[:, 1].abs().max()):.0f} standard "
+            "errors. It probably jumps (is discontinuous) near the input; jumps are missing from the interactions.",
+            stacklevel=4,
+        )
+
+
 def _in_order(parts: Sequence[tuple[Tensor, Statistics]]) -> Statistics:
     order = torch.cat([index for index, _ in parts]).argsort()
     return parts[0][1] if len(parts) == 1 else concatenate([s for _, s in parts]).select(order)
-
-
-def _odd(pairs: Tensor) -> Tensor:
-    """Half-difference over dimension 2 of a mirrored pair; the value itself where there is no mirror image."""
-    return (pairs[:, :, 0] - pairs[:, :, 1]) / 2 if pairs.shape[2] == 2 else pairs[:, :, 0]
 
 
 # --- what is refused at the door --------------------------------------------------------------------------------------
@@ -467,12 +379,6 @@ def _check_inputs(inputs: Any) -> None:
         raise ValueError("inputs contain NaN or infinity. Fill or drop those values first.")
 
 
-def _design(name: str) -> Design:
-    if name in ("orthogonal", "sobol"):
-        raise ValueError(f"design {name!r} does not exist in this version. Use 'antithetic' or 'iid'.")
-    return find_design(name)
-
-
 def _rows(n: Any, plan: Design, name: str) -> int:
     if isinstance(n, bool) or not hasattr(n, "__index__"):
         raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
@@ -499,15 +405,6 @@ def _batch_size(rows: int | None) -> int | None:
     if rows is not None and rows < 1:
         raise ValueError(f"internal_batch_size must be at least 1, got {rows}.")
     return rows
-
-
-def _refuse_lost_noise(points: Tensor, x: Tensor, delta: Tensor) -> None:
-    lost = ((points - x[:, None, None]) - delta).norm() / (delta.norm() * len(x) ** 0.5 / len(delta) ** 0.5)
-    if lost > 0.1:
-        raise ValueError(
-            f"sigma is too small for {x.dtype}: adding the noise to the inputs loses {float(lost):.0%} of it to "
-            "rounding. Use a larger sigma, or float64 inputs and model."
-        )
 
 
 def _progress(show: bool, rows: int, batch: int) -> tqdm:

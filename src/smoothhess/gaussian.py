@@ -67,6 +67,14 @@ class Gaussian(ABC):
     def scales(self, d: int) -> Tensor:
         """Standard deviation of each feature, √Σ_ii, (d,)."""
 
+    @abstractmethod
+    def precisions(self, d: int) -> Tensor:
+        """The nonzero eigenvalues of Σ⁺, (k,)."""
+
+    @abstractmethod
+    def precision_diagonal(self, d: int) -> Tensor:
+        """(Σ⁺)_ii of each feature, (d,)."""
+
     def check(self, d: int) -> Self:
         """Itself, after making sure that it fits inputs of d features."""
         if self.dimension is not None and self.dimension != d:
@@ -186,6 +194,12 @@ class Isotropic(Gaussian):
         """σ for each feature."""
         return torch.full((d,), self.sigma, dtype=torch.float64)
 
+    def precisions(self, d: int) -> Tensor:
+        """1/σ²."""
+        return torch.full((d,), self.sigma**-2, dtype=torch.float64)
+
+    precision_diagonal = precisions
+
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Gaussian):
@@ -250,6 +264,14 @@ class Diagonal(Gaussian):
     def scales(self, d: int) -> Tensor:
         """σ_i."""
         return self.sigma
+
+    def precisions(self, d: int) -> Tensor:
+        """1/σ_i² of the features that move."""
+        return self._gather(self.sigma).double() ** -2
+
+    def precision_diagonal(self, d: int) -> Tensor:
+        """1/σ_i², zero where frozen."""
+        return self._spread(self.precisions(d))
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,6 +357,14 @@ class Dense(Gaussian):
         """√Σ_ii."""
         return self.covariance.diagonal().sqrt()
 
+    def precisions(self, d: int) -> Tensor:
+        """1/eigenvalues of Σ."""
+        return 1 / torch.linalg.eigvalsh(self.covariance.double())
+
+    def precision_diagonal(self, d: int) -> Tensor:
+        """(Σ⁻¹)_ii."""
+        return torch.cholesky_inverse(self.root.double()).diagonal()
+
 
 @dataclass(frozen=True, eq=False)
 class Eigenbasis(Gaussian):
@@ -406,8 +436,21 @@ class Eigenbasis(Gaussian):
 
     def scales(self, d: int) -> Tensor:
         """√Σ_ii."""
-        variance = self.rest**2 + ((self.sigmas**2 - self.rest**2)[:, None] * self.basis**2).sum(0)
-        return variance.clamp_min(0).sqrt()
+        return self._diagonal(self.sigmas**2, self.rest**2).sqrt()
+
+    def precisions(self, d: int) -> Tensor:
+        """1/σ² of the directions and of the rest."""
+        given = self.sigmas.double() ** -2
+        others = d - len(given) if self.rest else 0
+        return torch.cat([given, given.new_full((others,), self.rest**-2 if self.rest else 0.0)])
+
+    def precision_diagonal(self, d: int) -> Tensor:
+        """(Σ⁺)_ii."""
+        return self._diagonal(self.sigmas**-2, self.rest**-2 if self.rest else 0.0)
+
+    def _diagonal(self, along: Tensor, rest: float) -> Tensor:
+        """Diagonal of rest·I + Qᵀ diag(along − rest) Q."""
+        return (rest + ((along - rest)[:, None] * self.basis**2).sum(0)).clamp_min(0)
 
 
 def _rows(vectors: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smoothhess.gaussian import Gaussian
+from smoothhess.statistics import PROBES
+
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
@@ -57,6 +60,20 @@ class Grouping:
         x, mask = torch.broadcast_tensors(x, mask)
         return x.new_zeros(*x.shape[:-1], self.count).scatter_add(-1, mask, x)
 
+    def directions(self, gaussian: Gaussian) -> Tensor:
+        """Whitened directions q_I = L⁺ 1_I of the groups, (1 or B, K, rank)."""
+        rows = []
+        for mask, weight in zip(*self._per_example(), strict=True):
+            indicator = weight.new_zeros(self.count, len(mask))
+            indicator[mask, torch.arange(len(mask), device=mask.device)] = weight
+            rows.append(gaussian.whiten(indicator))
+        return torch.stack(rows)
+
+    def _per_example(self) -> tuple[Tensor, Tensor]:
+        weight = torch.ones_like(self.mask, dtype=self.r2.dtype) if self.direction is None else self.direction
+        both = torch.broadcast_tensors(self.mask, weight)
+        return both[0], both[1]
+
     def select(self, index: Tensor) -> Grouping:
         """For the examples at `index`."""
         return replace(
@@ -95,6 +112,12 @@ class Grouping:
             direction=direction,
             r2=torch.cat([p.r2 for p in parts]),
         )
+
+
+def probes(rank: int, like: Tensor) -> Tensor:
+    """Fixed random directions in which group sums watch the noise of the whole Hessian, (PROBES, rank)."""
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(PROBES, rank, generator=rng, dtype=torch.float64).to(like)
 
 
 def _flat(x: Tensor, batch: int, features: Sequence[int], name: str) -> Tensor:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from smoothhess import noise, student
+from smoothhess import student
 from smoothhess.design import find_design
 from smoothhess.gaussian import Gaussian
-from smoothhess.grouping import Grouping
+from smoothhess.grouping import Grouping, probes
+from smoothhess.noise import Noise, Variance
 from smoothhess.pairs import Pair, rank_pairs
-from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge
+from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge, symmetric
 from smoothhess.taylor import Taylor
 
 if TYPE_CHECKING:
@@ -120,6 +121,10 @@ class Interactions:
         """The statistics in the coordinates of the features."""
         return self.statistics if self.grouping is not None else self.statistics.map(self.gaussian.push)
 
+    @cached_property
+    def _noise(self) -> Noise:
+        return Noise(self.statistics if self.grouping is None else None, self._features, self.gaussian)
+
     @property
     def output(self) -> Tensor:
         """f(x), (B,)."""
@@ -134,7 +139,7 @@ class Interactions:
     @property
     def value_stderr(self) -> Tensor:
         """Standard error of `value`, (B,)."""
-        return noise.of_mean(self.statistics.head.value_even, self.statistics).sqrt().to(self.dtype)
+        return self._noise.of_mean(self.statistics.head.value_even).value.sqrt().to(self.dtype)
 
     @property
     def gradient(self) -> Tensor:
@@ -146,25 +151,24 @@ class Interactions:
     @cached_property
     def gradient_stderr(self) -> Tensor:
         """Standard error of `gradient`, (B, *feature shape)."""
-        variance = noise.of_mean(self._features.head.even, self._features)
+        variance = self._noise.of_mean(self._features.head.even).value
         return variance.sqrt().to(self.dtype).reshape(len(self), *self.feature_shape)
 
     @cached_property
     def hessian(self) -> Tensor:
         """SmoothHess, ∇²h(x), dense and symmetric, (B, d, d)."""
         mean = self._features.summed() / self._features.n[:, None, None]
-        return ((mean + mean.mT) / 2).to(self.dtype)  # Eq. 8
+        return symmetric(mean).to(self.dtype)  # Eq. 8
 
     def stderr(self) -> Tensor:
         """Standard error of each entry of `hessian`, (B, d, d)."""
         self._refuse_dense()
-        return noise.of_entries(self._features).sqrt().to(self.dtype)
+        return self._noise.of_entries().value.sqrt().to(self.dtype)
 
     @cached_property
     def relative_error(self) -> Tensor:
         """Estimated ‖Ĥ − H‖_F / ‖H‖_F, (B,); inf while the noise exceeds the signal, 0 where both vanish."""
-        variance = noise.of_frobenius(self._features)
-        norm = noise.squared_norm(self._features)
+        variance, norm = self._noise.of_frobenius, self._noise.squared_norm
         signal = norm - variance
         ratio = (variance / signal.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
         ratio = torch.where(signal > 0, ratio, torch.inf)
@@ -179,12 +183,23 @@ class Interactions:
         """
         if self.grouping is not None:
             return self.grouping.r2
-        mirrored = find_design(self.design).mirrored
-        return noise.explained(self.statistics, self._features, self.gaussian.push, mirrored).to(self.dtype)
+        return self._noise.explained.to(self.dtype)
 
     @cached_property
-    def _df(self) -> Tensor:
-        return noise.degrees_of_freedom(self.statistics)
+    def stein_z(self) -> Tensor:
+        """Self-check as z-scores, (B, 2): do the gradients belong to the values?
+
+        Stein's identities tie the two together: E[f z] = E[γ] (first column, the worse of two directions) and
+        E[f (|z|² − k)] = E[z·γ] (second). Large scores, beyond about 6, mean jumps, detached or straight-through
+        gradients, or a wrong gradient function.
+        """
+        n = self.statistics.n[:, None]
+        mean, square = (self.statistics.stein / n[..., None]).unbind(1)
+        # rows of one block count as independent: about right once the tangent is taken off
+        variance = (square - mean.square()).clamp_min(0) / (n - 1).clamp_min(1)
+        z = torch.where(variance > 0, mean / variance.sqrt(), 0.0)
+        first = z[:, :2].gather(1, z[:, :2].abs().argmax(1, keepdim=True))
+        return torch.cat([first, z[:, 2:]], 1).to(self.dtype)
 
     # --- reading interactions off ---------------------------------------------------------------------------------
 
@@ -218,33 +233,27 @@ class Interactions:
     def row(self, i: int | tuple[int, ...]) -> Estimate:
         """Interactions of feature i with every feature, (B, *feature shape)."""
         index = self._flat_index(i)
-        head = self._features.head
-        rows = (head.score[..., index, None] * head.odd + head.odd[..., index, None] * head.score) / 2
         unit = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         unit[index] = 1
-        return self._estimate((self @ unit).reshape(len(self), *self.feature_shape), rows)
+        return self._estimate((self @ unit).reshape(len(self), *self.feature_shape), self._noise.of_row(index))
 
     def diagonal(self) -> Estimate:
         """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
         head = self._features.head
-        rows = head.score * head.odd
         if self._features.total is None:
-            value = rows.sum(1) / self._features.n[:, None]
+            value = (head.score * head.odd).sum(1) / self._features.n[:, None]
         else:
             value = self.hessian.diagonal(dim1=-2, dim2=-1)
-        return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), rows)
+        return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
 
     def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
         """uᵀHv: the interaction of two directions, (B,)."""
-        left, right = (self._rows_of(x)[:, None] for x in (u, v))
-        head = self._features.head
-        rows = ((head.score * left).sum(-1) * (head.odd * right).sum(-1)) / 2
-        rows = rows + ((head.score * right).sum(-1) * (head.odd * left).sum(-1)) / 2
-        return self._estimate((left * self._product(right)).sum((-1, -2)), rows)
+        u, v = self._rows_of(u), self._rows_of(v)
+        value = (u * self._product(v[:, None])[:, 0]).sum(-1)
+        return self._estimate(value, self._noise.of_bilinear(u, v))
 
-    def _estimate(self, value: Tensor, rows: Tensor) -> Estimate:
-        variance = noise.of_mean(rows, self._features)
-        return Estimate(value, variance.sqrt().to(self.dtype).reshape(value.shape), self._df)
+    def _estimate(self, value: Tensor, variance: Variance) -> Estimate:
+        return Estimate(value, variance.value.sqrt().to(self.dtype).reshape(value.shape), variance.df)
 
     def eigh(self, k: int = 8) -> Eigenpairs:
         """The k leading eigenpairs of H by |λ|."""
@@ -256,7 +265,7 @@ class Interactions:
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
             span, _ = torch.linalg.qr(torch.cat([head.score.expand(b, -1, -1), head.odd], 1).mT)
             small = span.mT @ self._product(span.mT).mT
-            values, vectors = torch.linalg.eigh((small + small.mT) / 2)
+            values, vectors = torch.linalg.eigh(symmetric(small))
             vectors = span @ vectors
         else:
             self._refuse_dense()
@@ -277,7 +286,17 @@ class Interactions:
         shape = (len(self), *self.feature_shape)
         grouping = Grouping.make(feature_mask, direction, shape, self._scales, self.inputs)
         grouping = replace(grouping, r2=self.r2)
-        return replace(self, statistics=self._features.map(grouping.sum), grouping=grouping)
+        stats = self._features.map(grouping.sum)
+        if self._noise.skew is not None:  # what the skew says of the groups is kept with their sums
+            q = grouping.directions(self.gaussian).double()
+            watched = torch.cat([q, probes(stats.rank, q).expand(len(q), -1, -1)], 1).expand(len(self), -1, -1)
+            skew = self._noise.skew.apply(watched).mT * stats.n[:, None, None]
+            stats = replace(stats, skew=skew, gram=q @ q.mT)
+        elif stats.skew is not None and stats.gram is not None:
+            k = self.shape[1]
+            skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
+            stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
+        return replace(self, statistics=stats, grouping=grouping)
 
     def top_pairs(
         self,
@@ -295,13 +314,13 @@ class Interactions:
         """
         self._refuse_dense()
         scales = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
-        variance = noise.of_entries(self._features)
+        variance = self._noise.of_entries()
         mean = self._features.summed() / self._features.n[:, None, None]
         return [
             rank_pairs(
-                (mean[b] + mean[b].mT) / 2,
-                variance[b],
-                self._df[b],
+                symmetric(mean[b]),
+                variance.value[b],
+                variance.df[b],
                 scales,
                 k,
                 names,
@@ -339,7 +358,7 @@ class Interactions:
             reached = self.relative_error.double()
         elif norm == "op":
             self._refuse_dense()
-            size, deviation = noise.operator_norms(self._features)
+            size, deviation = self._noise.operator_norms()
             reached = torch.where(size > 0, deviation / size, 0.0)
         else:
             raise ValueError(f'norm must be "fro" or "op", got {norm!r}.')
@@ -442,7 +461,7 @@ class Interactions:
         return LinearOperator(self.shape[1:], matvec=product, rmatvec=product, matmat=product, dtype=kind)  # pyright: ignore
 
     def plot(self, kind: str = "heatmap", **options: Any) -> Any:
-        """A matplotlib figure of the first example: "heatmap", "pairs" or "gradient"; see smoothhess.view."""
+        """A matplotlib figure of the first example: "heatmap", "pairs", "gradient" or "image"; see smoothhess.view."""
         from smoothhess import view
 
         return view.plot(self, kind, **options)

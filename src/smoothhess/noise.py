@@ -1,157 +1,321 @@
 """How sure: the Monte-Carlo variance of what is read off the statistics.
 
-Every estimate is a mean over independent units, so its variance is that of one unit divided by their number. One unit's
-variance is measured on the head. All functions take statistics in the coordinates that the answer is wanted in.
+Two witnesses are heard, and weighted by the degrees of freedom that each knows its variances with: `units`, the
+independent units of the design, and, where rows depend on each other, `skew`, the antisymmetric half of the estimate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from smoothhess.statistics import Statistics
+from smoothhess.design import find_design
+from smoothhess.gaussian import Gaussian
+from smoothhess.skew import Prior, Skew
+from smoothhess.statistics import PROBES, Rows, Statistics, symmetric
+from smoothhess.units import Units
 
+ROW_DF = 3  # weight of rows inside blocks as witnesses of the gradient's and the value's noise, beside blocks
 ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
 BOOTSTRAPS = 16
 
 
-def degrees_of_freedom(stats: Statistics) -> Tensor:
-    """Of every variance in this file, (B,)."""
-    return (stats.n_head - 1).clamp_min(0).double()
+@dataclass(frozen=True, eq=False)
+class Variance:
+    """Of an estimate, with the degrees of freedom that it is known with."""
+
+    value: Tensor
+    df: Tensor  # (B,)
 
 
-def of_mean(rows: Tensor, stats: Statistics) -> Tensor:
-    """Variance of the mean over all rows of a quantity whose head values are `rows` (B, P, …); infinite for one row."""
-    rows = rows.double()
-    shape = (-1, *[1] * (rows.ndim - 2))
-    head = stats.n_head.reshape(shape)
-    mean = rows.sum(1) / head.clamp_min(1)
-    real = _mask(stats).reshape(*rows.shape[:2], *[1] * (rows.ndim - 2))
-    squares = ((rows - mean[:, None]).square() * real).sum(1)
-    return _per_mean(squares, head, stats.n.reshape(shape))
+class Noise:
+    """Variances for one result: of its value and gradient, and of entries, rows and forms of its Hessian.
+
+    `white` are the whitened statistics (None for group sums), `features` those in the coordinates of the answers.
+    """
+
+    def __init__(self, white: Statistics | None, features: Statistics, gaussian: Gaussian) -> None:
+        self.white, self.features, self.gaussian = white, features, gaussian
+
+    @cached_property
+    def units(self) -> Units:
+        """The units of the head."""
+        return Units(self.features)
+
+    @cached_property
+    def skew(self) -> Skew | None:
+        """The skew of a whitened estimate, where rows depend on each other."""
+        return Skew(self.white) if self.white is not None and self.units.size > 1 else None
+
+    @cached_property
+    def prior(self) -> Prior | None:
+        """What the skew says; None for designs of independent rows."""
+        if self.units.size == 1:
+            return None
+        if self.skew is not None:
+            return Prior(self.skew.norm2, self.skew.spread, self.skew.k)
+        assert self.features.skew is not None
+        probes = self.features.skew[..., self.features.k :] / self.features.n[:, None, None]
+        norm2 = probes.square().sum(1).mean(-1)
+        # ‖AᵀA‖²_F from products of different probes, whose own noise does not enter
+        products = (probes.mT @ probes).square()
+        fourth = (products.sum((-1, -2)) - products.diagonal(dim1=-2, dim2=-1).sum(-1)) / (PROBES * (PROBES - 1))
+        spread = torch.where(fourth > 0, norm2.square() / fourth, self.features.rank / 2)
+        return Prior(norm2, spread, self.features.rank)
+
+    @cached_property
+    def _group_products(self) -> tuple[Tensor, Tensor]:
+        """(A q_I)·(A q_J) and q_I·q_J of groups, (B, K, K)."""
+        assert self.features.skew is not None
+        assert self.features.gram is not None
+        turned = self.features.skew[..., : self.features.k] / self.features.n[:, None, None]
+        return turned.mT @ turned, self.features.gram.expand(len(self.features), -1, -1)
+
+    @property
+    def df(self) -> Tensor:
+        """Degrees of freedom of the Hessian's variances, (B,)."""
+        return self.units.df if self.prior is None else self.units.df + self.prior.df
+
+    def _weigh(self, units: Tensor, prior: Tensor, prior_df: Tensor) -> Tensor:
+        """The two witnesses' variances, weighted by their degrees of freedom; infinite where neither knows anything."""
+        shape = (-1, *[1] * (units.ndim - 1))
+        a, b = self.units.df.reshape(shape), prior_df.reshape(shape)
+        return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
+
+    def of_mean(self, rows: Tensor) -> Variance:
+        """Of the mean of a quantity that has one value per row and no skew: value, gradient."""
+        units = self.units.of_mean(rows)
+        if self.prior is None:
+            return Variance(self._weigh(units, units, 0 * self.units.df), self.units.df)
+        # Rows of one block err against each other: taken as independent they show too much noise, not too little.
+        rows = rows.double()
+        n_head, n = (t.reshape(-1, *[1] * (rows.ndim - 2)) for t in (self.features.n_head, self.features.n))
+        mean = rows.sum(1) / n_head.clamp_min(1)
+        squares = (rows.square().sum(1) - n_head * mean.square()).clamp_min(0)
+        alone = squares / (n_head - 1).clamp_min(1) / n.clamp_min(1)
+        df = (self.features.n_head - 1).clamp_min(0).double()
+        df = torch.where(self.units.df > 0, df.clamp_max(ROW_DF), df)
+        return Variance(self._weigh(units, alone, df), self.units.df + df)
+
+    def _of_form(self, rows: Tensor, prior: Callable[[Prior], Tensor]) -> Variance:
+        units = self.units.of_mean(rows)
+        if self.prior is None:
+            return Variance(self._weigh(units, units, 0 * self.units.df), self.df)
+        return Variance(self._weigh(units, prior(self.prior), self.prior.df), self.df)
+
+    def of_entries(self) -> Variance:
+        """Of every entry, (B, d, d)."""
+        units = self.units.of_entries()
+        if self.prior is None:
+            return Variance(self._weigh(units, units, 0 * self.units.df), self.df)
+        inner, gram = self._products()
+        own = inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1)
+        variance = self.prior.variance(
+            (own[0][..., None], own[1][..., None]), (own[0][:, None], own[1][:, None]), (inner, gram)
+        )
+        return Variance(self._weigh(units, variance, self.prior.df), self.df)
+
+    def _products(self) -> tuple[Tensor, Tensor]:
+        """(A q_i)·(A q_j) and q_i·q_j of all features, (B, d, d)."""
+        if self.skew is None:
+            return self._group_products
+        eye = torch.eye(self.features.k, dtype=self.features.gradient.dtype, device=self.features.n.device)
+        q = self.gaussian.whiten(eye).double()
+        turned = self.skew.apply(q.expand(len(self.features), -1, -1))
+        return turned @ turned.mT, (q @ q.mT).expand(len(self.features), -1, -1)
+
+    def _own_products(self) -> tuple[Tensor, Tensor]:
+        """|A q_j|² and |q_j|² of every feature, (B, d)."""
+        if self.skew is None:
+            inner, gram = self._group_products
+            return inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1)
+        inner = self.skew.diagonal(self.features, self.gaussian.whiten)
+        gram = self.gaussian.precision_diagonal(self.features.k).to(inner)
+        return inner, gram.expand_as(inner)
+
+    def of_diagonal(self) -> Variance:
+        """Of H_ii, (B, d)."""
+        head = self.features.head
+
+        def prior(p: Prior) -> Tensor:
+            own = self._own_products()
+            return p.variance(own, own, own)
+
+        return self._of_form(head.score * head.odd, prior)
+
+    def of_row(self, i: int) -> Variance:
+        """Of H_ij for every j, (B, d)."""
+        head = self.features.head
+        rows = (head.score[..., i, None] * head.odd + head.odd[..., i, None] * head.score) / 2
+
+        def prior(p: Prior) -> Tensor:
+            own = self._own_products()
+            if self.skew is None:
+                inner, gram = (m[:, i] for m in self._group_products)
+            else:
+                unit = torch.zeros(1, self.features.k, dtype=head.odd.dtype, device=head.odd.device)
+                unit[0, i] = 1
+                q = self.gaussian.whiten(unit)
+                twice = -self.skew.apply(self.skew.apply(q.expand(len(self.features), 1, -1)))[:, 0]  # AᵀA q_i
+                inner = self.gaussian.push(twice.to(head.odd.dtype)).double()
+                gram = self.gaussian.push(q).double().expand_as(inner)
+            mine = own[0][:, i, None], own[1][:, i, None]
+            return p.variance(mine, own, (inner, gram))
+
+        return self._of_form(rows, prior)
+
+    def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
+        """Of uᵀHv for directions (B, d), (B,)."""
+        head = self.features.head
+        left, right = u[:, None], v[:, None]
+        rows = (head.score * left).sum(-1) * (head.odd * right).sum(-1) / 2
+        rows = rows + (head.score * right).sum(-1) * (head.odd * left).sum(-1) / 2
+
+        def prior(p: Prior) -> Tensor:
+            if self.skew is None:
+                inner, gram = self._group_products
+                forms = [
+                    tuple(torch.einsum("bi,bij,bj->b", x.double(), m, y.double()) for m in (inner, gram))
+                    for x, y in ((u, u), (v, v), (u, v))
+                ]
+                return p.variance(*((f[0], f[1]) for f in forms))
+            q = self.gaussian.whiten(torch.stack([u, v], 1)).double()  # (B, 2, k)
+            turned = self.skew.apply(q)
+            inner, gram = turned @ turned.mT, q @ q.mT
+            pairs = [(inner[:, a, b], gram[:, a, b]) for a, b in ((0, 0), (1, 1), (0, 1))]
+            return p.variance(*pairs)
+
+        return self._of_form(rows, prior)
+
+    @cached_property
+    def of_frobenius(self) -> Tensor:
+        """E‖Ĥ − H‖²_F: the variances of all entries, added up without making them, (B,)."""
+        still = self.features.head.odd.abs().amax((-1, -2)) == 0  # no gradient changed anywhere: an affine function
+        return torch.where(still, 0.0, self._frobenius())
+
+    def _frobenius(self) -> Tensor:
+        units = self.units.of_norm(self.features.head, _squared_norm)
+        if self.prior is None:
+            return self._weigh(units, units, 0 * self.units.df)
+        if self.skew is None:
+            inner, gram = self._group_products
+            kappa = self.prior.kappa(inner, gram)
+            trace, total = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (kappa, gram))
+            prior = (trace * total + (kappa * gram).sum((-1, -2))) / 2
+        else:
+            # (tr G tr κ + tr Gκ)/2 over all pairs of features; tr Gκ ≤ p_max tr κ, with equality when Σ is isotropic
+            p = self.gaussian.precisions(self.features.k).to(self.prior.trace)
+            prior = self._kappa_trace * (p.sum() + p.max()) / 2
+        return self._weigh(units, prior.clamp_min(0), self.prior.df)
+
+    @cached_property
+    def _kappa_trace(self) -> Tensor:
+        assert self.prior is not None
+        inner, gram = (x.sum(-1) for x in self._own_products())
+        return self.prior.kappa(inner, gram).clamp_min(0)
+
+    @cached_property
+    def squared_norm(self) -> Tensor:
+        """‖Ĥ‖²_F, (B,)."""
+        return squared_norm(self.features)
+
+    @cached_property
+    def explained(self) -> Tensor:
+        """Share of the gradient's variation around x that Ĥδ explains on gradients it has not seen, (B,).
+
+        1 − E‖g − Ĝ − Ĥδ‖² / E‖g − G‖² over fresh draws. By Stein's identity Cov(g, δ) = HΣ, so the numerator is
+        V − 2⟨HL, ĤL⟩ + ‖ĤL‖² + ‖Ĝ − G‖²; E⟨HL, ĤL⟩ = E‖ĤL‖² − noise, which needs no gradients set aside.
+        """
+        white, features = self.white, self.features
+        assert white is not None
+        push, n_head = self.gaussian.push, white.n_head.clamp_min(1)
+
+        def one_sided(rows: Rows) -> Tensor:
+            return _one_sided_norm(rows, push)
+
+        noise = self.units.of_norm(white.head, one_sided)
+        if self.prior is None:
+            noise = self._weigh(noise, noise, 0 * self.units.df)
+        else:
+            total = self.gaussian.precisions(features.k).sum().to(self.prior.trace)
+            prior = (total * self.prior.trace + (self.prior.k + 2) * self._kappa_trace) / 4
+            noise = self._weigh(noise, prior, self.prior.df)
+        if white.total is None:
+            norm = one_sided(white.head) / white.n.clamp_min(1).square()
+        else:
+            mean = symmetric(white.total / white.n.clamp_min(1)[:, None, None])
+            norm = push(mean.to(white.gradient.dtype)).double().square().sum((-1, -2))
+        head, weight = features.head, white.head.weight.double()
+        even = head.even.double()
+        # rows of weight w stand for w draws, and `even` carries the weight once
+        even_squares = (even.square().sum(-1) / weight.clamp_min(1e-300)).sum(-1)
+        variation = even_squares / n_head - (even.sum(1) / n_head[:, None]).square().sum(-1)
+        if find_design(white.design).mirrored:
+            variation = variation + (weight * head.odd.double().square().sum(-1)).sum(-1) / n_head
+        gradient_noise = self.of_mean(head.even).value.sum(-1)
+        share = (norm - 2 * noise - gradient_noise) / variation
+        return torch.where(variation > 0, share, torch.nan)
+
+    def zero_score(self) -> Tensor:
+        """‖H‖² estimated without bias, in units of its standard deviation were H zero, (B,)."""
+        signal = self.squared_norm - self.of_frobenius
+        if self.prior is None:  # ⟨A_i, A_j⟩ of different rows has mean ‖H‖²; its spread is measured on the first rows
+            stats = self.features
+            s, g = (t[:, :ZERO_TEST_ROWS].double() for t in (stats.head.score, stats.head.odd))
+            products = ((s @ s.mT) * (g @ g.mT) + (s @ g.mT) * (g @ s.mT)) / 2
+            products.diagonal(dim1=-2, dim2=-1).zero_()
+            rows = stats.n_head.clamp_max(ZERO_TEST_ROWS)
+            pairs = (rows * (rows - 1)).clamp_min(1)
+            deviation = (2 * products.square().sum((-1, -2)) / pairs / (stats.n * (stats.n - 1)).clamp_min(1)).sqrt()
+        else:  # symmetric against antisymmetric energy; the noise is taken to be of rank one, its widest spread
+            deviation = self.of_frobenius * (8 / self.features.k) ** 0.5
+        return torch.where(deviation > 0, signal / deviation, torch.where(signal > 0, torch.inf, 0.0))
+
+    def operator_norms(self) -> tuple[Tensor, Tensor]:
+        """‖Ĥ‖₂ and the typical ‖Ĥ − H‖₂, (B,) each."""
+        stats = self.features
+        raw = stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)
+        size = torch.linalg.eigvalsh(symmetric(raw)).abs().amax(-1)
+        if self.prior is not None:  # the antisymmetric half errs like the symmetric one
+            k = stats.k
+            return size, torch.linalg.matrix_norm((raw - raw.mT) / 2, 2) * ((k + 1) / max(k - 1, 1)) ** 0.5
+        s, g = stats.head.score.double(), stats.head.odd.double()  # deviations of rows, with random signs
+        rng = torch.Generator().manual_seed(0)
+        head = stats.n_head.reshape(-1, 1, 1).clamp_min(1)
+        mean = stats.head.sum() / head
+        norms = []
+        for _ in range(BOOTSTRAPS):
+            signs = torch.randint(0, 2, (1, s.shape[1], 1), generator=rng).to(s) * 2 - 1
+            balance = (self.units.sizes[..., None] * signs).sum(1, keepdim=True)
+            norms.append(torch.linalg.eigvalsh(symmetric(((s * signs).mT @ g - balance * mean) / head)).abs().amax(-1))
+        error = torch.stack(norms).mean(0) * (stats.n_head / stats.n.clamp_min(1)).sqrt()
+        return size, torch.where(stats.n_head > 1, error, torch.inf)
 
 
-def of_entries(stats: Statistics) -> Tensor:
-    """Variance of each entry of the symmetrised estimate, (B, k, k)."""
-    s, g = stats.head.score.double(), stats.head.odd.double()
-    head = stats.n_head.reshape(-1, 1, 1)
-    # Σ_i of the squares of A_i = (s gᵀ + g sᵀ)/2, entry by entry
-    cross = s.square().mT @ g.square()
-    square = (cross + cross.mT + 2 * (s * g).mT @ (s * g)) / 4
-    mean = s.mT @ g / head.clamp_min(1)
-    mean = (mean + mean.mT) / 2
-    return _per_mean((square - head * mean.square()).clamp_min(0), head, stats.n.reshape(-1, 1, 1))
-
-
-def of_frobenius(stats: Statistics) -> Tensor:
-    """E‖Ĥ − H‖²_F: the variances of all entries, added up without making them, (B,)."""
-    s, g = stats.head.score.double(), stats.head.odd.double()
-    squares = (s.square().sum(-1) * g.square().sum(-1) + (s * g).sum(-1).square()) / 2  # ‖A_i‖²_F
-    summed = squares.sum(-1) - stats.n_head * squared_norm(stats, head_only=True)
-    floor = 1e-12 * squares.sum(-1)  # what rounding leaves of an exact zero
-    return _per_mean(torch.where(summed > floor, summed, 0.0), stats.n_head, stats.n)
-
-
-def squared_norm(stats: Statistics, head_only: bool = False) -> Tensor:
+def squared_norm(stats: Statistics) -> Tensor:
     """‖Ĥ‖²_F, (B,); never makes k × k where there are fewer rows than that."""
-    s, g = stats.head.score, stats.head.odd
-    if (stats.total is None or head_only) and s.shape[1] < stats.k:
-        s, g = s.double(), g.double()
-        inner = g @ s.mT
-        square = ((s @ s.mT) * (g @ g.mT)).sum((-1, -2)) + (inner * inner.mT).sum((-1, -2))
-        return square / 2 / stats.n_head.clamp_min(1).square()
-    n = (stats.n_head if head_only else stats.n).clamp_min(1).reshape(-1, 1, 1)
-    mean = (stats.head.sum() if head_only else stats.summed()) / n
-    return ((mean + mean.mT) / 2).square().sum((-1, -2))
+    if stats.total is None:
+        return _squared_norm(stats.head) / stats.n.clamp_min(1).square()
+    return symmetric(stats.total / stats.n.clamp_min(1)[:, None, None]).square().sum((-1, -2))
 
 
-def explained(white: Statistics, features: Statistics, push: Callable[[Tensor], Tensor], mirrored: bool) -> Tensor:
-    """Share of the gradient's variation around x that Ĥδ explains on gradients it has not seen, (B,).
-
-    1 − E‖g − Ĝ − Ĥδ‖² / E‖g − G‖² over fresh draws. By Stein's identity Cov(g, δ) = HΣ, so the numerator is
-    V − 2⟨HL, ĤL⟩ + ‖ĤL‖² + ‖Ĝ − G‖²; E⟨HL, ĤL⟩ = E‖ĤL‖² − noise, which needs no gradients set aside. `white` are the
-    statistics of (s, γ), `features` the same after `push` to the input, (a, g).
-    """
-    s, y, a, g = (t.double() for t in (white.head.score, white.head.odd, features.head.score, features.head.odd))
-    even, weight = features.head.even.double(), white.head.weight.double()
-    n_head = white.n_head
-
-    def inner(p: Tensor, q: Tensor) -> Tensor:
-        return (p * q).sum(-1)
-
-    # ‖A_i L‖² of each row's symmetrised estimate, and ‖ĤL‖² of their mean
-    squares = (inner(a, a) * inner(y, y) + inner(g, g) * inner(s, s) + 2 * inner(a, g) * inner(s, y)) / 4
-    head_norm = _one_sided_norm(white, features, push, head_only=True)
-    spread = (squares.sum(-1) - n_head * head_norm).clamp_min(0)
-    noise = _per_mean(spread, n_head, white.n)
-    mean_even = even.sum(1) / n_head.clamp_min(1)[:, None]
-    even_squares = (inner(even, even) / weight.clamp_min(1e-300)).sum(-1)  # rows of weight w stand for w draws
-    variation = even_squares / n_head.clamp_min(1) - inner(mean_even, mean_even)
-    if mirrored:
-        variation = variation + (weight * inner(g, g)).sum(-1) / n_head.clamp_min(1)
-    gradient_noise = of_mean(features.head.even, features).sum(-1)
-    share = (_one_sided_norm(white, features, push) - 2 * noise - gradient_noise) / variation
-    return torch.where(variation > 0, share, torch.nan)
+def _squared_norm(rows: Rows) -> Tensor:
+    """‖sym Σ s gᵀ‖²_F, (B,)."""
+    if rows.odd.shape[1] >= rows.odd.shape[2]:
+        return symmetric(rows.sum()).square().sum((-1, -2))
+    s, g = rows.score.double(), rows.odd.double()
+    inner = g @ s.mT
+    return ((s @ s.mT) * (g @ g.mT) + inner * inner.mT).sum((-1, -2)) / 2
 
 
-def _one_sided_norm(
-    white: Statistics, features: Statistics, push: Callable[[Tensor], Tensor], head_only: bool = False
-) -> Tensor:
-    """‖ĤL‖²_F, (B,)."""
-    if (white.total is None or head_only) and white.head.odd.shape[1] < white.k:
-        s, y, a, g = (t.double() for t in (white.head.score, white.head.odd, features.head.score, features.head.odd))
-        square = ((a @ a.mT) * (y @ y.mT) + (g @ g.mT) * (s @ s.mT) + 2 * (a @ g.mT) * (y @ s.mT)).sum((-1, -2))
-        return square / 4 / white.n_head.clamp_min(1).square()
-    n = (white.n_head if head_only else white.n).clamp_min(1).reshape(-1, 1, 1)
-    mean = (white.head.sum() if head_only else white.summed()) / n
-    return push(((mean + mean.mT) / 2).to(white.gradient.dtype)).double().square().sum((-1, -2))
-
-
-def zero_score(stats: Statistics) -> Tensor:
-    """‖H‖² estimated without bias, in units of its standard deviation were H zero, (B,).
-
-    ⟨A_i, A_j⟩ of different rows has mean ‖H‖²; its spread is measured on the first rows.
-    """
-    s, g = (t[:, :ZERO_TEST_ROWS].double() for t in (stats.head.score, stats.head.odd))
-    products = ((s @ s.mT) * (g @ g.mT) + (s @ g.mT) * (g @ s.mT)) / 2
-    products.diagonal(dim1=-2, dim2=-1).zero_()
-    rows = stats.n_head.clamp_max(ZERO_TEST_ROWS)
-    pairs = (rows * (rows - 1)).clamp_min(1)
-    deviation = (2 * products.square().sum((-1, -2)) / pairs / (stats.n * (stats.n - 1)).clamp_min(1)).sqrt()
-    signal = squared_norm(stats) - of_frobenius(stats)
-    return torch.where(deviation > 0, signal / deviation, torch.where(signal > 0, torch.inf, 0.0))
-
-
-def operator_norms(stats: Statistics, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """‖Ĥ‖₂ and the typical ‖Ĥ − H‖₂, (B,) each: the latter by giving the rows' deviations random signs."""
-    s, g = stats.head.score.double(), stats.head.odd.double()
-    rng = torch.Generator().manual_seed(seed)
-    head = stats.n_head.reshape(-1, 1, 1).clamp_min(1)
-    mean = stats.head.sum() / head
-    norms = []
-    for _ in range(BOOTSTRAPS):
-        signs = torch.randint(0, 2, (1, s.shape[1], 1), generator=rng).to(s) * 2 - 1
-        real = _mask(stats)[..., None] * signs
-        noise = ((s * signs).mT @ g - real.sum(1, keepdim=True) * mean) / head
-        norms.append(_operator_norm(noise))
-    shrink = (stats.n_head / stats.n.clamp_min(1)).sqrt()
-    error = torch.stack(norms).mean(0) * shrink
-    error = torch.where(stats.n_head > 1, error, torch.inf)
-    return _operator_norm(stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)), error
-
-
-def _operator_norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).abs().amax(-1)
-
-
-def _mask(stats: Statistics) -> Tensor:
-    """1 for the rows of the head that an example has, 0 for its padding, (B, P)."""
-    rows = torch.arange(stats.head.odd.shape[1], device=stats.n.device)
-    return (rows < stats.n_head[:, None]).double()
-
-
-def _per_mean(squares: Tensor, head: Tensor, n: Tensor) -> Tensor:
-    """Sum of squared deviations over the head → variance of the mean over all n rows."""
-    return torch.where(head > 1, squares / (head - 1).clamp_min(1) / n.clamp_min(1), torch.inf)
+def _one_sided_norm(rows: Rows, push: Callable[[Tensor], Tensor]) -> Tensor:
+    """‖L⁺ᵀ sym Σ s γᵀ‖²_F, (B,)."""
+    if rows.odd.shape[1] >= rows.odd.shape[2]:
+        return push(symmetric(rows.sum()).to(rows.odd.dtype)).double().square().sum((-1, -2))
+    s, y, a, g = (t.double() for t in (rows.score, rows.odd, push(rows.score), push(rows.odd)))
+    square = (a @ a.mT) * (y @ y.mT) + (g @ g.mT) * (s @ s.mT) + 2 * (a @ g.mT) * (y @ s.mT)
+    return square.sum((-1, -2)) / 4

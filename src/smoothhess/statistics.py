@@ -1,6 +1,6 @@
 """What is kept of the stream of draws and gradients: enough for every answer, and for every error bar.
 
-Each row i of a design gives a score s_i = w_i z_i and the odd and even parts of the whitened gradient,
+Each row of a design gives a score s, a weight w, and the odd and even parts of the whitened gradient,
 
     odd  = (γ(z) − γ(−z))/2,   even = w ((γ(z) + γ(−z))/2 − γ(0))      mirrored designs
     odd  = γ(z),               even = w (γ(z) − γ(0))                  others
@@ -22,6 +22,7 @@ from torch import Tensor
 
 HEAD_LEAST = 1024  # rows
 HEAD_FACTOR = 4  # or this many times k, whichever is more
+PROBES = 16  # random directions in which group sums watch the noise of the whole Hessian
 DENSE_LIMIT = 20_000  # features; above it no k × k matrix is ever made
 
 
@@ -41,14 +42,20 @@ class Rows:
     score: Tensor  # (1 or B, r, k)
     odd: Tensor  # (B, r, k)
     even: Tensor  # (B, r, k)
-    value_odd: Tensor  # (B, r)
     value_even: Tensor  # (B, r)
+    # Sums over a chunk that are not kept row by row, and so never part of a head:
+    stein: Tensor | None = None  # (B, 2, 3) of quantities with mean zero when gradients belong to values, and squares
+    skew: Tensor | None = None  # (B, rank, K + PROBES) of group sums
 
     def sum(self) -> Tensor:
         """Σ s oddᵀ in float64, (B, k, k)."""
         if len(self.score) == 1 and len(self.odd) > 1:  # draws shared by all examples: one large product
             return torch.einsum("rk,brl->bkl", self.score[0], self.odd).double()
         return (self.score.mT @ self.odd).double()
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        """The same change made to every tensor that has rows."""
+        return Rows(**{name: change(getattr(self, name)) for name in _NAMES})
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Rows:
         """The same rows with the same linear map applied to scores and gradients."""
@@ -68,6 +75,10 @@ class Statistics:
     value_sum: Tensor  # (B,) Σ value_even over all rows, float64
     value: Tensor  # (B,) f(x)
     gradient: Tensor  # (B, k) γ(0)
+    stein: Tensor  # (B, 2, 3) float64, see Rows
+    rank: int  # dimensions that the draws live in; k unless these are group sums
+    skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
+    gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
 
     @staticmethod
     def empty(design: str, seeds: Sequence[int], value: Tensor, gradient: Tensor) -> Statistics:
@@ -78,12 +89,14 @@ class Statistics:
             design=design,
             stream=tuple((Segment(seed, 0, 0),) for seed in seeds),
             n=torch.zeros(batch, dtype=torch.long, device=value.device),
-            head=Rows(none[..., 0], none, none, none, none[..., 0], none[..., 0]),
+            head=Rows(none[..., 0], none, none, none, none[..., 0]),
             total=None,
             even_sum=torch.zeros_like(gradient, dtype=torch.float64),
             value_sum=torch.zeros_like(value, dtype=torch.float64),
             value=value,
             gradient=gradient,
+            stein=torch.zeros(batch, 2, 3, dtype=torch.float64, device=value.device),
+            rank=k,
         )
 
     def __len__(self) -> int:
@@ -97,7 +110,7 @@ class Statistics:
     @property
     def head_rows(self) -> int:
         """Most rows that the head keeps."""
-        return max(HEAD_LEAST, HEAD_FACTOR * self.k)
+        return max(HEAD_LEAST, HEAD_FACTOR * self.rank)
 
     @property
     def n_head(self) -> Tensor:
@@ -115,6 +128,7 @@ class Statistics:
         before = n = int(self.n.max())
         kept, total = [self.head] if n else [], self.total
         even_sum, value_sum = self.even_sum.clone(), self.value_sum.clone()
+        stein, skew = self.stein.clone(), None if self.skew is None else self.skew.clone()
         for chunk in chunks:
             room = max(self.head_rows - n, 0)
             rows = chunk.odd.shape[1]
@@ -129,6 +143,10 @@ class Statistics:
                 kept.append(_cut(chunk, room))
             even_sum += chunk.even.sum(1, dtype=torch.float64)
             value_sum += chunk.value_even.sum(1, dtype=torch.float64)
+            if chunk.stein is not None:
+                stein += chunk.stein
+            if skew is not None and chunk.skew is not None:
+                skew += chunk.skew
             n += rows
         added = n - before
         stream = []
@@ -143,6 +161,8 @@ class Statistics:
             total=total,
             even_sum=even_sum,
             value_sum=value_sum,
+            stein=stein,
+            skew=skew,
         )
 
     def _refuse_large(self, rows: int) -> None:
@@ -184,7 +204,7 @@ class Statistics:
             stream=tuple(self.stream[i] for i in index.tolist()),
             n=self.n[index],
             head=_cut(
-                Rows(**{name: t if len(t) == 1 and len(self) > 1 else t[index] for name, t in vars(self.head).items()}),
+                self.head.each(lambda t: _examples(t, index, len(self))),
                 rows,
             ),
             total=None if self.total is None else self.total[index],
@@ -192,24 +212,35 @@ class Statistics:
             value_sum=self.value_sum[index],
             value=self.value[index],
             gradient=self.gradient[index],
+            stein=self.stein[index],
+            skew=None if self.skew is None else self.skew[index],
+            gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
         )
 
     def to(self, device: torch.device | str) -> Statistics:
         """On another device."""
         tensors = {name: t.to(device) for name, t in self.tensors().items()}
-        return Statistics.from_tensors(self.design, self.stream, tensors)
+        return Statistics.from_tensors(self.design, self.stream, self.rank, tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; with `design` and `stream` they are the whole of it."""
-        own = {name: getattr(self, name) for name in ("n", "total", "even_sum", "value_sum", "value", "gradient")}
-        return {k: v for k, v in own.items() if v is not None} | {f"head.{k}": v for k, v in vars(self.head).items()}
+        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "skew", "gram")
+        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
     @staticmethod
-    def from_tensors(design: str, stream: tuple[tuple[Segment, ...], ...], tensors: dict[str, Tensor]) -> Statistics:
+    def from_tensors(
+        design: str, stream: tuple[tuple[Segment, ...], ...], rank: int, tensors: dict[str, Tensor]
+    ) -> Statistics:
         """The inverse of `tensors`."""
         head = Rows(**{k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")})
         own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
-        return Statistics(design=design, stream=stream, head=head, total=own.pop("total", None), **own)
+        return Statistics(design=design, stream=stream, rank=rank, head=head, total=own.pop("total", None), **own)
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """(M + Mᵀ)/2, as in Eq. 8."""
+    return (matrix + matrix.mT) / 2
 
 
 def concatenate(parts: Sequence[Statistics]) -> Statistics:
@@ -240,6 +271,10 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         value_sum=torch.cat([p.value_sum for p in parts]),
         value=torch.cat([p.value for p in parts]),
         gradient=torch.cat([p.gradient for p in parts]),
+        stein=torch.cat([p.stein for p in parts]),
+        rank=parts[0].rank,
+        skew=_cat([p.skew for p in parts]),
+        gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )
 
 
@@ -275,7 +310,19 @@ def _merge_one(a: Statistics, b: Statistics) -> Statistics:
         total=a.summed() + b.summed() if dense else None,
         even_sum=a.even_sum + b.even_sum,
         value_sum=a.value_sum + b.value_sum,
+        stein=a.stein + b.stein,
+        skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
     )
+
+
+def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:
+    """The examples at `index`; what all examples share stays shared."""
+    return rows if len(rows) == 1 and batch > 1 else rows[index]
+
+
+def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    given = [t for t in tensors if t is not None]
+    return torch.cat(given) if given else None
 
 
 def _chain(*segments: Segment) -> tuple[Segment, ...]:
@@ -296,32 +343,22 @@ def _own_scores(p: Statistics) -> Rows:
 
 
 def _cut(rows: Rows, most: int) -> Rows:
-    if rows.odd.shape[1] <= most:
-        return rows
-    return Rows(*(getattr(rows, name)[:, :most] for name in _NAMES))
+    return rows.each(lambda t: t[:, :most])
 
 
 def _join(parts: Sequence[Rows]) -> Rows:
     """Rows after rows; scores stay shared only where all parts share them."""
-    if len(parts) == 1:
-        return parts[0]
     joined = {}
     for name in _NAMES:
         tensors = [getattr(p, name) for p in parts]
         batch = max(len(t) for t in tensors)
-        joined[name] = torch.cat([t.expand(batch, *t.shape[1:]) for t in tensors], 1)
+        joined[name] = torch.cat([t.expand(batch, *t.shape[1:]) for t in tensors], 1) if len(parts) > 1 else tensors[0]
     return Rows(**joined)
 
 
 def _pad(rows: Rows, to: int) -> Rows:
     missing = to - rows.odd.shape[1]
-    if not missing:
-        return rows
-    padded = {}
-    for name in _NAMES:
-        t = getattr(rows, name)
-        padded[name] = torch.cat([t, t.new_zeros(t.shape[0], missing, *t.shape[2:])], 1)
-    return Rows(**padded)
+    return rows.each(lambda t: torch.cat([t, t.new_zeros(t.shape[0], missing, *t.shape[2:])], 1))
 
 
-_NAMES = ("weight", "score", "odd", "even", "value_odd", "value_even")
+_NAMES = ("weight", "score", "odd", "even", "value_even")

@@ -35,6 +35,7 @@ def save(result: Interactions, path: str | Path) -> None:
             gaussian[name] = v
     about: dict[str, Any] = {
         "design": result.design,
+        "rank": result.statistics.rank,
         "stream": result.statistics.stream,
         "gaussian": [type(result.gaussian).__name__, gaussian],
         "status": result.status,
@@ -66,10 +67,17 @@ def write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str,
     os.close(handle)
     try:
         save_file(tensors, name, metadata)
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are private, an ordinary file is not
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def load(path: str | Path) -> Interactions:
@@ -113,7 +121,7 @@ def _restore(cls: type[Interactions], about: dict[str, Any], tensors: dict[str, 
         grouping = Grouping(kept["mask"], kept.get("direction"), about["groups"], kept["scales"], kept["r2"])
     return cls(
         inputs=tensors["inputs"],
-        statistics=Statistics.from_tensors(about["design"], stream, under("statistics.")),
+        statistics=Statistics.from_tensors(about["design"], stream, about["rank"], under("statistics.")),
         gaussian=Gaussian.from_state(kind, {**numbers, **under("gaussian.")}),
         grouping=grouping,
         target=tensors.get("target"),

@@ -35,20 +35,25 @@ def quantile(level: float, df: Tensor) -> Tensor:
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}.")
     df = df.double()
-    safe = df.clamp_min(1e-3)
-    low, high = torch.zeros_like(safe), torch.ones_like(safe)
-    for _ in range(1100):  # doubling reaches the largest float64 before it ends
-        short = two_sided_p(high, safe) > 1 - level
-        if not short.any():
+    safe = df.clamp_min(0.05)
+    log_t = torch.zeros_like(safe)
+    # Newton on log p against log t: nearly a straight line in the heavy tails where p against t is hopeless.
+    for _ in range(60):
+        t = log_t.exp()
+        p = two_sided_p(t, safe).clamp_min(torch.finfo(torch.float64).tiny)
+        step = torch.log(p / (1 - level)) * p / (2 * t * _density(t, safe))
+        log_t = log_t + step.clamp(-1, 3)
+        if (step.abs() < 1e-13).all():
             break
-        high = torch.where(short, 2 * high, high)
-    for _ in range(200):
-        middle = (low + high) / 2
-        above = two_sided_p(middle, safe) > 1 - level
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-        if ((high - low) <= 1e-13 * high).all():
-            break
-    return torch.where(df > 0, high, torch.inf)
+    return torch.where(df > 0, log_t.exp(), torch.inf)
+
+
+def _density(t: Tensor, df: Tensor) -> Tensor:
+    """Student's density."""
+    finite = df.clamp_max(1e12)
+    normaliser = torch.lgamma((finite + 1) / 2) - torch.lgamma(finite / 2) - torch.log(finite * math.pi) / 2
+    normaliser = torch.where(finite > 1e6, -math.log(2 * math.pi) / 2, normaliser)  # lgammas of large numbers cancel
+    return torch.exp(normaliser - (finite + 1) / 2 * torch.log1p(t * t / finite))
 
 
 def _normal_equivalent(t: Tensor, df: Tensor) -> Tensor:

@@ -1,0 +1,195 @@
+"""Evaluates rows of a design around the inputs: points, values and gradients, odd and even parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from smoothhess.design import Design
+from smoothhess.gaussian import Gaussian
+from smoothhess.grouping import Grouping, probes
+from smoothhess.oracle import Oracle
+from smoothhess.statistics import Rows, Segment, Statistics
+
+CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
+
+
+@dataclass(eq=False)
+class Sampler:
+    """Evaluates rows of the design around the inputs."""
+
+    oracle: Oracle
+    inputs: Tensor  # (B, *shape)
+    gaussian: Gaussian
+    plan: Design
+    grouping: Grouping | None
+    extra_passes: int = 0  # per example: calls that are not at perturbed inputs
+    value: Tensor | None = None  # (B,) f(x)
+    gradient: Tensor | None = None  # (B, k) whitened ∇f(x)
+
+    def begin(self, seeds: Sequence[int]) -> Statistics:
+        """Evaluate the unperturbed inputs; statistics of nothing."""
+        value, gradient = self._unperturbed()
+        empty = Statistics.empty(self.plan.name, seeds, value, gradient)
+        if self.grouping is None:
+            return empty
+        grouping = self.grouping
+        empty = empty.map(lambda v: grouping.sum(self.gaussian.push(v)))
+        if self.watched is None:
+            return empty
+        q = self.watched[:, : grouping.count].double()
+        skew = torch.zeros(len(value), self.watched.shape[2], self.watched.shape[1], device=q.device).double()
+        return replace(empty, skew=skew, gram=q @ q.mT)
+
+    @cached_property
+    def watched(self) -> Tensor | None:
+        """Directions of the groups and probes, (1 or B, K + PROBES, k), where rows depend on each other."""
+        k = self.gaussian.rank(self.inputs[0].numel())
+        if self.grouping is None or self.plan.unit_rows(k) == 1:
+            return None
+        q = self.grouping.directions(self.gaussian)
+        return torch.cat([q, probes(k, q).expand(len(q), -1, -1)], 1)
+
+    def _grouped(self, chunk: Rows, index: Tensor) -> Rows:
+        """Group sums of a chunk, and the skew of the directions that are watched."""
+        if self.grouping is None:
+            return chunk
+        grouping = self.grouping.select(index)
+        summed = chunk.map(lambda v: grouping.sum(self.gaussian.push(v)))
+        if self.watched is None:
+            return summed
+        watched = (self.watched if len(self.watched) == 1 else self.watched[index]).mT
+        skew = chunk.score.mT @ (chunk.odd @ watched) - chunk.odd.mT @ (chunk.score @ watched)
+        return replace(summed, skew=skew.double() / 2)
+
+    def _unperturbed(self) -> tuple[Tensor, Tensor]:
+        if self.value is None or self.gradient is None:
+            owner = torch.arange(len(self.inputs), device=self.inputs.device)
+            self.value, gradient = self.oracle(self.inputs, owner)
+            self.gradient = self.gaussian.pull(gradient.flatten(1))
+            self.extra_passes += 1
+        return self.value, self.gradient
+
+    def check_same_model(self, stats: Statistics, index: Tensor) -> None:
+        """Raise where f(x) is not what the statistics were made with."""
+        value, _ = self._unperturbed()
+        if not torch.allclose(value[index], stats.value[index], rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"f(x) of example {int(index)} is {float(value[index]):.6g}, but the result was made with "
+                f"{float(stats.value[index]):.6g}: another model, layer or additional_forward_args."
+            )
+
+    def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
+        """`stats` of the examples at `index` with `rows` further rows."""
+        return stats.extended(self._chunks(stats, rows, index, bar))
+
+    def _chunks(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Iterator[Rows]:
+        example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
+        step = max(1, CHUNK_BYTES // (example_bytes * len(index)))
+        positions = [stats.next_row(b) for b in range(len(stats))]
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            yield self._grouped(self._evaluate(positions, start, stop, index), index)
+            bar.update((stop - start) * len(index))
+
+    def _evaluate(self, positions: Sequence[Segment], start: int, stop: int, index: Tensor) -> Rows:
+        x = self.inputs[index].flatten(1)  # (b, d)
+        k = self.gaussian.rank(x.shape[1])
+        places = positions[:1] if len(set(positions)) == 1 else positions
+        drawn = [self.plan.rows(p.seed, p.start + start, p.start + stop, k) for p in places]
+        z = torch.stack([d.z for d in drawn]).to(x)  # (1 or b, r, k)
+        score = torch.stack([d.score for d in drawn]).to(x)  # (1 or b, r, k)
+        weight = torch.stack([d.weight for d in drawn]).to(x)  # (1 or b, r)
+        delta = self.gaussian.colour(z)[:, :, None]  # (1 or b, r, 1, d)
+        if self.plan.mirrored:
+            delta = torch.cat([delta, -delta], 2)  # (1 or b, r, 2, d)
+        points = x[:, None, None] + delta  # (b, r, 1 or 2, d)
+        first = start == 0 and self.extra_passes < 2
+        if first:
+            _refuse_lost_noise(points, x, delta)
+        value, gradient = self._call(points, x, index, with_centre=first)
+        gradient = self.gaussian.pull(gradient)  # (b, r, 1 or 2, k)
+        own_value, own_gradient = self._unperturbed()
+        own_value, own_gradient = own_value[index, None], own_gradient[index, None]  # (b, 1), (b, 1, k)
+        change = gradient - own_gradient[:, :, None]
+        stein = (weight[..., None] * _stein(z, value - own_value[..., None], change, own_gradient)).double()
+        return Rows(
+            weight=weight,
+            score=score,
+            odd=_odd(gradient),
+            even=weight[..., None] * change.mean(2),
+            value_even=weight * (value.mean(2) - own_value),
+            stein=torch.stack([stein.sum(1), stein.square().sum(1)], 1),
+        )
+
+    def _call(self, points: Tensor, x: Tensor, index: Tensor, with_centre: bool) -> tuple[Tensor, Tensor]:
+        """Values (b, r, s) and gradients (b, r, s, d) at points (b, r, s, d)."""
+        if not with_centre:
+            return self._flat_call(points, index)
+        # The unperturbed input goes in once more, among others: f(x) must not depend on its company. Mirror images wait
+        # for a call of their own, since a company that is symmetric about x could hide that it does.
+        value, gradient = self._flat_call(torch.cat([x[:, None, None], points[:, :, :1]], 1), index)
+        self._refuse_random(value[..., 0], index)
+        self.extra_passes += 1
+        value, gradient = value[:, 1:], gradient[:, 1:]
+        if points.shape[2] == 1:
+            return value, gradient
+        mirrored = self._flat_call(points[:, :, 1:], index)
+        return torch.cat([value, mirrored[0]], 2), torch.cat([gradient, mirrored[1]], 2)
+
+    def _flat_call(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        b, r, s, d = points.shape
+        owner = index.repeat_interleave(r * s)
+        value, gradient = self.oracle(points.reshape(-1, *self.inputs.shape[1:]), owner)
+        return value.reshape(b, r, s), gradient.reshape(b, r, s, d)
+
+    def _refuse_random(self, value: Tensor, index: Tensor) -> None:
+        alone, _ = self._unperturbed()
+        tolerance = 1e-4 if value.dtype == torch.float32 else 1e-8
+        change = (value[:, 0] - alone[index]).abs()
+        if (change > tolerance * value.abs().amax(1)).any():
+            raise ValueError(
+                f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated again among others. "
+                "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make it a "
+                "function of each input alone, for example with model.eval()."
+            )
+
+
+def _stein(z: Tensor, value: Tensor, gradient: Tensor, slope: Tensor) -> Tensor:
+    """Stein's identities for f less its tangent at x, row by row, (b, r, 3); the mean of each is zero.
+
+    E[φ (z·a) f (1 + 1/k)] = E[φ a·γ], along the gradient and along a fixed random direction a, and
+    E[φ (|z|² (1 + 1/k) − k) f] = E[φ z·γ], where φ = exp(−|z|²/2k) keeps the tails short. `value` and `gradient` are
+    differences to x at z (and −z), `slope` (b, 1, k) is the gradient at x.
+    """
+    k = z.shape[-1]
+    radius2 = z.square().sum(-1)  # (1 or b, r)
+    along = slope / slope.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    across = torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z) / k**0.5
+    tangent = (z * slope).sum(-1)  # (b, r)
+    first = [
+        (z * a).sum(-1) * (_odd(value) - tangent) * (1 + 1 / k) - (gradient.mean(2) * a).sum(-1)
+        for a in (along, across.expand_as(along))
+    ]
+    even = value.mean(2) if value.shape[2] == 2 else value[:, :, 0] - tangent
+    second = (radius2 * (1 + 1 / k) - k) * even - (z * _odd(gradient)).sum(-1)
+    return torch.exp(-radius2 / (2 * k))[..., None] * torch.stack([*first, second], -1)
+
+
+def _odd(pairs: Tensor) -> Tensor:
+    """Half-difference over dimension 2 of a mirrored pair; the value itself where there is no mirror image."""
+    return (pairs[:, :, 0] - pairs[:, :, 1]) / 2 if pairs.shape[2] == 2 else pairs[:, :, 0]
+
+
+def _refuse_lost_noise(points: Tensor, x: Tensor, delta: Tensor) -> None:
+    lost = ((points - x[:, None, None]) - delta).norm() / (delta.norm() * len(x) ** 0.5 / len(delta) ** 0.5)
+    if lost > 0.1:
+        raise ValueError(
+            f"sigma is too small for {x.dtype}: adding the noise to the inputs loses {float(lost):.0%} of it to "
+            "rounding. Use a larger sigma, or float64 inputs and model."
+        )

@@ -1,0 +1,89 @@
+"""Witness two of the noise: H is symmetric, so what is antisymmetric in its estimate is noise.
+
+A = (Ŵ − Ŵᵀ)/2 of the unsymmetrised whitened estimate holds no signal, and as much noise as the symmetric half. If rows
+err independently with covariance K, then E[AAᵀ] = ((k−2)K + tr(K) I)/4n and, for whitened directions u and v,
+
+    Var(uᵀŴv) = (|u|² vᵀKv + |v|² uᵀKu + 2 (u·v) uᵀKv)/4n.
+
+This works from a part of one block on. Directions of features (or groups) are whitened vectors too: uᵀHv = q_uᵀ W q_v
+with q_u = L⁺u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from smoothhess.design import SMALL
+from smoothhess.statistics import Statistics
+
+DENSE_SKEW = 4096  # coordinates up to which A is held as a matrix
+SPREAD_DF = 1.0  # degrees of freedom for each direction that shares the noise
+QUIET = 0.2  # a direction's noise is never taken for less than this share of the average
+
+
+class Skew:
+    """The antisymmetric half A of the unsymmetrised whitened mean, and the noise that it shows."""
+
+    def __init__(self, white: Statistics) -> None:
+        self.k = white.k
+        self.n = white.n.clamp_min(1)[:, None, None].double()
+        self.matrix: Tensor | None = None
+        if white.total is not None or self.k <= min(DENSE_SKEW, 4 * white.head.odd.shape[1]):
+            mean = white.summed() / self.n
+            self.matrix = (mean - mean.mT) / 2
+            small = self.matrix
+        else:
+            self.score, self.odd = white.head.score.double(), white.head.odd.double()
+            # A = FᵀJF/2n with F = [s; γ] and J = [0 1; −1 0]; its powers have the traces of those of JFFᵀ/2n.
+            score = self.score.expand_as(self.odd)
+            small = torch.cat([self.odd, -score], 1) @ torch.cat([score, self.odd], 1).mT / 2 / self.n
+        square = small @ small
+        self.norm2 = -square.diagonal(dim1=-2, dim2=-1).sum(-1)  # ‖A‖²_F = −tr A²
+        fourth = (square * square.mT).sum((-1, -2))  # tr A⁴
+        # How many directions share the noise: about k/2 when all do, few when it has a few causes.
+        self.spread = torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2)
+
+    def apply(self, q: Tensor) -> Tensor:
+        """A q for each row of (B, n, k)."""
+        q = q.double()
+        if self.matrix is not None:
+            return q @ self.matrix.mT
+        return ((q @ self.odd.mT) @ self.score - (q @ self.score.mT) @ self.odd) / 2 / self.n
+
+    def diagonal(self, features: Statistics, whiten: Callable[[Tensor], Tensor]) -> Tensor:
+        """|A q_j|² for every feature j, (B, d)."""
+        if self.matrix is not None:
+            d = features.k
+            return (
+                self.apply(whiten(torch.eye(d, dtype=features.gradient.dtype, device=self.n.device))).square().sum(-1)
+            )
+        a, g = features.head.score.double(), features.head.odd.double()
+        outer = ((self.odd @ self.odd.mT) @ a * a).sum(-2) + ((self.score @ self.score.mT) @ g * g).sum(-2)
+        return (outer - 2 * ((self.score @ self.odd.mT) @ a * g).sum(-2)) / 4 / self.n[:, 0].square()
+
+
+class Prior:
+    """Variances from the skew: what (A q_u)·(A q_v) and q_u·q_v say about Var(uᵀĤv)."""
+
+    def __init__(self, norm2: Tensor, spread: Tensor, k: int) -> None:
+        self.k = k
+        self.trace = 2 * norm2 / max(k - 1, 1)  # tr(K)/n, (B,)
+        self.df = SPREAD_DF * spread if k > SMALL else torch.zeros_like(spread)  # few dimensions know too little
+
+    def kappa(self, inner: Tensor, gram: Tensor) -> Tensor:
+        """q_uᵀ(K/n)q_v, drawn towards the average over directions by a share 2/k."""
+        t = self.trace.reshape(-1, *[1] * (inner.ndim - 1))
+        return (4 * inner - t * gram) / self.k + 2 * t * gram / self.k**2
+
+    def own(self, inner: Tensor, gram: Tensor) -> Tensor:
+        """The same for u = v, kept positive."""
+        t = self.trace.reshape(-1, *[1] * (inner.ndim - 1))
+        return torch.maximum(self.kappa(inner, gram), QUIET * t * gram / self.k)
+
+    def variance(self, uu: tuple[Tensor, Tensor], vv: tuple[Tensor, Tensor], uv: tuple[Tensor, Tensor]) -> Tensor:
+        """Var(uᵀĤv) from the pairs (inner, gram) of uu, vv and uv."""
+        crossed = 2 * uv[1] * self.kappa(*uv)
+        return ((uu[1] * self.own(*vv) + vv[1] * self.own(*uu) + crossed) / 4).clamp_min(0)

@@ -1,0 +1,104 @@
+"""Witness one of the noise: independent units of the design, whose estimates can be compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from smoothhess.design import find_design
+from smoothhess.statistics import Rows, Statistics, symmetric
+
+
+class Units:
+    """The independent units that the head consists of."""
+
+    def __init__(self, stats: Statistics) -> None:
+        self.stats = stats
+        self.size = find_design(stats.design).unit_rows(stats.rank)
+        if self.size == 1:
+            rows = torch.arange(stats.head.odd.shape[1], device=stats.n.device)
+            self.sizes = (rows < stats.n_head[:, None]).double()  # (B, U)
+        else:
+            ends = [_boundaries(stats, b, self.size) for b in range(len(stats))]
+            most = max(map(len, ends))
+            sizes = [[b - a for a, b in e] + [0] * (most - len(e)) for e in ends]
+            self.ends = ends
+            self.sizes = torch.tensor(sizes, dtype=torch.float64, device=stats.n.device)
+        self.weight = self.sizes.sum(1)  # rows in the head, (B,)
+        # A unit of w rows is taken to have variance σ²/w. Few, unequal units know less than their number says.
+        self.df = (self.weight.square() / self.sizes.square().sum(1).clamp_min(1) - 1).clamp_min(0)
+        self.divisor = ((self.sizes > 0).sum(1) - 1).double()
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """Sums over each unit of values per row, (B, P, …) → (B, U, …)."""
+        rows = rows.double().expand(len(self.stats), *rows.shape[1:])
+        if self.size == 1:
+            return rows
+        summed = rows.new_zeros(len(rows), self.sizes.shape[1], *rows.shape[2:])
+        for example, ends in enumerate(self.ends):
+            for unit, (a, b) in enumerate(ends):
+                summed[example, unit] = rows[example, a:b].sum(0)
+        return summed
+
+    def of_mean(self, rows: Tensor) -> Tensor:
+        """Variance of the mean over all n rows of a quantity whose head values are `rows` (B, P, …)."""
+        sums = self.sums(rows)
+        shape = (*self.sizes.shape, *[1] * (sums.ndim - 2))
+        sizes, weight = self.sizes.reshape(shape), self.weight.reshape(-1, *shape[2:])
+        centred = sums - sizes * (sums.sum(1) / weight.clamp_min(1))[:, None]
+        squares = (centred.square() / sizes.clamp_min(1)).sum(1)
+        return self._per_mean(squares)
+
+    def of_entries(self) -> Tensor:
+        """Variance of each entry of the symmetrised estimate, (B, k, k)."""
+        head = self.stats.head
+        s, g = head.score.double(), head.odd.double()
+        mean = symmetric(head.sum())  # of sums
+        if self.size == 1:
+            # Σ_i of the squares of A_i = (s gᵀ + g sᵀ)/2, entry by entry
+            cross = s.square().mT @ g.square()
+            squares = (cross + cross.mT + 2 * (s * g).mT @ (s * g)) / 4
+        else:
+            squares = torch.zeros_like(mean)
+            for example, ends in enumerate(self.ends):
+                scores = s[example if len(s) > 1 else 0]
+                for a, b in ends:
+                    squares[example] += symmetric(scores[a:b].mT @ g[example, a:b]).square() / (b - a)
+        squares = squares - mean.square() / self.weight.clamp_min(1)[:, None, None]
+        return self._per_mean(squares.clamp_min(0))
+
+    def of_norm(self, head: Rows, squared_norm: Callable[[Rows], Tensor]) -> Tensor:
+        """Summed variance over all entries; `squared_norm` gives ‖Σ_rows …‖² of a set of rows, (B,)."""
+        whole = squared_norm(head) / self.weight.clamp_min(1)
+        squares = torch.zeros_like(whole)
+        if self.size == 1:  # the norm of a single row's estimate needs no matrix
+            batch = len(self.stats)
+            one = head.each(lambda t: t.expand(batch, *t.shape[1:]).reshape(-1, 1, *t.shape[2:]))
+            squares = squared_norm(one).reshape(len(self.stats), -1).sum(1)
+        else:
+            for example, ends in enumerate(self.ends):
+                for a, b in ends:
+                    part = head.each(lambda t: t[example if len(t) > 1 else 0, a:b][None])  # noqa: B023
+                    squares[example] += squared_norm(part)[0] / (b - a)
+        left = squares - whole
+        return self._per_mean(torch.where(left > 1e-12 * squares, left, 0.0))
+
+    def _per_mean(self, squares: Tensor) -> Tensor:
+        shape = (-1, *[1] * (squares.ndim - 1))
+        divisor, n = self.divisor.reshape(shape), self.stats.n.reshape(shape)
+        return torch.where(divisor > 0, squares / divisor.clamp_min(1) / n.clamp_min(1), 0.0)
+
+
+def _boundaries(stats: Statistics, example: int, size: int) -> list[tuple[int, int]]:
+    """First and last + 1 row of each unit of an example's head."""
+    ends, row = [], 0
+    left = int(stats.n_head[example])
+    for segment in stats.stream[example]:
+        start = segment.start
+        while start < segment.stop and left:
+            stop = min((start // size + 1) * size, segment.stop, start + left)
+            ends.append((row, row + stop - start))
+            row, left, start = row + stop - start, left - (stop - start), stop
+    return ends
