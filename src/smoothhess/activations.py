@@ -1,0 +1,387 @@
+"""The activation calls of a forward pass, seen from outside: replace, record or freeze them.
+
+The network is not edited. A `TorchFunctionMode` sees each call on its way into torch, whether it was written
+as a module, a function, a method (in-place or not) or an `aten` operator of a `torch.export`ed graph. Calls
+are numbered in the order they are made, so a module that is used twice is two calls.
+
+Every piecewise linear call is read as ``f(z) = base + left·z + Σ_j jump_j · relu(z − knot_j)``:
+
+==============================================  ==========  =====================================
+call                                            kind        knots (position, jump)
+==============================================  ==========  =====================================
+relu; clamp, clip, threshold, maximum, max at 0 relu        (0, 1)
+leaky_relu                                      leaky_relu  (0, 1 − slope)
+prelu                                           prelu       (0, 1 − weight)
+hardtanh, relu6                                 hardtanh    (low, 1), (high, −1)
+clamp, clip, threshold, maximum, max elsewhere  clamp       (low, 1) and / or (high, −1)
+abs                                             abs         (0, 2)
+max_pool, adaptive_max_pool (1d, 2d, 3d)        max_pool    none; the winners' positions are kept
+gelu, silu, elu, sigmoid, tanh, softplus, …     smooth      none; the slope is kept
+softmax, log_softmax, layer_norm, group_norm    map         none; linearised as a whole
+==============================================  ==========  =====================================
+
+Not seen, hence left as they are: kinks made by arithmetic (``x * (x > 0)``, `torch.where`), a maximum of two
+varying tensors, `amax`, activations fused inside one operator (attention, LSTM), scripted and compiled code,
+and what `torch.utils.checkpoint` computes again in the backward pass. Products of activations (attention,
+gates) are not affine, and freezing does not make them so: f(x + δ) + f(x − δ) = 2 f(x) then fails for the
+frozen f.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Call", "FrozenRun", "Tape", "freeze", "is_opaque", "record", "replace"]
+
+# Piecewise linear calls, with the arguments after the input in the order torch, nn.functional and aten share.
+_BENT = {
+    "relu": (),
+    "relu6": (),
+    "abs": (),
+    "leaky_relu": ("negative_slope",),
+    "prelu": ("weight",),
+    "hardtanh": ("min_val", "max_val"),
+    "clamp": ("min", "max"),
+    "clip": ("min", "max"),
+    "clamp_min": ("min",),
+    "clamp_max": ("max",),
+    "threshold": ("threshold", "value"),
+    "maximum": ("other",),
+    "max": ("other",),
+}
+_SMOOTH = {"gelu", "silu", "mish", "elu", "selu", "celu", "sigmoid", "tanh", "softplus", "log_sigmoid"}
+_SMOOTH |= {"hardswish", "hardsigmoid"}  # they bend as well, but only their slope is kept
+_MAPS = {"softmax", "log_softmax", "layer_norm", "group_norm"}
+_POOLS = {f"{adaptive}max_pool{d}d" for d in "123" for adaptive in ("", "adaptive_")}
+_REPLACED = {"relu", "leaky_relu", "prelu", "hardtanh"}
+
+Knots = tuple[tuple[float, float | Tensor], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded call, which around `pre` is ``slope·z + offset`` (an offset of None is zero).
+
+    `knots` lists where a piecewise linear call bends and by how much its slope jumps there, as a number or as
+    a tensor that broadcasts against `pre`. `slope` is None for "max_pool" (see `indices`) and "map".
+    """
+
+    kind: str
+    pre: Tensor
+    slope: Tensor | None = None
+    offset: Tensor | None = None
+    knots: Knots = ()
+    indices: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tape:
+    """The calls of one forward pass over `batch` examples, in call order, and what the pass returned."""
+
+    calls: tuple[Call, ...]
+    batch: int
+    output: Any
+
+
+@dataclass(frozen=True)
+class FrozenRun:
+    """What a frozen pass returned, and what went into (`pre`) and came out of (`post`) each of its calls."""
+
+    output: Any
+    pre: tuple[Tensor, ...]
+    post: tuple[Tensor, ...]
+
+
+def is_opaque(forward: Callable[..., Any]) -> bool:
+    """Whether a model, or a part of it, is scripted or compiled, so that its activation calls cannot be seen.
+
+    >>> is_opaque(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    False
+
+    A plain function that hides a scripted module looks like one without activations: both record no call.
+    """
+    if not isinstance(forward, nn.Module):
+        return isinstance(forward, torch.jit.ScriptFunction) or hasattr(forward, "_torchdynamo_orig_callable")
+    return any(
+        isinstance(module, torch.jit.ScriptModule)
+        or "_orig_mod" in module._modules  # made by torch.compile(module)
+        or getattr(module, "_compiled_call_impl", None) is not None  # made by module.compile()
+        for module in forward.modules()
+    )
+
+
+def replace(forward: Callable[..., Any], smooth: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """The same network with `smooth` in the place of every relu.
+
+    leaky_relu, prelu, hardtanh and relu6 are sums of relus, and each of those is replaced. Max-pooling, and
+    clamps that are not a relu, stay. A pass that makes no call to replace raises ValueError.
+
+    >>> relu = nn.ReLU()
+    >>> softened = replace(relu, lambda z: functional.softplus(z, beta=4.0))
+    >>> softened(torch.tensor([-1.0, 0.0, 1.0])), relu(torch.tensor(-1.0))
+    (tensor([0.0045, 0.1733, 1.0045]), tensor(0.))
+    """
+    _refuse_opaque(forward)
+
+    def replaced(*inputs: Any) -> Any:
+        mode = _Replace(smooth)
+        with mode:
+            output = forward(*inputs)
+        if not mode.count:
+            raise ValueError(
+                "replace wants a network that calls relu, leaky_relu, prelu, relu6 or hardtanh; no such call "
+                "was seen. A smooth network needs no replacement; a scripted one must be passed unscripted."
+            )
+        return output
+
+    return replaced
+
+
+def record(forward: Callable[..., Any], *inputs: Any) -> Tape:
+    """Run the network once, as it is, and keep the state of every activation call.
+
+    The first input has the examples in dim 0.
+
+    >>> tape = record(nn.ReLU(), torch.tensor([[-1.0, 2.0]]))
+    >>> [(call.kind, call.pre, call.slope, call.knots) for call in tape.calls]
+    [('relu', tensor([[-1.,  2.]]), tensor([[0., 1.]]), ((0.0, 1.0),))]
+    """
+    _refuse_opaque(forward)
+    mode = _Record()
+    with mode:
+        output = forward(*inputs)
+    return Tape(tuple(mode.calls), inputs[0].shape[0], output)
+
+
+def freeze(forward: Callable[..., Any], tape: Tape, *inputs: Any) -> FrozenRun:
+    """Run the network with every activation held at its recorded slope, winner or linearisation.
+
+    At the recorded inputs output and gradient are those of the network; elsewhere they follow its tangent.
+    For B recorded examples the inputs have B·n rows, n successive ones for each example. The result hangs in
+    one autograd graph. A Jacobian-vector product is the difference of two frozen runs: forward-mode
+    differentiation does not nest with the one that "map" calls use.
+
+    >>> network = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> tape = record(network, torch.tensor([[0.3]]))
+    >>> run = freeze(network, tape, torch.tensor([[0.3], [100.3]]))
+    >>> torch.equal(run.output[:1], tape.output), run.pre[0].shape
+    (True, torch.Size([2, 2]))
+    """
+    mode = _Freeze(tape)
+    with mode:
+        output = forward(*inputs)
+    if len(mode.pre) != len(tape.calls):
+        raise ValueError(f"freeze wants the {len(tape.calls)} recorded calls, got {len(mode.pre)}. {_SAME_PATH}")
+    return FrozenRun(output, tuple(mode.pre), tuple(mode.post))
+
+
+_SAME_PATH = "The network must take the same path for every input."
+
+
+def _refuse_opaque(forward: Callable[..., Any]) -> None:
+    if is_opaque(forward):
+        raise ValueError(
+            "wanted a model whose activation calls can be seen, got one that is scripted or compiled, wholly "
+            "or in part. Pass the original module."
+        )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What one intercepted torch call is: `function(input)`, left in the place of `input` if `inplace`."""
+
+    kind: str
+    input: Tensor
+    function: Callable[[Tensor], Any]
+    inplace: bool = False
+    base: float = 0.0
+    left: float | Tensor = 0.0
+    knots: Knots = ()
+    dims: int = 0  # of the window of a pooling call
+    pair: bool = False  # whether that returns (values, indices)
+
+
+def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading | None:
+    """The activation that a call of a torch function stands for, or None."""
+    written = getattr(func, "__name__", "").split(".")[0]  # aten operators are called "relu.default"
+    name = written.strip("_").removesuffix("_with_indices")  # relu_ is in-place; F.threshold says _threshold
+    known = name in _BENT or name in _SMOOTH or name in _MAPS or name in _POOLS
+    if not known or written.startswith("__") or "out" in kwargs:
+        return None
+    options = dict(kwargs)
+    if not args:
+        args = (options.pop("input", None),)
+    if name in ("max", "maximum"):
+        args = (*args, options.pop("other")) if "other" in options else args
+        if len(args) != 2 or not isinstance(args[1], Tensor):
+            return None  # the largest entry of one tensor
+        args = args if _constant(args[1]) is not None else args[::-1]  # maximum(0, x)
+    z, rest = args[0], args[1:]
+    if not isinstance(z, Tensor) or not z.is_floating_point():
+        return None
+    inplace = options.pop("inplace", False) or written.endswith("_")
+
+    if name in _POOLS:
+        dims, pool = int(name[-2]), getattr(functional, name)
+        pair = options.pop("return_indices", name.startswith("adaptive")) or written.endswith("_with_indices")
+        return _Reading("max_pool", z, lambda z: pool(z, *rest, **options, return_indices=True), dims=dims, pair=pair)
+    if name in _MAPS:
+        return _Reading("map", z, lambda z: func(z, *rest, **options))
+    operator = getattr(torch.ops.aten, name)  # never in-place
+    if name in _SMOOTH:
+        return _Reading("smooth", z, lambda z: operator(z, *rest, **options), inplace)
+    bend = _bend(name, z, dict(zip(_BENT[name], rest, strict=False)) | options)
+    if bend is None:
+        return None
+    kind, base, left, knots = bend
+    return _Reading(kind, z, lambda z: operator(z, *rest, **options), inplace, base, left, knots)
+
+
+def _bend(name: str, z: Tensor, bound: dict[str, Any]) -> tuple[str, float, float | Tensor, Knots] | None:
+    """Kind, base, left and knots of a piecewise linear call, or None where it turns out not to be one."""
+    if name == "relu":
+        return "relu", 0.0, 0.0, ((0.0, 1.0),)
+    if name == "abs":
+        return "abs", 0.0, -1.0, ((0.0, 2.0),)
+    if name == "leaky_relu":
+        slope = bound.get("negative_slope", 0.01)
+        return "leaky_relu", 0.0, slope, ((0.0, 1.0 - slope),)
+    if name == "prelu":
+        weight = bound["weight"].detach()
+        if weight.numel() > 1:
+            weight = weight.reshape(-1, *[1] * (z.dim() - 2))  # one per channel, in dim 1
+        return "prelu", 0.0, weight, ((0.0, 1.0 - weight),)
+    if name in ("relu6", "hardtanh"):
+        low, high = (0.0, 6.0) if name == "relu6" else (bound.get("min_val", -1.0), bound.get("max_val", 1.0))
+        return "hardtanh", low, 0.0, ((low, 1.0), (high, -1.0))
+    if name == "threshold" and bound["threshold"] != bound["value"]:
+        return None  # it jumps
+    below = bound.get("min", bound.get("other", bound.get("value")))
+    low, high = _constant(below), _constant(bound.get("max"))
+    if (low is None) != (below is None) or (high is None) != (bound.get("max") is None) or low is high:
+        return None  # a bound that varies, or none
+    if low == 0.0 and high is None:
+        return "relu", 0.0, 0.0, ((0.0, 1.0),)
+    knots = tuple((knot, jump) for knot, jump in ((low, 1.0), (high, -1.0)) if knot is not None)
+    return ("clamp", 0.0, 1.0, knots) if low is None else ("clamp", low, 0.0, knots)
+
+
+def _constant(bound: Any) -> float | None:
+    """The number a bound stands for: itself, or the one value of a tensor that no gradient is wanted of."""
+    if isinstance(bound, Tensor) and bound.numel() and not bound.requires_grad:
+        return float(bound.flatten()[0]) if bool((bound == bound.flatten()[0]).all()) else None
+    return float(bound) if isinstance(bound, (int, float)) else None
+
+
+class _Intercept(TorchFunctionMode):
+    """Hands every activation call to `act`; torch switches the mode off in there, so nothing recurses."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        reading = _read(func, args, kwargs or {})
+        if reading is None:
+            return func(*args, **(kwargs or {}))
+        return self.act(reading, lambda: func(*args, **(kwargs or {})))
+
+    def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
+        raise NotImplementedError
+
+
+class _Replace(_Intercept):
+    def __init__(self, smooth: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.smooth = smooth
+        self.count = 0
+
+    def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
+        if reading.kind not in _REPLACED:
+            return original()
+        self.count += 1
+        z = reading.input.clone() if reading.inplace else reading.input
+        if reading.kind == "relu":
+            value = self.smooth(z)
+        else:
+            value = reading.base + reading.left * z
+            for knot, jump in reading.knots:
+                value = value + jump * self.smooth(z - knot)
+        return reading.input.copy_(value) if reading.inplace else value
+
+
+class _Record(_Intercept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
+        pre = reading.input.detach().clone()  # the model may overwrite its own tensor later
+        if reading.kind == "max_pool":
+            self.calls.append(Call("max_pool", pre, indices=reading.function(pre)[1]))
+        elif reading.kind == "map":
+            self.calls.append(Call("map", pre))
+        else:
+            with torch.enable_grad():  # autograd's own slope, also where pre sits on a knot
+                z = pre.clone().requires_grad_()
+                value = reading.function(z)
+                (slope,) = torch.autograd.grad(value.sum(), z)
+            offset = value.detach() - slope * pre
+            self.calls.append(Call(reading.kind, pre, slope, offset if offset.any() else None, reading.knots))
+        return original()
+
+
+class _Freeze(_Intercept):
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+        self.pre: list[Tensor] = []
+        self.post: list[Tensor] = []
+
+    def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
+        z = reading.input.clone()  # stays as it is when the model overwrites its own tensor
+        call = self.counterpart(reading.kind, z)
+        if call.indices is not None:
+            winners = self.spread(call.indices, call, z)
+            value = z.flatten(-reading.dims).gather(-1, winners.flatten(-reading.dims)).view_as(winners)
+            result = (value, winners) if reading.pair else value
+        elif call.slope is None:
+            centre = self.spread(call.pre, call, z)
+            tangent = torch.func.jvp(reading.function, (centre,), (z - centre,))
+            result = value = tangent[0] + tangent[1]
+        else:
+            value = self.spread(call.slope, call, z) * z
+            if call.offset is not None:
+                value = value + self.spread(call.offset, call, z)
+            result = reading.input.copy_(value) if reading.inplace else value
+        self.pre.append(z)
+        self.post.append(value)
+        return result
+
+    def counterpart(self, kind: str, z: Tensor) -> Call:
+        """The recorded call that is being made again."""
+        k, calls = len(self.pre), self.tape.calls
+        if k == len(calls):
+            raise ValueError(f"freeze wants the {k} recorded calls, got another {kind}. {_SAME_PATH}")
+        then, now = calls[k].pre.shape, z.shape
+        grown = [(a, b) for a, b in zip(then, now, strict=False) if a != b]
+        whole = all(b % a == 0 and a % self.tape.batch == 0 for a, b in grown)
+        if calls[k].kind != kind or len(then) != len(now) or len(grown) > 1 or not whole:
+            raise ValueError(
+                f"freeze wants call {k} to be {calls[k].kind} of {tuple(then)} with n rows for each of "
+                f"{self.tape.batch} examples, got {kind} of {tuple(now)}. {_SAME_PATH}"
+            )
+        return calls[k]
+
+    def spread(self, kept: Tensor, call: Call, z: Tensor) -> Tensor:
+        """Repeat what was kept of an example for each of its n rows, along the dimension that grew."""
+        for dim, (then, now) in enumerate(zip(call.pre.shape, z.shape, strict=True)):
+            if then != now:
+                grouped = kept.unflatten(dim, (self.tape.batch, 1, -1))  # -1: rows folded in by a reshape
+                sizes = [-1] * grouped.dim()
+                sizes[dim + 1] = now // then
+                return grouped.expand(sizes).flatten(dim, dim + 2)
+        return kept

@@ -1,0 +1,1 @@
+"""Data sets, networks and training of the paper's experiments."""

@@ -1,0 +1,93 @@
+"""Weights on disk: safetensors of our own, and the files others published."""
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+__all__ = ["load_weights", "read_weights", "save_tensors", "save_weights"]
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file under a temporary name, then move it into place: it is never half-written."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, part, dict(metadata))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def save_weights(network: nn.Module, path: Path | str, **metadata: str) -> None:
+    """Write a network's parameters and buffers as safetensors.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(nn.Linear(2, 1), Path(folder) / "line.safetensors", made_by="a doctest")
+    ...     load_weights(nn.Linear(2, 1), Path(folder) / "line.safetensors")
+    {'made_by': 'a doctest'}
+    """
+    save_tensors(network.state_dict(), path, metadata)
+
+
+def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name and metadata of a .safetensors, .pth or .pt file; nothing in it is ever executed."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}: wanted a .safetensors, .pth or .pt file")
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt", device="cpu") as stored:
+                return {key: stored.get_tensor(key) for key in stored.keys()}, dict(stored.metadata() or {})  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file ({error}); fetch or write it again") from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is not a whole file of plain weights ({error}); fetch it again") from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"{path}: wanted a state dict of tensors, got {type(state).__name__}; save network.state_dict()"
+        )
+    return dict(state), {}
+
+
+def load_weights(network: nn.Module, *paths: Path | str) -> dict[str, str]:
+    """Fill a network from one file or from the shards of one; returns the metadata.
+
+    Names and shapes must fit exactly. Numbers are cast to the network's own types, so float16 files will do.
+    """
+    stored: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    for path in paths:
+        shard, notes = read_weights(path)
+        if twice := sorted(stored.keys() & shard.keys()):
+            raise ValueError(f"{path} repeats {_listed(twice)} of the other shards; pass each file once")
+        stored |= shard
+        metadata |= notes
+
+    wanted = network.state_dict()
+    missing, unknown = sorted(wanted.keys() - stored.keys()), sorted(stored.keys() - wanted.keys())
+    shapes = [
+        f"{key} {tuple(wanted[key].shape)} (file: {tuple(stored[key].shape)})"
+        for key in wanted
+        if key in stored and wanted[key].shape != stored[key].shape
+    ]
+    faults = [("lacks", missing), ("has unknown", unknown), ("has other shapes for", shapes)]
+    if any(names for _, names in faults):
+        told = "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names)
+        files = ", ".join(str(path) for path in paths)
+        raise ValueError(f"{files} does not fit {type(network).__name__}: it {told}. Build the network to its sizes.")
+    network.load_state_dict({key: value.to(wanted[key].dtype) for key, value in stored.items()})
+    return metadata
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
