@@ -370,7 +370,7 @@ class Interactions:
         """The example at an index (still a batch, of one), or several."""
         if isinstance(index, int) and not -len(self) <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
-        chosen = torch.arange(len(self))[index].reshape(-1)
+        chosen = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index].reshape(-1)
         if not len(chosen):
             raise IndexError("wanted at least one example.")
         where = chosen.to(self.device)

@@ -294,7 +294,7 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
                         f"{min(p.stop, q.stop) - 1}); counting them twice would make the error bars too small. "
                         "Use another seed, or SmoothHess.more."
                     )
-    return concatenate([_merge_one(a.select(i), b.select(i)) for i in torch.arange(len(a)).split(1)])
+    return concatenate([_merge_one(a.select(i), b.select(i)) for i in torch.arange(len(a), device=a.n.device).split(1)])
 
 
 def _merge_one(a: Statistics, b: Statistics) -> Statistics:

@@ -1,0 +1,55 @@
+"""The same numbers on a GPU; skipped where there is none."""
+
+import pytest
+import torch
+from torch import nn
+
+from smoothhess import Interactions, SmoothHess
+from smoothhess.design import DESIGNS
+from tests.truths import OneHidden
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+@pytest.mark.parametrize("n_calls", [40, 4000])
+def test_cuda_equals_cpu(design, n_calls):
+    x = torch.randn(3, 12, generator=torch.Generator().manual_seed(0)).double()
+    here = SmoothHess(OneHidden(12)).attribute(x, sigma=0.3, n_calls=n_calls, design=design)
+    there = SmoothHess(OneHidden(12).cuda()).attribute(x.cuda(), sigma=0.3, n_calls=n_calls, design=design)
+    assert there.hessian.is_cuda
+    for name in ("hessian", "gradient", "value", "relative_error", "r2", "gradient_stderr", "stein_z"):
+        torch.testing.assert_close(
+            getattr(there, name).cpu(), getattr(here, name), rtol=1e-8, atol=1e-8, equal_nan=True
+        )
+    torch.testing.assert_close(there.stderr().cpu(), here.stderr(), rtol=1e-7, atol=1e-9)
+    mask = torch.arange(12) % 5
+    grouped = there.groups(mask.cuda())
+    torch.testing.assert_close(grouped.stderr().cpu(), here.groups(mask).stderr(), rtol=1e-6, atol=1e-9)
+    streamed = SmoothHess(OneHidden(12).cuda()).attribute(
+        x.cuda(), sigma=0.3, n_calls=n_calls, design=design, feature_mask=mask
+    )
+    torch.testing.assert_close(streamed.hessian, grouped.hessian, rtol=1e-8, atol=1e-9)
+    assert len(there.top_pairs(3)[0]) == 3
+
+
+def test_adaptive_per_example_targets_save_and_flags(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4)).cuda()
+    x = torch.randn(5, 12).cuda()
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.cuda.get_rng_state()
+    result = SmoothHess(net).attribute(x, [0, 1, 2, 3, 0], sigma=0.5, tol=0.2)
+    after = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.cuda.get_rng_state()
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    result.save(tmp_path / "r")
+    loaded = Interactions.load(tmp_path / "r")
+    assert loaded.device.type == "cpu"
+    torch.testing.assert_close(loaded.hessian, result.to("cpu").hessian)
+    grown = SmoothHess(net).more(loaded.to("cuda"), 64)
+    assert torch.equal(grown.n_calls.cpu(), loaded.n_calls + 64)
+
+
+def test_model_on_another_device():
+    with pytest.raises(ValueError, match=r"the model is on \['cuda:0'\] but the inputs are on 'cpu'"):
+        SmoothHess(nn.Linear(3, 1).cuda()).attribute(torch.ones(1, 3), sigma=1.0)
