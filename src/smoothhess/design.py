@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -45,8 +46,8 @@ class Design(ABC):
         """Rows in one independent unit."""
 
     @abstractmethod
-    def block(self, key: tuple[int, int], rows: int, k: int) -> Draws:
-        """The first `rows` rows of the block of (seed, index); they do not depend on how many are asked for."""
+    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
+        """Rows low … high − 1 of the block of (seed, index); they do not depend on how many are asked for."""
 
     def rows(self, seed: int, start: int, stop: int, k: int) -> Draws:
         """Rows start … stop − 1 of the stream of `seed` in k dimensions."""
@@ -55,9 +56,8 @@ class Design(ABC):
         for index in range(start // size, -(-stop // size)):
             first = index * size
             low, high = max(start - first, 0), min(stop - first, size)
-            drawn = self.block((seed, index), high, k)
-            parts.append((drawn.z[low:high], drawn.score[low:high], drawn.weight[low:high]))
-        return Draws(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+            parts.append(self.block((seed, index), low, high, k))
+        return Draws(*(torch.cat([getattr(p, name) for p in parts]) for name in ("z", "score", "weight")))
 
     @property
     def calls_per_row(self) -> int:
@@ -84,10 +84,10 @@ class Independent(Design):
         """Each row stands alone."""
         return 1
 
-    def block(self, key: tuple[int, int], rows: int, k: int) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
         """Standard normal rows of weight 1."""
-        z = torch.from_numpy(np.random.default_rng(key).standard_normal((rows, k)))
-        return Draws(z, z, torch.ones(rows, dtype=torch.float64))
+        z = torch.from_numpy(np.random.default_rng(key).standard_normal((high, k))[low:])
+        return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
 
 
 class Antithetic(Independent):
@@ -121,43 +121,55 @@ class Orthogonal(Design):
 
     unit_rows = block_rows
 
-    def block(self, key: tuple[int, int], rows: int, k: int) -> Draws:
-        """The first rows of a random orthogonal matrix, times radii from a stream of their own."""
+    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
+        """Rows of a random orthogonal matrix, times radii from a stream of their own."""
         radii = np.random.default_rng((*key, 1))
-        rng = np.random.default_rng(key)
         if k > SMALL:
-            directions = _haar_rows(rng, rows, k) if k <= QR_LIMIT else _mixed_rows(rng, rows, k)
-            radius = np.sqrt(radii.chisquare(k + 2, rows))
+            directions = _haar_rows(key, low, high, k) if k <= QR_LIMIT else _mixed_rows(key, low, high, k)
+            radius = np.sqrt(radii.chisquare(k + 2, high))[low:]
             score, weight = (k / radius)[:, None] * directions, k / radius**2
         else:
             order = radii.permutation(2 * k)
-            directions = np.concatenate([_haar_rows(rng, k, k), _haar_rows(rng, k, k)])[order]
-            scored = order < k
-            radius = np.sqrt(radii.chisquare(np.where(scored, k + 2, k)))
-            score = (2 * scored * k / radius)[:, None] * directions
+            radius = np.sqrt(radii.chisquare(np.where(order < k, k + 2, k)))[low:high]
+            order = order[low:high]
+            directions = np.concatenate([_haar_rows(key, 0, k, k), _haar_rows((*key, 2), 0, k, k)])[order]
+            score = (2 * (order < k) * k / radius)[:, None] * directions
             weight = 2 / (1 + radius**2 / k)
         z = radius[:, None] * directions
-        return Draws(*(torch.from_numpy(x[:rows].copy()) for x in (z, score, weight)))
+        return Draws(*(torch.from_numpy(x) for x in (z, score, weight)))
 
 
 SMALL = 4  # dimensions
 QR_LIMIT = 1024  # coordinates; a fixed number, so that the draws never depend on a machine's speed
 
 
-def _haar_rows(rng: np.random.Generator, rows: int, k: int) -> np.ndarray:
-    """The first rows of a uniformly random orthogonal matrix: Gram–Schmidt of normal rows, in order."""
-    q, r = np.linalg.qr(rng.standard_normal((rows, k)).T)
+def _haar_rows(key: tuple[int, ...], low: int, high: int, k: int) -> np.ndarray:
+    """Rows of a uniformly random orthogonal matrix: Gram–Schmidt of normal rows, in order."""
+    if low == 0 and high < k:  # a part of a block needs no more than itself
+        return _gram_schmidt(key, high, k)
+    return _haar_basis(key, k)[low:high]
+
+
+@lru_cache(maxsize=2)
+def _haar_basis(key: tuple[int, ...], k: int) -> np.ndarray:
+    """A whole basis; the last one is kept for the next rows of the same block."""
+    return _gram_schmidt(key, k, k)
+
+
+def _gram_schmidt(key: tuple[int, ...], rows: int, k: int) -> np.ndarray:
+    q, r = np.linalg.qr(np.random.default_rng(key).standard_normal((rows, k)).T)
     return (q * np.sign(np.diagonal(r))).T
 
 
-def _mixed_rows(rng: np.random.Generator, rows: int, k: int) -> np.ndarray:
-    """The first rows of three rounds of cosine transform, random signs and permutation: O(k log k) each.
+def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int) -> np.ndarray:
+    """Rows of three rounds of cosine transform, random signs and permutation: O(k log k) each.
 
     Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
     """
+    rng = np.random.default_rng(key)
     rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
-    vectors = np.zeros((rows, k))
-    vectors[np.arange(rows), np.arange(rows)] = 1
+    vectors = np.zeros((high - low, k))
+    vectors[np.arange(high - low), np.arange(low, high)] = 1
     for signs, order in rounds:
         vectors = (_cosine_transform(vectors) * signs)[:, order]
     return vectors
@@ -191,8 +203,8 @@ class Sobol(Design):
         """The whole scrambling."""
         return 64
 
-    def block(self, key: tuple[int, int], rows: int, k: int) -> Draws:
-        """The first points of the block's own scrambling."""
+    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
+        """Points of the block's own scrambling."""
         if k > torch.quasirandom.SobolEngine.MAXDIM:
             raise ValueError(
                 f"design='sobol' serves up to {torch.quasirandom.SobolEngine.MAXDIM} dimensions, got {k}. "
@@ -201,8 +213,8 @@ class Sobol(Design):
         scrambling = int(np.random.default_rng(key).integers(2**62))
         points = torch.quasirandom.SobolEngine(k, scramble=True, seed=scrambling).draw(64, dtype=torch.float64)
         # A point is the corner of its cell of width 2⁻³⁰; its middle keeps the quantile finite and the law centred.
-        z = torch.special.ndtri(points[:rows] + 2.0**-31)
-        return Draws(z, z, torch.ones(rows, dtype=torch.float64))
+        z = torch.special.ndtri(points[low:high] + 2.0**-31)
+        return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
 
 
 DESIGNS: dict[str, Design] = {design.name: design for design in (Independent(), Antithetic(), Orthogonal(), Sobol())}
