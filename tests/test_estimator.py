@@ -372,7 +372,7 @@ def linear(x):
         ({"sigma": 1.0, "max_calls": 7}, "max_calls must be even"),
         ({"sigma": 1.0, "tol": 0.0}, "tol must be positive"),
         ({"sigma": 1.0, "design": "latin"}, "design must be one of"),
-        ({"sigma": 1.0, "control": "kink"}, "no control variate exists"),
+        ({"sigma": 1.0, "control": "magic"}, 'control must be "auto", "kink" or None'),
         ({"sigma": 1.0, "internal_batch_size": 0}, "internal_batch_size must be at least 1"),
         ({"sigma": 1.0, "seed": [1, 2]}, "wanted one seed, or one per example: 3, got 2"),
         ({"sigma": 1.0, "seed": -1}, "seeds must not be negative"),

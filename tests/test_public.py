@@ -17,7 +17,9 @@ NAMES = [
     "Pair",
     "SmoothHess",
     "Taylor",
+    "evaluate",
     "from_gradient",
+    "perturbation_mse",
     "smooth_hvp",
 ]
 

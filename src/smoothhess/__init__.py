@@ -7,7 +7,9 @@
 (torch.Size([1, 4, 4]), 3)
 """
 
+from smoothhess import evaluate
 from smoothhess.estimator import NeuronSmoothHess, SmoothHess, smooth_hvp
+from smoothhess.evaluate import perturbation_mse
 from smoothhess.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
 from smoothhess.interactions import Estimate, Interactions
 from smoothhess.oracle import from_gradient
@@ -28,6 +30,8 @@ __all__ = [
     "Pair",
     "SmoothHess",
     "Taylor",
+    "evaluate",
     "from_gradient",
+    "perturbation_mse",
     "smooth_hvp",
 ]

@@ -349,7 +349,7 @@ class _Freeze(_Intercept):
             value = z.flatten(-reading.dims).gather(-1, winners.flatten(-reading.dims)).view_as(winners)
             result = (value, winners) if reading.pair else value
         elif call.slope is None:
-            centre = self.spread(call.pre, call, z)
+            centre = self.spread(call.pre, call, z).clone()  # an expanded tensor cannot carry a tangent
             tangent = torch.func.jvp(reading.function, (centre,), (z - centre,))
             result = value = tangent[0] + tangent[1]
         else:

@@ -132,7 +132,7 @@ class Orthogonal(Design):
             order = radii.permutation(2 * k)
             radius = np.sqrt(radii.chisquare(np.where(order < k, k + 2, k)))[low:high]
             order = order[low:high]
-            directions = np.concatenate([_haar_rows(key, 0, k, k), _haar_rows((*key, 2), 0, k, k)])[order]
+            directions = np.concatenate([_haar_rows(key, 0, k, k), _haar_rows((*key, 1, 1), 0, k, k)])[order]
             score = (2 * (order < k) * k / radius)[:, None] * directions
             weight = 2 / (1 + radius**2 / k)
         z = radius[:, None] * directions

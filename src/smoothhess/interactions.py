@@ -225,7 +225,7 @@ class Interactions:
 
     def _product(self, rows: Tensor) -> Tensor:
         """H applied to each row of (B, n, d)."""
-        if "hessian" in self.__dict__ or self._features.total is not None:
+        if "hessian" in self.__dict__ or not self._features.is_factored:
             return rows @ self.hessian
         head, n = self._features.head, self._features.n[:, None, None].to(self.dtype)
         return ((rows @ head.odd.mT) @ head.score + (rows @ head.score.mT) @ head.odd) / (2 * n)
@@ -240,7 +240,7 @@ class Interactions:
     def diagonal(self) -> Estimate:
         """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
         head = self._features.head
-        if self._features.total is None:
+        if self._features.is_factored:
             value = (head.score * head.odd).sum(1) / self._features.n[:, None]
         else:
             value = self.hessian.diagonal(dim1=-2, dim2=-1)
@@ -261,7 +261,7 @@ class Interactions:
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
         head = self._features.head
-        if self._features.total is None and 2 * head.odd.shape[1] < d and "hessian" not in self.__dict__:
+        if self._features.is_factored and 2 * head.odd.shape[1] < d and "hessian" not in self.__dict__:
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
             span, _ = torch.linalg.qr(torch.cat([head.score.expand(b, -1, -1), head.odd], 1).mT)
             small = span.mT @ self._product(span.mT).mT

@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from smoothhess.design import find_design
 from smoothhess.gaussian import Gaussian
 from smoothhess.skew import Prior, Skew
 from smoothhess.statistics import PROBES, Rows, Statistics, symmetric
@@ -244,21 +243,17 @@ class Noise:
             total = self.gaussian.precisions(features.k).sum().to(self.prior.trace)
             prior = (total * self.prior.trace + (self.prior.k + 2) * self._kappa_trace) / 4
             noise = self._weigh(noise, prior, self.prior.df)
-        if white.total is None:
+        if white.is_factored:
             norm = one_sided(white.head) / white.n.clamp_min(1).square()
         else:
-            mean = symmetric(white.total / white.n.clamp_min(1)[:, None, None])
+            mean = symmetric(white.summed() / white.n.clamp_min(1)[:, None, None])
             norm = push(mean.to(white.gradient.dtype)).double().square().sum((-1, -2))
-        head, weight = features.head, white.head.weight.double()
-        even = head.even.double()
-        # rows of weight w stand for w draws, and `even` carries the weight once
-        even_squares = (even.square().sum(-1) / weight.clamp_min(1e-300)).sum(-1)
-        variation = even_squares / n_head - (even.sum(1) / n_head[:, None]).square().sum(-1)
-        if find_design(white.design).mirrored:
-            variation = variation + (weight * head.odd.double().square().sum(-1)).sum(-1) / n_head
+        head = features.head
+        mean_even = features.even_sum / features.n.clamp_min(1)[:, None]
+        variation = head.energy.double().sum(1) / n_head - mean_even.square().sum(-1)
         gradient_noise = self.of_mean(head.even).value.sum(-1)
         share = (norm - 2 * noise - gradient_noise) / variation
-        return torch.where(variation > 0, share, torch.nan)
+        return torch.where((variation > 0) & torch.isfinite(noise), share, torch.nan)
 
     def zero_score(self) -> Tensor:
         """‖H‖² estimated without bias, in units of its standard deviation were H zero, (B,)."""
@@ -298,9 +293,9 @@ class Noise:
 
 def squared_norm(stats: Statistics) -> Tensor:
     """‖Ĥ‖²_F, (B,); never makes k × k where there are fewer rows than that."""
-    if stats.total is None:
+    if stats.is_factored:
         return _squared_norm(stats.head) / stats.n.clamp_min(1).square()
-    return symmetric(stats.total / stats.n.clamp_min(1)[:, None, None]).square().sum((-1, -2))
+    return symmetric(stats.summed() / stats.n.clamp_min(1)[:, None, None]).square().sum((-1, -2))
 
 
 def _squared_norm(rows: Rows) -> Tensor:

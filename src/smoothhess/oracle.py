@@ -43,34 +43,47 @@ class Oracle:
 
     def __call__(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         """Values (N,) and gradients (N, *shape) at points (N, *shape)."""
-        values, gradients = [], []
-        start = 0
+        value, gradient = self._in_batches(self._differentiated, points, owner)
+        self.n_rows += len(points)
+        return value, gradient
+
+    def values(self, points: Tensor, owner: Tensor) -> Tensor:
+        """Values (N,) alone: forward passes, no gradients."""
+        with torch.no_grad():
+            return self._in_batches(lambda p, o: (self._forward(p, o),), points, owner)[0]
+
+    def _in_batches(
+        self, evaluate: Callable[[Tensor, Tensor], tuple[Tensor, ...]], points: Tensor, owner: Tensor
+    ) -> tuple[Tensor, ...]:
+        """As many rows at a time as the memory takes; what was found out is kept for later calls."""
+        found, start = [], 0
         while start < len(points):
             rows = slice(start, start + self.batch_size)
             try:
-                value, gradient = self._evaluate(points[rows], owner[rows])
+                found.append(evaluate(points[rows], owner[rows]))
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error) or self.batch_size == 1:
                     raise
                 self.batch_size = max(1, min(self.batch_size, len(points) - start) // 2)
                 _release()
                 continue
-            values.append(value)
-            gradients.append(gradient)
             start = rows.stop
-        self.n_rows += len(points)
-        return torch.cat(values), torch.cat(gradients)
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
-    def _evaluate(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = points.detach().requires_grad_()
-        # A copy goes in, so that a model which works in place on its input can be explained too.
-        output = self.forward_func(leaf.clone(), *(self._repeat(a, owner) for a in self.args))
+    def _forward(self, points: Tensor, owner: Tensor) -> Tensor:
+        output = self.bound(owner)(points)
         targets.check(self.entries, output)
         if len(output) != len(points):
             raise ValueError(
                 f"the model returned {len(output)} rows for {len(points)} inputs: wanted one output per row."
             )
-        value = targets.pick(output, None if self.indices is None else self.indices[owner])
+        value = self.pick(output, owner)
+        _refuse_infinite(value, "output")
+        return value
+
+    def _differentiated(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = points.detach().requires_grad_()
+        value = self._forward(leaf, owner)
         gradient = None
         if value.requires_grad:
             (gradient,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
@@ -79,17 +92,63 @@ class Oracle:
                 "the output does not depend on the input through differentiable operations. Look for .detach(), numpy, "
                 "torch.no_grad() or an integer step in the model; for another framework use from_gradient."
             )
-        for name, tensor in (("output", value), ("gradient", gradient)):
-            if not torch.isfinite(tensor).all():
-                raise ValueError(
-                    f"the model's {name} is NaN or infinite near these inputs. Check the inputs' scale, or use a "
-                    "smaller sigma or radius."
-                )
+        _refuse_infinite(gradient, "gradient")
         return value.detach(), gradient.detach()
+
+    def bound(self, owner: Tensor) -> Callable[[Tensor], Any]:
+        """The model as a function of points alone, with the additional arguments of each point's example.
+
+        A copy goes in, so that a model which works in place on its input can be explained too.
+        """
+        return lambda points: self.forward_func(points.clone(), *(self._repeat(a, owner) for a in self.args))
+
+    def pick(self, output: Tensor, owner: Tensor) -> Tensor:
+        """The scalar of each row that is explained."""
+        return targets.pick(output, None if self.indices is None else self.indices[owner])
 
     def _repeat(self, arg: Any, owner: Tensor) -> Any:
         per_example = isinstance(arg, Tensor) and arg.ndim > 0 and len(arg) == self.batch
         return arg.index_select(0, owner.to(arg.device)) if per_example else arg
+
+
+def check_inputs(inputs: Any) -> None:
+    """Raise unless `inputs` are one batch of finite floating point examples."""
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            f"inputs must be one tensor with examples in dimension 0, got {type(inputs).__name__}. "
+            "Pass further inputs as additional_forward_args."
+        )
+    if inputs.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"inputs must be float32 or float64, got {inputs.dtype}: noise is added to them and gradients are taken. "
+            "Use inputs.float(); for token ids explain the embeddings."
+        )
+    if inputs.ndim < 2 or inputs.numel() == 0:
+        raise ValueError(
+            f"inputs must be (B, …) with at least one example and one feature, got shape {tuple(inputs.shape)}. "
+            "For a single example use x[None]."
+        )
+    if inputs.is_inference():
+        raise ValueError(
+            "inputs were made in torch.inference_mode() and cannot carry gradients. Make or clone them outside."
+        )
+    if not torch.isfinite(inputs).all():
+        raise ValueError("inputs contain NaN or infinity. Fill or drop those values first.")
+
+
+def check_batch_size(rows: int | None) -> int | None:
+    """`internal_batch_size`, after making sure that it is a number of rows."""
+    if rows is not None and rows < 1:
+        raise ValueError(f"internal_batch_size must be at least 1, got {rows}.")
+    return rows
+
+
+def _refuse_infinite(numbers: Tensor, what: str) -> None:
+    if not torch.isfinite(numbers).all():
+        raise ValueError(
+            f"the model's {what} is NaN or infinite near these inputs. Check the inputs' scale, or use a smaller sigma "
+            "or radius."
+        )
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -13,10 +13,20 @@ from tqdm import tqdm
 from smoothhess.design import Design
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
+from smoothhess.kinks import Kinks
 from smoothhess.oracle import Oracle
 from smoothhess.statistics import Rows, Segment, Statistics
 
 CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """A control variate and its exact whitened expectations, float64."""
+
+    kinks: Kinks
+    hessian: Tensor  # (B, k, k)
+    gradient: Tensor  # (B, k)
 
 
 @dataclass(eq=False)
@@ -28,14 +38,19 @@ class Sampler:
     gaussian: Gaussian
     plan: Design
     grouping: Grouping | None
-    extra_passes: int = 0  # per example: calls that are not at perturbed inputs
+    extra_passes: float = 0  # per example: calls that are not at perturbed inputs
+    control: Control | None = None
+    checked: bool = False  # that f(x) does not depend on its company
     value: Tensor | None = None  # (B,) f(x)
-    gradient: Tensor | None = None  # (B, k) whitened ∇f(x)
+    plain_gradient: Tensor | None = None  # (B, *shape) ∇f(x)
+    gradient: Tensor | None = None  # (B, k) the same, whitened
 
     def begin(self, seeds: Sequence[int]) -> Statistics:
         """Evaluate the unperturbed inputs; statistics of nothing."""
         value, gradient = self._unperturbed()
         empty = Statistics.empty(self.plan.name, seeds, value, gradient)
+        if self.control is not None:
+            empty = replace(empty, known=self.control.hessian)
         if self.grouping is None:
             return empty
         grouping = self.grouping
@@ -55,6 +70,20 @@ class Sampler:
         q = self.grouping.directions(self.gaussian)
         return torch.cat([q, probes(k, q).expand(len(q), -1, -1)], 1)
 
+    def take_control(self) -> None:
+        """Subtract what the model's kinks explain from every row; raises NoKinksError where they cannot be seen."""
+        value, _ = self._unperturbed()
+        assert self.plain_gradient is not None
+        kinks = Kinks.see(self.oracle, self.inputs, value, self.plain_gradient)
+        hessian, gradient, passes = kinks.expectation(self.gaussian)
+        self.control = Control(kinks, hessian, gradient)
+        self.extra_passes += 1 + passes  # one frozen pass at x, and those of the expectation
+
+    def passes(self, rows: Tensor) -> Tensor:
+        """All work for so many rows of each example, in gradient calls; frozen passes count like others."""
+        per_row = self.plan.calls_per_row * (1 if self.control is None else 2)
+        return rows * per_row + self.extra_passes
+
     def _grouped(self, chunk: Rows, index: Tensor) -> Rows:
         """Group sums of a chunk, and the skew of the directions that are watched."""
         if self.grouping is None:
@@ -70,8 +99,8 @@ class Sampler:
     def _unperturbed(self) -> tuple[Tensor, Tensor]:
         if self.value is None or self.gradient is None:
             owner = torch.arange(len(self.inputs), device=self.inputs.device)
-            self.value, gradient = self.oracle(self.inputs, owner)
-            self.gradient = self.gaussian.pull(gradient.flatten(1))
+            self.value, self.plain_gradient = self.oracle(self.inputs, owner)
+            self.gradient = self.gaussian.pull(self.plain_gradient.flatten(1))
             self.extra_passes += 1
         return self.value, self.gradient
 
@@ -109,7 +138,7 @@ class Sampler:
         if self.plan.mirrored:
             delta = torch.cat([delta, -delta], 2)  # (1 or b, r, 2, d)
         points = x[:, None, None] + delta  # (b, r, 1 or 2, d)
-        first = start == 0 and self.extra_passes < 2
+        first = not self.checked
         if first:
             _refuse_lost_noise(points, x, delta)
         value, gradient = self._call(points, x, index, with_centre=first)
@@ -117,13 +146,21 @@ class Sampler:
         own_value, own_gradient = self._unperturbed()
         own_value, own_gradient = own_value[index, None], own_gradient[index, None]  # (b, 1), (b, 1, k)
         change = gradient - own_gradient[:, :, None]
+        energy = self.gaussian.push(change).square().sum(-1).mean(2)  # (b, r)
         stein = (weight[..., None] * _stein(z, value - own_value[..., None], change, own_gradient)).double()
+        odd, even = _odd(gradient), weight[..., None] * change.mean(2)
+        if self.control is not None:  # sample what the closed form does not know
+            flips = self.control.kinks.flips(points.reshape(len(x), -1, *self.inputs.shape[1:]), index)
+            flips = self.gaussian.pull(flips.reshape(points.shape))
+            odd = odd - _odd(flips)
+            even = even - weight[..., None] * flips.mean(2) + self.control.gradient[index, None].to(even)
         return Rows(
             weight=weight,
             score=score,
-            odd=_odd(gradient),
-            even=weight[..., None] * change.mean(2),
+            odd=odd,
+            even=even,
             value_even=weight * (value.mean(2) - own_value),
+            energy=weight * energy,
             stein=torch.stack([stein.sum(1), stein.square().sum(1)], 1),
         )
 
@@ -136,6 +173,7 @@ class Sampler:
         value, gradient = self._flat_call(torch.cat([x[:, None, None], points[:, :, :1]], 1), index)
         self._refuse_random(value[..., 0], index)
         self.extra_passes += 1
+        self.checked = True
         value, gradient = value[:, 1:], gradient[:, 1:]
         if points.shape[2] == 1:
             return value, gradient

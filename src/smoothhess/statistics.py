@@ -43,6 +43,7 @@ class Rows:
     odd: Tensor  # (B, r, k)
     even: Tensor  # (B, r, k)
     value_even: Tensor  # (B, r)
+    energy: Tensor  # (B, r) w times |∇f(x + δ) − ∇f(x)|², odd and even parts together
     # Sums over a chunk that are not kept row by row, and so never part of a head:
     stein: Tensor | None = None  # (B, 2, 3) of quantities with mean zero when gradients belong to values, and squares
     skew: Tensor | None = None  # (B, rank, K + PROBES) of group sums
@@ -78,6 +79,7 @@ class Statistics:
     stein: Tensor  # (B, 2, 3) float64, see Rows
     rank: int  # dimensions that the draws live in; k unless these are group sums
     skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
+    known: Tensor | None = None  # (B, k, k) exact expectation that was subtracted from every row, float64
     gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
 
     @staticmethod
@@ -89,7 +91,7 @@ class Statistics:
             design=design,
             stream=tuple((Segment(seed, 0, 0),) for seed in seeds),
             n=torch.zeros(batch, dtype=torch.long, device=value.device),
-            head=Rows(none[..., 0], none, none, none, none[..., 0]),
+            head=Rows(none[..., 0], none, none, none, none[..., 0], none[..., 0]),
             total=None,
             even_sum=torch.zeros_like(gradient, dtype=torch.float64),
             value_sum=torch.zeros_like(value, dtype=torch.float64),
@@ -172,26 +174,38 @@ class Statistics:
                 f"{self.k} × {self.k} matrix is not made. Ask for fewer calls, or pass feature_mask to stream sums."
             )
 
+    def sampled(self) -> Tensor:
+        """Σ s oddᵀ over all rows as they were sampled, (B, k, k), float64."""
+        return self.head.sum() if self.total is None else self.total
+
     def summed(self) -> Tensor:
-        """Σ s oddᵀ over all rows, (B, k, k), float64."""
+        """Σ s oddᵀ over all rows, and what is known beforehand for each of them, (B, k, k), float64."""
+        known = 0 if self.known is None else self.known * self.n[:, None, None]
         if self.total is not None:
-            return self.total
+            return self.total + known
         if self.k > DENSE_LIMIT:
             raise ValueError(
                 f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
                 "row(i), diagonal() or eigh(k), which never make it."
             )
-        return self.head.sum()
+        return self.head.sum() + known
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether the head alone is the whole estimate."""
+        return self.total is None and self.known is None
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Statistics:
         """The same statistics in other coordinates: one linear map serves scores, gradients and sums alike."""
-        total = self.total
-        if total is not None:
-            total = linear(linear(total.to(self.gradient.dtype)).mT).mT.double()
+        total, known = (
+            None if m is None else linear(linear(m.to(self.gradient.dtype)).mT).mT.double()
+            for m in (self.total, self.known)
+        )
         return replace(
             self,
             head=self.head.map(linear),
             total=total,
+            known=known,
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
         )
@@ -213,6 +227,7 @@ class Statistics:
             value=self.value[index],
             gradient=self.gradient[index],
             stein=self.stein[index],
+            known=None if self.known is None else self.known[index],
             skew=None if self.skew is None else self.skew[index],
             gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
         )
@@ -224,7 +239,7 @@ class Statistics:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; with `design` and `stream` they are the whole of it."""
-        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "skew", "gram")
+        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "known", "skew", "gram")
         own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
@@ -266,13 +281,14 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
                 for name in _NAMES
             }
         ),
-        total=torch.cat([p.summed() for p in parts]) if dense else None,
+        total=torch.cat([p.sampled() for p in parts]) if dense else None,
         even_sum=torch.cat([p.even_sum for p in parts]),
         value_sum=torch.cat([p.value_sum for p in parts]),
         value=torch.cat([p.value for p in parts]),
         gradient=torch.cat([p.gradient for p in parts]),
         stein=torch.cat([p.stein for p in parts]),
         rank=parts[0].rank,
+        known=_cat([p.known for p in parts]),
         skew=_cat([p.skew for p in parts]),
         gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )
@@ -307,7 +323,7 @@ def _merge_one(a: Statistics, b: Statistics) -> Statistics:
         stream=(_chain(*a.stream[0], *b.stream[0]),),
         n=n,
         head=_cut(_join([a.head, b.head]), a.head_rows),
-        total=a.summed() + b.summed() if dense else None,
+        total=a.sampled() + b.sampled() if dense else None,
         even_sum=a.even_sum + b.even_sum,
         value_sum=a.value_sum + b.value_sum,
         stein=a.stein + b.stein,
@@ -361,4 +377,4 @@ def _pad(rows: Rows, to: int) -> Rows:
     return rows.each(lambda t: torch.cat([t, t.new_zeros(t.shape[0], missing, *t.shape[2:])], 1))
 
 
-_NAMES = ("weight", "score", "odd", "even", "value_even")
+_NAMES = ("weight", "score", "odd", "even", "value_even", "energy")
