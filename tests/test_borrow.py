@@ -8,6 +8,7 @@ from torch import nn
 
 from smoothhess import SmoothHess
 from smoothhess.borrow import modules_behind
+from smoothhess.oracle import Neuron
 
 
 class Net(nn.Module):
@@ -64,6 +65,41 @@ def test_given_back_as_it_was(fail_after):
             explain()
     assert_same(before, snapshot(net))
     assert x.grad is None
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x).relu()
+
+
+class Wrapped:
+    def __init__(self, net):
+        self.net = net
+
+    def __call__(self, x):
+        return self.net(x)
+
+
+def test_buffers_are_put_back():
+    net = Counting()
+    for f in (net, Wrapped(net), lambda x: net(x)):
+        SmoothHess(f).attribute(torch.ones(2, 4), 0, sigma=0.3, n_calls=10)
+        assert int(net.calls) == 0
+
+
+@pytest.mark.parametrize("wrap", [Wrapped, lambda net: Neuron(net, "b", 0)])
+def test_training_mode_is_seen_through_objects(wrap):
+    net = Net().train()
+    before = net.norm.running_mean.clone()
+    with pytest.raises(ValueError, match="layer 'norm'"):
+        SmoothHess(wrap(net)).attribute(torch.ones(2, 4), None, sigma=1.0)
+    assert torch.equal(net.norm.running_mean, before)
 
 
 def test_works_under_no_grad_and_autocast():

@@ -47,8 +47,8 @@ class TestContract:
 
 
 def test_draws_are_numpys_normals():
-    """The stream is documented, not accidental: block b of seed s is default_rng([s, b])."""
-    wanted = np.random.default_rng([5, 1]).standard_normal((3, 4))
+    """The stream is documented, not accidental: block b of seed s is SeedSequence(s, spawn_key=(b,))."""
+    wanted = np.random.default_rng(np.random.SeedSequence(5, spawn_key=(1,))).standard_normal((3, 4))
     assert np.array_equal(find_design("antithetic").rows(5, 64, 67, 4).z.numpy(), wanted)
 
 
@@ -81,6 +81,11 @@ def test_mixed_directions_are_uniform_enough():
 def test_sobol_has_a_largest_dimension():
     with pytest.raises(ValueError, match="serves up to 21201 dimensions, got 30000. Use design='orthogonal'"):
         find_design("sobol").rows(0, 0, 1, 30_000)
+
+
+def test_seeds_of_any_size_are_different():
+    for design in DESIGNS.values():
+        assert not torch.equal(design.rows(2**32, 0, 64, 5).z, design.rows(0, 64, 128, 5).z)
 
 
 def test_unknown_design():

@@ -373,9 +373,10 @@ def linear(x):
         ({"sigma": 1.0, "tol": 0.0}, "tol must be positive"),
         ({"sigma": 1.0, "design": "latin"}, "design must be one of"),
         ({"sigma": 1.0, "control": "magic"}, 'control must be "auto", "kink" or None'),
-        ({"sigma": 1.0, "internal_batch_size": 0}, "internal_batch_size must be at least 1"),
+        ({"sigma": 1.0, "internal_batch_size": 0}, "whole number of rows, at least 1, got 0"),
         ({"sigma": 1.0, "seed": [1, 2]}, "wanted one seed, or one per example: 3, got 2"),
-        ({"sigma": 1.0, "seed": -1}, "seeds must not be negative"),
+        ({"sigma": 1.0, "seed": -1}, "seeds must not be negative, got -1"),
+        ({"sigma": 1.0, "internal_batch_size": 2.5}, "whole number of rows"),
         ({"sigma": 1e-20}, "sigma is too small for torch.float64: .* loses 100% of it to rounding"),
         (
             {"sigma": 1.0, "feature_mask": torch.zeros(4, dtype=torch.long)},
@@ -412,6 +413,39 @@ def test_inference_mode():
             SmoothHess(linear).attribute(x, sigma=1.0)
     with pytest.raises(ValueError, match="were made in torch.inference_mode"):
         SmoothHess(linear).attribute(x, sigma=1.0)
+
+
+def test_a_single_lost_feature_is_noticed():
+    x = torch.ones(1, 200)
+    x[0, 0] = 1e8
+    with pytest.raises(ValueError, match="to an input feature loses"):
+        SmoothHess(linear).attribute(x, sigma=0.1, n_calls=10)
+
+
+def test_seeds_of_other_types():
+    import numpy as np
+
+    a, b, c = (
+        SmoothHess(OneHidden(5)).attribute(batch(), sigma=0.3, n_calls=20, seed=s).hessian
+        for s in ([0, 1, 2], np.arange(3), torch.arange(3))
+    )
+    assert torch.equal(a, b)
+    assert torch.equal(a, c)
+
+
+def test_more_says_when_gradients_do_not_belong():
+    f = lambda x: (x.detach() * x).sum(1)
+    first = SmoothHess(f).attribute(0.3 * torch.ones(1, 5).double(), sigma=0.5, n_calls=20)
+    with pytest.warns(UserWarning, match="do not belong to the values"):
+        SmoothHess(f).more(first, 1000)
+
+
+def test_photos_stop_at_what_can_be_kept(monkeypatch):
+    monkeypatch.setattr("smoothhess.statistics.DENSE_LIMIT", 3)
+    monkeypatch.setattr("smoothhess.statistics.HEAD_LEAST", 64)
+    monkeypatch.setattr("smoothhess.skew.DENSE_SKEW", 3)
+    with pytest.warns(UserWarning, match="stopped at max_calls=128"):
+        SmoothHess(OneHidden(5)).attribute(batch(1), sigma=0.3, tol=1e-4)
 
 
 def test_not_a_model():

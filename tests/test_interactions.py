@@ -267,6 +267,77 @@ def test_bad_questions(ask, text):
         ask(make())
 
 
+class TestGroupings:
+    def test_each_example_has_its_own_scales(self):
+        """A group that is empty in the first example is not without effect in the others."""
+        result = make(400, shape=(12,))
+        masks = torch.stack([torch.zeros(12, dtype=torch.long), torch.arange(12) % 3])
+        together, alone = result.groups(masks).top_pairs(3)[1], result[1].groups(masks[1]).top_pairs(3)[0]
+        assert [(p.i, p.j) for p in together] == [(p.i, p.j) for p in alone]
+        assert [p.effect for p in together] == pytest.approx([p.effect for p in alone])
+        joined = Interactions.cat([result[0].groups(masks[0] + torch.arange(12) // 11 * 2), result[1].groups(masks[1])])
+        assert joined.top_pairs(3)[1][0].effect == pytest.approx(alone[0].effect)
+
+    def test_plain_and_weighted_groups_do_not_mix(self):
+        result = make()
+        mask = torch.arange(12).reshape(3, 4) % 3
+        with pytest.raises(ValueError, match="cannot be put side by side"):
+            Interactions.cat([result[0].groups(mask, torch.ones(3, 4)), result[1].groups(mask)])
+
+    def test_groups_of_groups_can_be_continued(self):
+        x = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)).double()
+        explainer = SmoothHess(OneHidden(12))
+        first = explainer.attribute(x, sigma=0.3, n_calls=100)
+        inner, v = torch.arange(12).flip(0), torch.linspace(1, 2, 12).double()
+        outer = torch.arange(12) // 4
+        nested = explainer.more(first.groups(inner, v).groups(outer), 60)
+        wanted = explainer.more(first, 60).groups(inner, v).groups(outer)
+        torch.testing.assert_close(nested.hessian, wanted.hessian, **TIGHT)
+        torch.testing.assert_close(nested.stderr(), wanted.stderr(), rtol=1e-6, atol=1e-9)
+        assert nested.r2.isnan().all()
+
+    def test_masks_are_repeated_over_channels(self):
+        x = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(0)).double()
+        result = SmoothHess(OneHidden(12)).attribute(x, sigma=0.3, n_calls=50)
+        pixels = torch.arange(4).reshape(2, 2)
+        wanted = result.groups(pixels.expand(3, 2, 2)).hessian
+        for mask in (pixels, pixels[None], pixels[None, None]):
+            torch.testing.assert_close(result.groups(mask).hessian, wanted, **TIGHT)
+
+
+def test_a_budget_that_ran_out_stays_said():
+    explainer, x = SmoothHess(OneHidden(12)), torch.zeros(1, 12).double()
+    with pytest.warns(UserWarning, match="stopped at max_calls"):
+        short = explainer.attribute(x, sigma=0.3, tol=1e-3, max_calls=64)
+    assert explainer.more(short, 2).converged.tolist() == [False]
+
+
+def test_frozen_features_are_known_to_be_zero():
+    for n_calls in (2, 60):
+        result = make(n_calls, "frozen", shape=(12,))
+        assert (result.stderr()[:, 2] == 0).all()
+        assert (result.diagonal().stderr[:, 2] == 0).all()
+        assert (result.row(5).stderr == 0).all()
+        assert (result.row(0).stderr[:, 2] == 0).all()
+
+
+def test_significant_pairs_have_intervals_without_zero():
+    x = torch.zeros(200, 3).double()
+    result = SmoothHess(OneHidden(3)).attribute(x, sigma=0.5, n_calls=14, seed=range(200))
+    found = [p for pairs in result.top_pairs(3, q=0.05) for p in pairs if p.significant]
+    assert all(p.low > 0 or p.high < 0 for p in found)
+
+
+def test_indices_and_points_of_other_types():
+    import numpy as np
+
+    result = make()
+    torch.testing.assert_close(result.row(np.int64(5)).value, result.row(5).value)
+    torch.testing.assert_close(result.row(torch.tensor(5)).value, result.row(5).value)
+    single = SmoothHess(OneHidden(12).float()).attribute(torch.zeros(1, 12), sigma=0.3, n_calls=20)
+    assert single.taylor()(torch.zeros(1, 2, 12).double()).dtype == torch.float32
+
+
 def test_masks_must_be_integers():
     with pytest.raises(TypeError, match="integer group ids, got torch.float32"):
         make().groups(torch.zeros(3, 4))

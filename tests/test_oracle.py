@@ -39,6 +39,8 @@ def by_autograd(f, x):
         (torch.tensor(1), [1, 1, 1]),
         (np.int64(1), [1, 1, 1]),
         ([(1,), (0,), (2,)], [1, 0, 2]),
+        (np.array([3, 0, 1]), [3, 0, 1]),
+        ([torch.tensor(1), torch.tensor(2), torch.tensor(0)], [1, 2, 0]),
     ],
 )
 def test_targets(target, index):
@@ -74,6 +76,8 @@ def test_scalar_outputs_need_no_target(f):
         (torch.tensor([0.5]), TypeError, "must hold integers"),
         ("cat", TypeError, "target must be None, an int, .* got str"),
         (True, TypeError, "got bool"),
+        ([0.9, 1.7, 2.2], TypeError, "must hold ints, or tuples of ints"),
+        ([[0], [1], [2]], TypeError, "must hold ints, or tuples of ints"),
         ([(0,), (1, 1), (0,)], ValueError, "same number of output dimensions"),
         (torch.zeros(3, 2, dtype=torch.long), ValueError, "one index per example"),
     ],

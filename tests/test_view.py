@@ -279,6 +279,3 @@ def test_normalised_colours_are_brought_back_into_range():
 def test_image_refuses_what_is_no_image(table):
     with pytest.raises(ValueError, match=r"the inputs here have \(6,\)"):
         view.image(table)
-    groups = picture((4, 5), 100).groups(torch.arange(20).reshape(4, 5) // 4)
-    with pytest.raises(ValueError, match="groups of 5 groups"):
-        view.image(groups.groups(torch.tensor([0, 0, 1, 1, 2])))

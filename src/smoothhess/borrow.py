@@ -38,6 +38,8 @@ def modules_behind(forward_func: Callable[..., Any]) -> list[nn.Module]:
             cells = [c.cell_contents for c in item.__closure__ or () if _is_filled(c)]
             named = [item.__globals__[name] for name in item.__code__.co_names if name in item.__globals__]
             pending += [v for v in cells if callable(v)] + [v for v in named if isinstance(v, nn.Module)]
+        elif callable(item) and not isinstance(item, type) and hasattr(item, "__dict__"):  # an object with __call__
+            pending += [v for v in vars(item).values() if isinstance(v, nn.Module) or hasattr(v, "__code__")]
         pending += [getattr(item, name) for name in ("__self__", "__func__") if hasattr(item, name)]
     return list(found.values())
 
@@ -86,7 +88,22 @@ def borrowed(forward_func: Callable[..., Any], device: torch.device) -> Iterator
         stack.enter_context(torch.random.fork_rng(cuda))
         if device.type == "cuda":
             stack.enter_context(_full_float32())
+        stack.enter_context(_same_buffers(forward_func))
         yield
+
+
+@contextmanager
+def _same_buffers(forward_func: Callable[..., Any]) -> Iterator[None]:
+    """A model may count its calls, or keep running estimates, in its buffers."""
+    buffers = {id(b): b for root in modules_behind(forward_func) for b in root.buffers()}
+    kept = [(b, b.detach().clone()) for b in buffers.values()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
 
 
 @contextmanager

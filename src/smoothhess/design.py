@@ -65,6 +65,11 @@ class Design(ABC):
         return 2 if self.mirrored else 1
 
 
+def _generator(key: tuple[int, ...], *stream: int) -> np.random.Generator:
+    """The random numbers of (seed, block): no two keys share any, however large the seed."""
+    return np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=(*key[1:], *stream)))
+
+
 class Independent(Design):
     """Independent standard normal rows: Eq. 8 of the paper to the letter.
 
@@ -86,7 +91,7 @@ class Independent(Design):
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
         """Standard normal rows of weight 1."""
-        z = torch.from_numpy(np.random.default_rng(key).standard_normal((high, k))[low:])
+        z = torch.from_numpy(_generator(key).standard_normal((high, k))[low:])
         return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
 
 
@@ -123,7 +128,7 @@ class Orthogonal(Design):
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
         """Rows of a random orthogonal matrix, times radii from a stream of their own."""
-        radii = np.random.default_rng((*key, 1))
+        radii = _generator(key, 1)
         if k > SMALL:
             directions = _haar_rows(key, low, high, k) if k <= QR_LIMIT else _mixed_rows(key, low, high, k)
             radius = np.sqrt(radii.chisquare(k + 2, high))[low:]
@@ -132,7 +137,7 @@ class Orthogonal(Design):
             order = radii.permutation(2 * k)
             radius = np.sqrt(radii.chisquare(np.where(order < k, k + 2, k)))[low:high]
             order = order[low:high]
-            directions = np.concatenate([_haar_rows(key, 0, k, k), _haar_rows((*key, 1, 1), 0, k, k)])[order]
+            directions = np.concatenate([_haar_rows(key, 0, k, k), _haar_rows((*key, 2), 0, k, k)])[order]
             score = (2 * (order < k) * k / radius)[:, None] * directions
             weight = 2 / (1 + radius**2 / k)
         z = radius[:, None] * directions
@@ -157,7 +162,7 @@ def _haar_basis(key: tuple[int, ...], k: int) -> np.ndarray:
 
 
 def _gram_schmidt(key: tuple[int, ...], rows: int, k: int) -> np.ndarray:
-    q, r = np.linalg.qr(np.random.default_rng(key).standard_normal((rows, k)).T)
+    q, r = np.linalg.qr(_generator(key).standard_normal((rows, k)).T)
     return (q * np.sign(np.diagonal(r))).T
 
 
@@ -166,7 +171,7 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int) -> np.ndarray
 
     Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
     """
-    rng = np.random.default_rng(key)
+    rng = _generator(key)
     rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
     vectors = np.zeros((high - low, k))
     vectors[np.arange(high - low), np.arange(low, high)] = 1
@@ -210,7 +215,7 @@ class Sobol(Design):
                 f"design='sobol' serves up to {torch.quasirandom.SobolEngine.MAXDIM} dimensions, got {k}. "
                 "Use design='orthogonal'."
             )
-        scrambling = int(np.random.default_rng(key).integers(2**62))
+        scrambling = int(_generator(key).integers(2**62))
         points = torch.quasirandom.SobolEngine(k, scramble=True, seed=scrambling).draw(64, dtype=torch.float64)
         # A point is the corner of its cell of width 2⁻³⁰; its middle keeps the quantile finite and the law centred.
         z = torch.special.ndtri(points[low:high] + 2.0**-31)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from smoothhess.kinks import NoKinksError
 from smoothhess.noise import Noise
 from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs
 from smoothhess.sampler import Sampler
-from smoothhess.statistics import Statistics, concatenate
+from smoothhess.statistics import Statistics, concatenate, most_rows
 
 FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
 LEAST_ROWS, LEAST_DF = 32, 8  # and does not judge its own error from fewer rows or degrees of freedom;
@@ -106,6 +107,8 @@ class SmoothHess:
             self.forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size)
         )
         budget = _Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
+        if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
+            budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d))))
         sampler = Sampler(oracle, inputs, gaussian.to(inputs.device, inputs.dtype), plan, grouping)
         with (
             borrowed(self.forward_func, inputs.device),
@@ -155,12 +158,15 @@ class SmoothHess:
                 index = torch.nonzero(result.statistics.n == count).reshape(-1)
                 parts.append((index, sampler.extend(result.statistics.select(index), rows, index, bar)))
         stats = _in_order(parts)
-        return replace(
+        grown = replace(
             result,
             statistics=stats,
+            grouping=None if result.grouping is None else result.grouping.without_r2(),
             n_passes=result.n_passes + sampler.passes(torch.full_like(result.n_passes, rows)),
-            status=("calls",) * len(result),
+            status=tuple("budget" if s == "budget" else "calls" for s in result.status),
         )
+        _warn_inconsistent(grown)
+        return grown
 
 
 class NeuronSmoothHess:
@@ -391,12 +397,13 @@ def _rows(n: Any, plan: Design, name: str) -> int:
 
 
 def _seeds(seed: Any, batch: int) -> list[int]:
-    seeds = [seed] * batch if hasattr(seed, "__index__") else list(seed)
+    given: Any = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
+    seeds = [operator.index(s) for s in given]
     if len(seeds) != batch:
         raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
-    if any(int(s) < 0 for s in seeds):
-        raise ValueError("seeds must not be negative.")
-    return [int(s) for s in seeds]
+    if min(seeds) < 0:
+        raise ValueError(f"seeds must not be negative, got {min(seeds)}. Use 0, 1, 2, …")
+    return seeds
 
 
 def _progress(show: bool, rows: int, batch: int) -> tqdm:

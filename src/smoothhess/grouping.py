@@ -20,7 +20,7 @@ class Grouping:
     mask: Tensor  # (1 or B, D) group ids
     direction: Tensor | None  # (1 or B, D) weight of each feature
     count: int  # K
-    scales: Tensor  # (K,) size of a usual move of each group
+    scales: Tensor  # (1 or B, K) size of a usual move of each group, float64 on the CPU
     r2: Tensor  # (B,) of the Hessian that was summed
 
     @staticmethod
@@ -41,14 +41,23 @@ class Grouping:
         weight = None
         if direction is not None:
             weight = _flat(torch.as_tensor(direction).to(like), batch, features, "direction")
-        # A group moves by the root mean square of its features' σ; with a direction the move is in the sums already.
-        ids = mask[0].cpu()
-        members = torch.bincount(ids, minlength=count).clamp_min(1)
-        square = torch.zeros(count, dtype=torch.float64).index_add(0, ids, feature_scales.double().cpu().square())
-        scales = (square / members).sqrt() if weight is None else torch.ones(count, dtype=torch.float64)
-        return Grouping(
-            mask, weight, count, scales, torch.full((batch,), torch.nan, dtype=like.dtype, device=like.device)
-        )
+        scales = _scales(mask.cpu(), weight, count, feature_scales.double().cpu())
+        r2 = torch.full((batch,), torch.nan, dtype=like.dtype, device=like.device)
+        return Grouping(mask, weight, count, scales, r2)
+
+    def after(self, first: Grouping, feature_scales: Tensor) -> Grouping:
+        """This grouping of the groups of `first`, as one grouping of the features."""
+        batch = max(len(self.mask), len(first.mask))
+        mask = self.mask.expand(batch, -1).gather(1, first.mask.expand(batch, -1))
+        directions = []
+        if first.direction is not None:
+            directions.append(first.direction)
+        if self.direction is not None:
+            n = max(len(self.direction), len(first.mask))
+            directions.append(self.direction.expand(n, -1).gather(1, first.mask.expand(n, -1)))
+        weight = None if not directions else directions[0] if len(directions) == 1 else directions[0] * directions[1]
+        scales = _scales(mask.cpu(), weight, self.count, feature_scales.double().cpu())
+        return replace(self, mask=mask, direction=weight, scales=scales)
 
     def sum(self, x: Tensor) -> Tensor:
         """Group sums along the last dimension, (1 or B, …, D) → (…, K)."""
@@ -80,6 +89,7 @@ class Grouping:
             self,
             mask=self.mask if len(self.mask) == 1 else self.mask[index],
             direction=self.direction if self.direction is None or len(self.direction) == 1 else self.direction[index],
+            scales=self.scales if len(self.scales) == 1 else self.scales[index.cpu()],
             r2=self.r2[index],
         )
 
@@ -87,6 +97,10 @@ class Grouping:
         """On another device."""
         direction = None if self.direction is None else self.direction.to(device)
         return replace(self, mask=self.mask.to(device), direction=direction, r2=self.r2.to(device))
+
+    def without_r2(self) -> Grouping:
+        """For statistics that have changed since: group sums do not keep what r2 needs."""
+        return replace(self, r2=torch.full_like(self.r2, torch.nan))
 
     def same_as(self, other: Grouping | None) -> bool:
         """Whether the features are summed alike."""
@@ -100,18 +114,34 @@ class Grouping:
     def cat(parts: Sequence[Grouping], sizes: Sequence[int]) -> Grouping:
         """Side by side, for `sizes` examples each."""
         first = parts[0]
-        shared = all(len(p.mask) == 1 and p.same_as(first) for p in parts)
-        direction = first.direction
-        if not shared and direction is not None:
-            direction = torch.cat(
-                [p.direction.expand(n, -1) for p, n in zip(parts, sizes, strict=True) if p.direction is not None]
-            )
-        return replace(
-            first,
-            mask=first.mask if shared else torch.cat([p.mask.expand(n, -1) for p, n in zip(parts, sizes, strict=True)]),
-            direction=direction,
+        if len({p.direction is None for p in parts}) > 1:
+            raise ValueError("groups weighted by a direction and plain groups cannot be put side by side.")
+        if all(len(p.mask) == 1 and p.same_as(first) for p in parts):
+            return replace(first, r2=torch.cat([p.r2 for p in parts]))
+
+        def rows(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat([t.expand(n, -1) for t, n in zip(tensors, sizes, strict=True)])
+
+        return Grouping(
+            mask=rows([p.mask for p in parts]),
+            direction=None
+            if first.direction is None
+            else rows([p.direction for p in parts if p.direction is not None]),
+            count=first.count,
+            scales=rows([p.scales for p in parts]),
             r2=torch.cat([p.r2 for p in parts]),
         )
+
+
+def _scales(mask: Tensor, direction: Tensor | None, count: int, feature_scales: Tensor) -> Tensor:
+    """Root mean square of the σ of each group's features; with a direction the move is in the sums already."""
+    if direction is not None:
+        return torch.ones(1, count, dtype=torch.float64)
+    members = torch.zeros(len(mask), count, dtype=torch.float64).scatter_add(
+        1, mask, torch.ones_like(mask, dtype=torch.float64)
+    )
+    squares = torch.zeros_like(members).scatter_add(1, mask, feature_scales.square().expand(len(mask), -1))
+    return (squares / members.clamp_min(1)).sqrt()
 
 
 def probes(rank: int, like: Tensor) -> Tensor:
@@ -121,13 +151,19 @@ def probes(rank: int, like: Tensor) -> Tensor:
 
 
 def _flat(x: Tensor, batch: int, features: Sequence[int], name: str) -> Tensor:
-    """(1 or B, D) from the shape of one input, of one input with a leading 1, or of the batch."""
-    shape = tuple(x.shape)
-    if shape == tuple(features):
-        return x.reshape(1, -1)
-    if shape in ((1, *features), (batch, *features)):
-        return x.reshape(len(x), -1)
-    raise ValueError(f"{name} must have the shape of one input, {tuple(features)}, or of the batch, got {shape}.")
+    """(1 or B, D) from the shape of one input or of the batch; dimensions of size 1, or missing ones, are repeated."""
+    shape, features = tuple(x.shape), tuple(features)
+    own = x[None] if x.ndim <= len(features) else x
+    fits = own.ndim > 1 and len(own) in (1, batch)
+    try:
+        spread = torch.broadcast_shapes(own.shape[1:], features) if fits else ()
+    except RuntimeError:
+        spread = ()
+    if spread != features or (len(features) == 1 and own.shape[1:] != features):
+        raise ValueError(f"{name} must have the shape of one input, {features}, or of the batch, got {shape}.")
+    missing = len(features) + 1 - own.ndim
+    own = own.reshape(len(own), *[1] * missing, *own.shape[1:])
+    return own.expand(len(own), *features).reshape(len(own), -1)
 
 
 def _between(per_example: Tensor, x: Tensor) -> Tensor:

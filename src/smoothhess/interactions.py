@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -112,7 +113,7 @@ class Interactions:
     @property
     def converged(self) -> Tensor:
         """False where sampling stopped at max_calls before the tolerance was reached, (B,)."""
-        return torch.tensor([s != "budget" for s in self.status])
+        return torch.tensor([s != "budget" for s in self.status], device=self.device)
 
     # --- estimates ------------------------------------------------------------------------------------------------
 
@@ -256,7 +257,7 @@ class Interactions:
         return Estimate(value, variance.value.sqrt().to(self.dtype).reshape(value.shape), variance.df)
 
     def eigh(self, k: int = 8) -> Eigenpairs:
-        """The k leading eigenpairs of H by |λ|."""
+        """The k leading eigenpairs of H by |λ|; fewer where the estimate has lower rank, twice the rows at most."""
         b, d, _ = self.shape
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
@@ -284,9 +285,12 @@ class Interactions:
         asks what removing both groups does beyond removing each. No d × d matrix is made.
         """
         shape = (len(self), *self.feature_shape)
-        grouping = Grouping.make(feature_mask, direction, shape, self._scales, self.inputs)
+        grouping = Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs)
         grouping = replace(grouping, r2=self.r2)
         stats = self._features.map(grouping.sum)
+        whole = grouping
+        if self.grouping is not None:  # kept as one grouping of the features, so that `more` can go on with it
+            whole = grouping.after(self.grouping, self.gaussian.scales(self.inputs[0].numel()))
         if self._noise.skew is not None:  # what the skew says of the groups is kept with their sums
             q = grouping.directions(self.gaussian).double()
             watched = torch.cat([q, probes(stats.rank, q).expand(len(q), -1, -1)], 1).expand(len(self), -1, -1)
@@ -296,7 +300,7 @@ class Interactions:
             k = self.shape[1]
             skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
             stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
-        return replace(self, statistics=stats, grouping=grouping)
+        return replace(self, statistics=stats, grouping=whole)
 
     def top_pairs(
         self,
@@ -313,7 +317,8 @@ class Interactions:
         false discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
         """
         self._refuse_dense()
-        scales = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
+        given = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
+        given = given.expand(len(self), -1)
         variance = self._noise.of_entries()
         mean = self._features.summed() / self._features.n[:, None, None]
         return [
@@ -321,7 +326,7 @@ class Interactions:
                 symmetric(mean[b]),
                 variance.value[b],
                 variance.df[b],
-                scales,
+                given[b],
                 k,
                 names,
                 q,
@@ -335,7 +340,7 @@ class Interactions:
     def _scales(self) -> Tensor:
         if self.grouping is not None:
             return self.grouping.scales
-        return self.gaussian.scales(self.shape[1]).double()
+        return self.gaussian.scales(self.shape[1]).double()[None]
 
     def taylor(self, order: int = 2) -> Taylor:
         """The surrogate f(x₀) + Gᵀδ + ½δᵀHδ (order 2), or without its last term (order 1)."""
@@ -418,8 +423,13 @@ class Interactions:
         if not torch.allclose(self.output, other.output, rtol=1e-4, atol=1e-6):
             raise ValueError("the outputs of the two results differ: they come from different models or targets.")
         status = tuple(a if a == b else "calls" for a, b in zip(self.status, other.status, strict=True))
-        stats = merge(self.statistics, other.statistics)
-        return replace(self, statistics=stats, n_passes=self.n_passes + other.n_passes, status=status)
+        return replace(
+            self,
+            statistics=merge(self.statistics, other.statistics),
+            grouping=None if self.grouping is None else self.grouping.without_r2(),
+            n_passes=self.n_passes + other.n_passes,
+            status=status,
+        )
 
     def to(self, device: torch.device | str) -> Interactions:
         """The same result on another device."""
@@ -499,8 +509,9 @@ class Interactions:
 
     def _flat_index(self, i: int | tuple[int, ...]) -> int:
         shape = self.feature_shape
-        index = (i,) if isinstance(i, int) else tuple(i)
-        sizes = (self.shape[1],) if isinstance(i, int) else shape
+        single = hasattr(i, "__index__") and not isinstance(i, tuple)
+        index = tuple(map(operator.index, (i,) if single else i))  # type: ignore[arg-type]
+        sizes = (self.shape[1],) if single else shape
         if len(index) != len(sizes) or not all(-s <= j < s for j, s in zip(index, sizes, strict=True)):
             raise ValueError(f"feature {i!r} is not among the {self.shape[1]} features of shape {shape}.")
         flat = 0

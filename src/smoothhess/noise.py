@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from smoothhess.design import SMALL
 from smoothhess.gaussian import Gaussian
 from smoothhess.skew import Prior, Skew
 from smoothhess.statistics import PROBES, Rows, Statistics, symmetric
@@ -20,7 +21,7 @@ from smoothhess.units import Units
 
 ROW_DF = 3  # weight of rows inside blocks as witnesses of the gradient's and the value's noise, beside blocks
 ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
-BOOTSTRAPS = 16
+BOOTSTRAPS, LEAST_UNITS = 16, 8  # random signs of units for the operator norm, and how many units that needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +109,27 @@ class Noise:
 
     def of_entries(self) -> Variance:
         """Of every entry, (B, d, d)."""
+        inside = self._moving
+        entries = self._entries()
+        return Variance(torch.where(inside[:, None] & inside, entries, 0.0), self.df)
+
+    @cached_property
+    def _moving(self) -> Tensor:
+        """Which features move at all, (d,); what is frozen is known to be zero."""
+        if self.white is None:
+            return torch.ones(self.features.k, dtype=torch.bool, device=self.features.n.device)
+        return self.gaussian.precision_diagonal(self.features.k).to(self.features.n.device) > 0
+
+    def _entries(self) -> Tensor:
         units = self.units.of_entries()
         if self.prior is None:
-            return Variance(self._weigh(units, units, 0 * self.units.df), self.df)
+            return self._weigh(units, units, 0 * self.units.df)
         inner, gram = self._products()
         own = inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1)
         variance = self.prior.variance(
             (own[0][..., None], own[1][..., None]), (own[0][:, None], own[1][:, None]), (inner, gram)
         )
-        return Variance(self._weigh(units, variance, self.prior.df), self.df)
+        return self._weigh(units, variance, self.prior.df)
 
     def _products(self) -> tuple[Tensor, Tensor]:
         """(A q_i)·(A q_j) and q_i·q_j of all features, (B, d, d)."""
@@ -144,7 +157,8 @@ class Noise:
             own = self._own_products()
             return p.variance(own, own, own)
 
-        return self._of_form(head.score * head.odd, prior)
+        form = self._of_form(head.score * head.odd, prior)
+        return Variance(torch.where(self._moving, form.value, 0.0), form.df)
 
     def of_row(self, i: int) -> Variance:
         """Of H_ij for every j, (B, d)."""
@@ -165,7 +179,8 @@ class Noise:
             mine = own[0][:, i, None], own[1][:, i, None]
             return p.variance(mine, own, (inner, gram))
 
-        return self._of_form(rows, prior)
+        form = self._of_form(rows, prior)
+        return Variance(torch.where(self._moving & self._moving[i], form.value, 0.0), form.df)
 
     def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
         """Of uᵀHv for directions (B, d), (B,)."""
@@ -275,20 +290,23 @@ class Noise:
         stats = self.features
         raw = stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)
         size = torch.linalg.eigvalsh(symmetric(raw)).abs().amax(-1)
-        if self.prior is not None:  # the antisymmetric half errs like the symmetric one
-            k = stats.k
-            return size, torch.linalg.matrix_norm((raw - raw.mT) / 2, 2) * ((k + 1) / max(k - 1, 1)) ** 0.5
-        s, g = stats.head.score.double(), stats.head.odd.double()  # deviations of rows, with random signs
+        if self.prior is not None and bool((self.units.df < LEAST_UNITS).any()):
+            if stats.k <= SMALL or stats.rank <= SMALL:  # too few dimensions for more than a bound
+                return size, self.of_frobenius.sqrt()
+            skew = torch.linalg.matrix_norm((raw - raw.mT) / 2, 2)  # the antisymmetric half errs like the symmetric one
+            return size, skew * ((stats.k + 1) / (stats.k - 1)) ** 0.5
+        s, g = stats.head.score.double(), stats.head.odd.double()
         rng = torch.Generator().manual_seed(0)
         head = stats.n_head.reshape(-1, 1, 1).clamp_min(1)
         mean = stats.head.sum() / head
         norms = []
-        for _ in range(BOOTSTRAPS):
-            signs = torch.randint(0, 2, (1, s.shape[1], 1), generator=rng).to(s) * 2 - 1
-            balance = (self.units.sizes[..., None] * signs).sum(1, keepdim=True)
-            norms.append(torch.linalg.eigvalsh(symmetric(((s * signs).mT @ g - balance * mean) / head)).abs().amax(-1))
-        error = torch.stack(norms).mean(0) * (stats.n_head / stats.n.clamp_min(1)).sqrt()
-        return size, torch.where(stats.n_head > 1, error, torch.inf)
+        for _ in range(BOOTSTRAPS):  # deviations of units from their mean, with random signs
+            signs = torch.randint(0, 2, self.units.sizes.shape[1:], generator=rng).to(s) * 2 - 1
+            balance = (self.units.sizes * signs).sum(1).reshape(-1, 1, 1)
+            scored = s * self.units.spread(signs)[..., None]
+            norms.append(torch.linalg.eigvalsh(symmetric((scored.mT @ g - balance * mean) / head)).abs().amax(-1))
+        error = torch.stack(norms).square().mean(0).sqrt() * (stats.n_head / stats.n.clamp_min(1)).sqrt()
+        return size, torch.where(self.units.df > 0, error, torch.inf)
 
 
 def squared_norm(stats: Statistics) -> Tensor:

@@ -138,8 +138,8 @@ def check_inputs(inputs: Any) -> None:
 
 def check_batch_size(rows: int | None) -> int | None:
     """`internal_batch_size`, after making sure that it is a number of rows."""
-    if rows is not None and rows < 1:
-        raise ValueError(f"internal_batch_size must be at least 1, got {rows}.")
+    if rows is not None and (not hasattr(rows, "__index__") or rows < 1):
+        raise ValueError(f"internal_batch_size must be a whole number of rows, at least 1, got {rows}.")
     return rows
 
 

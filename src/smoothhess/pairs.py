@@ -50,7 +50,7 @@ def rank_pairs(
     value, stderr = hessian[i, j].double(), variance[i, j].double().sqrt()
     # 0/0 is an exact zero: no evidence of anything
     t = torch.where(value == 0, 0.0, value.abs() / stderr)
-    p = torch.where(torch.isfinite(stderr), student.two_sided_p(t, df.clamp_min(1)), 1.0)
+    p = torch.where(torch.isfinite(stderr), student.two_sided_p(t, df.clamp_min(0.05)), 1.0)
     q_values = benjamini_hochberg(p)
     effect = value * scales.to(value)[i] * scales.to(value)[j]
     chosen = effect.abs().argsort(descending=True, stable=True)[:k]

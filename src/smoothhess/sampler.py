@@ -225,9 +225,12 @@ def _odd(pairs: Tensor) -> Tensor:
 
 
 def _refuse_lost_noise(points: Tensor, x: Tensor, delta: Tensor) -> None:
-    lost = ((points - x[:, None, None]) - delta).norm() / (delta.norm() * len(x) ** 0.5 / len(delta) ** 0.5)
+    kept = points - x[:, None, None]  # (b, r, s, d)
+    size = delta.square().sum((1, 2)).sqrt()  # of each feature's noise, (1 or b, d)
+    share = (kept - delta).square().sum((1, 2)).sqrt() / size.clamp_min(torch.finfo(x.dtype).tiny)
+    lost = torch.where(size > 0, share, 0.0).max()
     if lost > 0.1:
         raise ValueError(
-            f"sigma is too small for {x.dtype}: adding the noise to the inputs loses {float(lost):.0%} of it to "
-            "rounding. Use a larger sigma, or float64 inputs and model."
+            f"sigma is too small for {x.dtype}: adding the noise to an input feature loses {float(lost):.0%} of it "
+            "to rounding. Use a larger sigma, or float64 inputs and model."
         )

@@ -21,7 +21,8 @@ from smoothhess.statistics import Statistics
 
 DENSE_SKEW = 4096  # coordinates up to which A is held as a matrix
 SPREAD_DF = 1.0  # degrees of freedom for each direction that shares the noise
-QUIET = 0.2  # a direction's noise is never taken for less than this share of the average
+QUIET = 0.07  # a direction's noise is never taken for less than this share of the average,
+PARALLEL = 0.4  # and not for less than this share where it is the interaction of a direction with itself
 
 
 class Skew:
@@ -84,6 +85,7 @@ class Prior:
         return torch.maximum(self.kappa(inner, gram), QUIET * t * gram / self.k)
 
     def variance(self, uu: tuple[Tensor, Tensor], vv: tuple[Tensor, Tensor], uv: tuple[Tensor, Tensor]) -> Tensor:
-        """Var(uᵀĤv) from the pairs (inner, gram) of uu, vv and uv."""
-        crossed = 2 * uv[1] * self.kappa(*uv)
-        return ((uu[1] * self.own(*vv) + vv[1] * self.own(*uu) + crossed) / 4).clamp_min(0)
+        """Var(uᵀĤv) from the pairs (inner, gram) of uu, vv and uv, never less than if all directions were QUIET."""
+        variance = (uu[1] * self.own(*vv) + vv[1] * self.own(*uu) + 2 * uv[1] * self.kappa(*uv)) / 4
+        t = self.trace.reshape(-1, *[1] * (variance.ndim - 1))
+        return torch.maximum(variance, t / self.k * (QUIET * uu[1] * vv[1] + PARALLEL * uv[1].square()) / 2)

@@ -26,6 +26,16 @@ PROBES = 16  # random directions in which group sums watch the noise of the whol
 DENSE_LIMIT = 20_000  # features; above it no k × k matrix is ever made
 
 
+def head_rows(rank: int) -> int:
+    """Most rows that a head keeps; photos keep no more than the least, which is gigabytes already."""
+    return HEAD_LEAST if rank > DENSE_LIMIT else max(HEAD_LEAST, HEAD_FACTOR * rank)
+
+
+def most_rows(rank: int) -> int:
+    """Most rows that an estimate of so many dimensions can have."""
+    return HEAD_LEAST if rank > DENSE_LIMIT else 1 << 62
+
+
 class Segment(NamedTuple):
     """Rows start … stop − 1 of the stream of one seed."""
 
@@ -112,7 +122,7 @@ class Statistics:
     @property
     def head_rows(self) -> int:
         """Most rows that the head keeps."""
-        return max(HEAD_LEAST, HEAD_FACTOR * self.rank)
+        return head_rows(self.rank)
 
     @property
     def n_head(self) -> Tensor:
@@ -264,9 +274,10 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         raise ValueError("results can be put side by side only when design and number of features are the same.")
     rows = max(p.head.odd.shape[1] for p in parts)
     longest = max(parts, key=lambda p: p.head.odd.shape[1]).head
-    # The scores stay shared where every part saw the first rows of the same stream.
-    starts = {tuple((s.seed, s.start) for s in example) for p in parts for example in p.stream}
-    shared = len(starts) == 1 and len(next(iter(starts))) == 1 and len(longest.score) == 1
+    # The scores stay shared where every part saw the same ones.
+    shared = all(
+        len(p.head.score) == 1 and torch.equal(p.head.score, longest.score[:, : p.head.score.shape[1]]) for p in parts
+    )
     heads = [_pad(p.head if shared else _own_scores(p), rows) for p in parts]
     dense = any(p.total is not None for p in parts)
     return Statistics(

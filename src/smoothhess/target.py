@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +30,17 @@ def entries(target: Any, batch: int) -> Tensor | None:
     """
     if target is None:
         return None
+    if isinstance(target, np.ndarray):
+        target = torch.from_numpy(target)
     if isinstance(target, Tensor):
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
             raise TypeError(f"target must hold integers, got a tensor of {target.dtype}.")
         flat = target.detach().cpu().reshape(-1)
         if target.ndim > 1 and target.shape[-1] != target.numel():
-            raise ValueError(f"a target tensor must hold one index per example, got shape {tuple(target.shape)}.")
+            raise ValueError(
+                f"a target tensor must hold one index per example, ({batch},), got shape {tuple(target.shape)}. "
+                "Squeeze it."
+            )
         target = int(flat) if flat.numel() == 1 else flat.tolist()
     if _is_index(target):
         rows = [(int(target),)] * batch
@@ -43,11 +49,13 @@ def entries(target: Any, batch: int) -> Tensor | None:
     elif isinstance(target, Sequence) and not isinstance(target, str | tuple) and len(target) == 0:
         raise ValueError("target is empty. Pass one index per example, or one for all.")
     elif isinstance(target, Sequence) and not isinstance(target, str | tuple):
+        if not all(map(_is_index, target)) and not all(isinstance(t, tuple) and all(map(_is_index, t)) for t in target):
+            raise TypeError("a list of targets must hold ints, or tuples of ints, one per example.")
         rows = [tuple(map(int, t)) if isinstance(t, tuple) else (int(t),) for t in target]
         if len(rows) != batch:
             raise ValueError(f"wanted one target per example, got {len(rows)} targets for {batch} examples.")
         if len({len(r) for r in rows}) != 1:
-            raise ValueError("all targets must index the same number of output dimensions.")
+            raise ValueError("all targets must index the same number of output dimensions: use tuples of one length.")
     else:
         raise TypeError(
             f"target must be None, an int, a tuple of ints, a list of them, or an integer tensor, "
@@ -57,7 +65,9 @@ def entries(target: Any, batch: int) -> Tensor | None:
 
 
 def _is_index(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not value.is_floating_point() and value.dtype != torch.bool
+    return hasattr(value, "__index__") and not isinstance(value, bool | np.ndarray)
 
 
 def check(rows: Tensor | None, output: Tensor) -> None:

@@ -28,7 +28,7 @@ class Taylor:
         if points.ndim != self.inputs.ndim + 1 or points.shape[0] != shape[0] or points.shape[2:] != shape[1:]:
             wanted = (shape[0], "n", *shape[1:])
             raise ValueError(f"points must be absolute, {wanted}, got {tuple(points.shape)}.")
-        return self.displaced((points - self.inputs[:, None]).flatten(2))
+        return self.displaced((points.to(self.inputs) - self.inputs[:, None]).flatten(2))
 
     def displaced(self, delta: Tensor) -> Tensor:
         """Values (B, n) at x₀ + δ for displacements (B, n, d)."""

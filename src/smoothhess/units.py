@@ -24,7 +24,11 @@ class Units:
             ends = [_boundaries(stats, b, self.size) for b in range(len(stats))]
             most = max(map(len, ends))
             sizes = [[b - a for a, b in e] + [0] * (most - len(e)) for e in ends]
-            self.ends = ends
+            grouped: dict[tuple[tuple[int, int], ...], list[int]] = {}
+            for example, own in enumerate(ends):
+                grouped.setdefault(tuple(own), []).append(example)
+            # examples whose units begin and end at the same rows are handled together
+            self.alike = [(torch.tensor(e, device=stats.n.device), own) for own, e in grouped.items()]
             self.sizes = torch.tensor(sizes, dtype=torch.float64, device=stats.n.device)
         self.weight = self.sizes.sum(1)  # rows in the head, (B,)
         # A unit of w rows is taken to have variance σ²/w. Few, unequal units know less than their number says.
@@ -37,10 +41,20 @@ class Units:
         if self.size == 1:
             return rows
         summed = rows.new_zeros(len(rows), self.sizes.shape[1], *rows.shape[2:])
-        for example, ends in enumerate(self.ends):
+        for examples, ends in self.alike:
             for unit, (a, b) in enumerate(ends):
-                summed[example, unit] = rows[example, a:b].sum(0)
+                summed[examples, unit] = rows[examples, a:b].sum(1)
         return summed
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values per unit (U,), repeated for the rows of each unit, (1 or B, P)."""
+        if self.size == 1:
+            return values[None]
+        rows = values.new_zeros(len(self.stats), self.stats.head.odd.shape[1])
+        for examples, ends in self.alike:
+            for unit, (a, b) in enumerate(ends):
+                rows[examples, a:b] = values[unit]
+        return rows
 
     def of_mean(self, rows: Tensor) -> Tensor:
         """Variance of the mean over all n rows of a quantity whose head values are `rows` (B, P, …)."""
@@ -62,10 +76,10 @@ class Units:
             squares = (cross + cross.mT + 2 * (s * g).mT @ (s * g)) / 4
         else:
             squares = torch.zeros_like(mean)
-            for example, ends in enumerate(self.ends):
-                scores = s[example if len(s) > 1 else 0]
+            for examples, ends in self.alike:
+                scores, gradients = s if len(s) == 1 else s[examples], g[examples]
                 for a, b in ends:
-                    squares[example] += symmetric(scores[a:b].mT @ g[example, a:b]).square() / (b - a)
+                    squares[examples] += symmetric(scores[:, a:b].mT @ gradients[:, a:b]).square() / (b - a)
         squares = squares - mean.square() / self.weight.clamp_min(1)[:, None, None]
         return self._per_mean(squares.clamp_min(0))
 
@@ -78,10 +92,11 @@ class Units:
             one = head.each(lambda t: t.expand(batch, *t.shape[1:]).reshape(-1, 1, *t.shape[2:]))
             squares = squared_norm(one).reshape(len(self.stats), -1).sum(1)
         else:
-            for example, ends in enumerate(self.ends):
+            for examples, ends in self.alike:
+                own = head.each(lambda t: t if len(t) == 1 else t[examples])  # noqa: B023
                 for a, b in ends:
-                    part = head.each(lambda t: t[example if len(t) > 1 else 0, a:b][None])  # noqa: B023
-                    squares[example] += squared_norm(part)[0] / (b - a)
+                    part = own.each(lambda t: t[:, a:b])  # noqa: B023
+                    squares[examples] += squared_norm(part) / (b - a)
         left = squares - whole
         return self._per_mean(torch.where(left > 1e-12 * squares, left, 0.0))
 

@@ -218,7 +218,11 @@ def test_works_without_gradients_and_after_an_error_they_are_back():
         ({"n_samples": 1}, ValueError, "n_samples must be at least 2, got 1."),
         ({"n_samples": 1e4}, TypeError, "n_samples must be an integer, got float."),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1."),
-        ({"internal_batch_size": 0}, ValueError, "internal_batch_size must be at least 1, got 0."),
+        (
+            {"internal_batch_size": 0},
+            ValueError,
+            "internal_batch_size must be a whole number of rows, at least 1",
+        ),
         ({"inputs": X[0]}, ValueError, r"inputs must be \(B, …\)"),
         ({"inputs": X.long()}, TypeError, "inputs must be float32 or float64"),
         ({"target": 7}, ValueError, r"target 7 is out of range for an output of shape"),

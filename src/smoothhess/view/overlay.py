@@ -76,8 +76,6 @@ def _places(one: Interactions, size: tuple[int, int]) -> tuple[Array, Array | No
     if one.grouping is None:
         return where, None
     mask = one.grouping.mask[0].cpu().numpy()
-    if len(mask) != n:
-        raise ValueError(f"these are groups of {len(mask)} groups: group the pixels themselves, {n}, to draw them.")
     members = np.maximum(np.bincount(mask, minlength=one.grouping.count), 1)[:, None]
     sums = np.stack([np.bincount(mask, weights=w, minlength=one.grouping.count) for w in where.T], 1)
     return sums / members, mask.reshape(-1, height, width)[0]
