@@ -281,6 +281,13 @@ class TestStopping:
         assert result.converged.all()
         assert int(result.n_calls) <= 20_000
 
+    def test_no_kink_met_is_not_called_a_tolerance_reached(self):
+        w = torch.zeros(20).double()
+        w[0] = 1
+        with pytest.warns(UserWarning, match="no kink was met and a larger sigma"):
+            result = SmoothHess(lambda x: torch.relu(x @ w - 1)).attribute(torch.zeros(1, 20).double(), sigma=0.1)
+        assert result.status == ("zero",)
+
     def test_a_signal_is_not_called_zero(self):
         result = SmoothHess(OneHidden(12)).attribute(batch(20, 12), sigma=0.5, tol=0.3)
         assert set(result.status) == {"tolerance"}
@@ -398,7 +405,7 @@ def test_bad_options(options, text):
         (torch.ones(0, 3), ValueError, "at least one example"),
         (torch.ones(3), ValueError, r"For a single example use x\[None\]"),
         (torch.tensor([[1.0, torch.nan]]), ValueError, "inputs contain NaN"),
-        ([[1.0]], TypeError, "must be one tensor with examples in dimension 0, got list"),
+        ([[1.0]], TypeError, "must be one torch tensor with examples in dimension 0, got list"),
     ],
 )
 def test_bad_inputs(inputs, error, text):

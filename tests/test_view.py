@@ -279,3 +279,10 @@ def test_normalised_colours_are_brought_back_into_range():
 def test_image_refuses_what_is_no_image(table):
     with pytest.raises(ValueError, match=r"the inputs here have \(6,\)"):
         view.image(table)
+
+
+def test_gradient_of_groups(table):
+    groups = table.groups(torch.tensor([0, 0, 1, 1, 2, 2]))
+    for names in (None, ["a", "b", "c"]):
+        ax = view.gradient(groups, names=names)
+        assert sorted(bar.get_width() for bar in ax.patches) == pytest.approx(sorted(groups.gradient[0].tolist()))

@@ -85,8 +85,8 @@ class SmoothHess:
             design: "orthogonal" (± pairs along orthonormal directions), "sobol", "antithetic" (± pairs, as in the
                 paper) or "iid" (Eq. 8 of the paper to the letter).
             control: "kink" samples only what the closed-form one-flip Hessian of the model's ReLUs leaves over:
-                unbiased, far less noisy on ReLU networks, at the price of a frozen pass for each call and rank/2 (or
-                3/2 rank) passes beforehand. "auto" and None apply none in this version.
+                unbiased, at the price of a frozen pass for each call and rank/2 (or 3/2 rank) passes beforehand. It
+                pays where few ReLUs flip within sigma and loses where many do. "auto" and None apply none so far.
             shrink: denoising; none exists yet, so nothing is applied and the result says shrink=False.
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
             internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
@@ -300,8 +300,8 @@ def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
     zero = enough & _looks_zero(noise)
     last = rows >= budget.most
     return [
-        "tolerance" if m else "zero" if z else "budget" if last else ""
-        for m, z in zip(met.tolist(), zero.tolist(), strict=True)
+        "zero" if z or (m and e == 0) else "tolerance" if m else "budget" if last else ""
+        for m, z, e in zip(met.tolist(), zero.tolist(), error.tolist(), strict=True)
     ]
 
 
@@ -327,18 +327,20 @@ def _warn_unfinished(result: Interactions, budget: _Budget) -> None:
         part = result[stopped]
         needed = part.calls_for(budget.tol or 0.1)
         estimate = f" About {int(needed.max())} calls would do." if torch.isfinite(needed).all() else ""
-        errors = part.relative_error
+        low, high = (f"{float(e):.3g}" for e in part.relative_error.aminmax())
+        reached = low if low == high else f"{low} to {high}"
         warnings.warn(
             f"{len(stopped)} of {len(result)} example(s) stopped at max_calls={int(part.n_calls.max())} before "
-            f"relative_error ≤ {budget.tol}: reached {float(errors.min()):.3g} to {float(errors.max()):.3g}.{estimate} "
+            f"relative_error ≤ {budget.tol}: reached {reached}.{estimate} "
             "Raise max_calls, or accept the error bars as they are.",
             stacklevel=4,
         )
     zeros = sum(s == "zero" for s in result.status)
     if zeros:
         warnings.warn(
-            f"{zeros} of {len(result)} example(s): H cannot be told from zero; interactions explain less than "
-            f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma.",
+            f"{zeros} of {len(result)} example(s): H cannot be told from zero. Interactions explain less than "
+            f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
+            "model is linear there, or no kink was met and a larger sigma would meet some.",
             stacklevel=4,
         )
 

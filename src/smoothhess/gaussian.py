@@ -206,7 +206,7 @@ class Diagonal(Gaussian):
     """Independent features with standard deviations `sigma`, one per feature; zero freezes a feature.
 
     The array may have the shape of one input or be flat. A frozen column (one-hot, category, identifier) is never
-    moved: its rows and columns of the Hessian are 0 with standard error 0.
+    moved: its gradient and its rows and columns of the Hessian are 0 with standard error 0.
 
     >>> Diagonal([0.5, 0.0, 2.0]).rank(3)
     2

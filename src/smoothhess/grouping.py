@@ -29,7 +29,10 @@ class Grouping:
     ) -> Grouping:
         """From a user's mask (and direction) for inputs of shape (B, *features); numbers follow `like`."""
         batch, *features = inputs_shape
-        mask = torch.as_tensor(feature_mask)
+        try:
+            mask = torch.as_tensor(feature_mask)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError("feature_mask must hold integer group ids; names cannot be used.") from error
         if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
             raise TypeError(f"feature_mask must hold integer group ids, got {mask.dtype}.")
         mask = _flat(mask, batch, features, "feature_mask").long().to(like.device)

@@ -256,9 +256,10 @@ class Interactions:
     def _estimate(self, value: Tensor, variance: Variance) -> Estimate:
         return Estimate(value, variance.value.sqrt().to(self.dtype).reshape(value.shape), variance.df)
 
-    def eigh(self, k: int = 8) -> Eigenpairs:
-        """The k leading eigenpairs of H by |λ|; fewer where the estimate has lower rank, twice the rows at most."""
+    def eigh(self, k: int | None = None) -> Eigenpairs:
+        """The k leading eigenpairs of H by |λ|, 8 by default; fewer where the estimate has lower rank."""
         b, d, _ = self.shape
+        k = min(8, d) if k is None else k
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
         head = self._features.head
@@ -300,7 +301,8 @@ class Interactions:
             k = self.shape[1]
             skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
             stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
-        return replace(self, statistics=stats, grouping=whole)
+        status = tuple("calls" if s == "tolerance" else s for s in self.status)  # the tolerance was that of all pairs
+        return replace(self, statistics=stats, grouping=whole, status=status)
 
     def top_pairs(
         self,
@@ -419,7 +421,7 @@ class Interactions:
         """This result and another of the same inputs from other draws, as if made in one run."""
         summed_alike = self.grouping is None or self.grouping.same_as(other.grouping)
         if not (_alike(self, other) and summed_alike and torch.equal(self.inputs, other.inputs)):
-            raise ValueError("only results of the same inputs, Gaussian, design and groups can be merged.")
+            raise ValueError("only results of the same inputs, Gaussian, design, control and groups can be merged.")
         if not torch.allclose(self.output, other.output, rtol=1e-4, atol=1e-6):
             raise ValueError("the outputs of the two results differ: they come from different models or targets.")
         status = tuple(a if a == b else "calls" for a, b in zip(self.status, other.status, strict=True))
@@ -471,7 +473,7 @@ class Interactions:
         return LinearOperator(self.shape[1:], matvec=product, rmatvec=product, matmat=product, dtype=kind)  # pyright: ignore
 
     def plot(self, kind: str = "heatmap", **options: Any) -> Any:
-        """A matplotlib figure of the first example: "heatmap", "pairs", "gradient" or "image"; see smoothhess.view."""
+        """Matplotlib axes showing one example: "heatmap", "pairs", "gradient" or "image"; see smoothhess.view."""
         from smoothhess import view
 
         return view.plot(self, kind, **options)
@@ -481,7 +483,8 @@ class Interactions:
         what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
         lines = [
             f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
-            f"{'' if self.unbiased else ', biased'}, seed {self.seed}",
+            f"{'' if self.control is None else f', control {self.control}'}{'' if self.unbiased else ', biased'}, "
+            f"seed {self.seed}",
             "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
         ]
         for i in range(min(b, 8)):
@@ -509,6 +512,8 @@ class Interactions:
 
     def _flat_index(self, i: int | tuple[int, ...]) -> int:
         shape = self.feature_shape
+        if isinstance(i, str):
+            raise TypeError(f"features are counted, not named: wanted an index, got {i!r}. Use names.index({i!r}).")
         single = hasattr(i, "__index__") and not isinstance(i, tuple)
         index = tuple(map(operator.index, (i,) if single else i))  # type: ignore[arg-type]
         sizes = (self.shape[1],) if single else shape

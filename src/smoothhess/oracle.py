@@ -115,8 +115,8 @@ def check_inputs(inputs: Any) -> None:
     """Raise unless `inputs` are one batch of finite floating point examples."""
     if not isinstance(inputs, Tensor):
         raise TypeError(
-            f"inputs must be one tensor with examples in dimension 0, got {type(inputs).__name__}. "
-            "Pass further inputs as additional_forward_args."
+            f"inputs must be one torch tensor with examples in dimension 0, got {type(inputs).__name__}. Use "
+            "torch.as_tensor; pass further inputs as additional_forward_args."
         )
     if inputs.dtype not in (torch.float32, torch.float64):
         raise TypeError(

@@ -47,6 +47,8 @@ def rank_pairs(
     if not d > 1:
         return []
     i, j = torch.triu_indices(d, d, 1, device=hessian.device)
+    moving = (scales > 0).to(hessian.device)
+    i, j = (index[moving[i] & moving[j]] for index in (i, j))  # frozen features are no candidates
     value, stderr = hessian[i, j].double(), variance[i, j].double().sqrt()
     # 0/0 is an exact zero: no evidence of anything
     t = torch.where(value == 0, 0.0, value.abs() / stderr)

@@ -64,7 +64,7 @@ def _bars(one: Interactions, k: int, labels: list[str] | None, ax: Axes | None) 
         raise ValueError(f"wanted k ≥ 1 bars, got k={k}.")
     d = one.shape[1]
     slope, stderr = (canvas.array(x[0]).reshape(-1) for x in (one.gradient, one.gradient_stderr))
-    scales = canvas.array(one.gaussian.scales(d) if one.grouping is None else one.grouping.scales)
+    scales = canvas.array(one.gaussian.scales(d) if one.grouping is None else one.grouping.scales[0])
     chosen = np.argsort(-np.abs(slope * scales), kind="stable")[:k]
     slope, reach = slope[chosen], 2 * stderr[chosen]
     labels = [str(i) if labels is None else labels[i] for i in chosen]
