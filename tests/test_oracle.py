@@ -128,6 +128,14 @@ def test_backs_off_when_memory_runs_out_and_keeps_the_batch():
         Oracle(lambda x: greedy(torch.zeros(9)), X)(X, OWNER)
 
 
+def test_counts_its_gradient_calls():
+    oracle = Oracle(net(), X, 0, None, 2)
+    oracle(X, OWNER)
+    oracle(X[:2], OWNER[:2])
+    oracle.values(X, OWNER)
+    assert oracle.n_rows == 5
+
+
 def test_other_runtime_errors_are_the_models_own():
     def broken(x):
         raise RuntimeError("shape '[3]' is invalid")

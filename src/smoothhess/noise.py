@@ -80,17 +80,20 @@ class Noise:
         """Degrees of freedom of the Hessian's variances, (B,)."""
         return self.units.df if self.prior is None else self.units.df + self.prior.df
 
-    def _weigh(self, units: Tensor, prior: Tensor, prior_df: Tensor) -> Tensor:
-        """The two witnesses' variances, weighted by their degrees of freedom; infinite where neither knows anything."""
+    def _weigh(self, units: Tensor, prior: Tensor | None = None, prior_df: Tensor | None = None) -> Tensor:
+        """The witnesses' variances, weighted by their degrees of freedom; infinite where none knows anything."""
         shape = (-1, *[1] * (units.ndim - 1))
-        a, b = self.units.df.reshape(shape), prior_df.reshape(shape)
+        a = self.units.df.reshape(shape)
+        if prior is None or prior_df is None:
+            return torch.where(a > 0, units, torch.inf)
+        b = prior_df.reshape(shape)
         return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
 
     def of_mean(self, rows: Tensor) -> Variance:
         """Of the mean of a quantity that has one value per row and no skew: value, gradient."""
         units = self.units.of_mean(rows)
         if self.prior is None:
-            return Variance(self._weigh(units, units, 0 * self.units.df), self.units.df)
+            return Variance(self._weigh(units), self.units.df)
         # Rows of one block err against each other: taken as independent they show too much noise, not too little.
         rows = rows.double()
         n_head, n = (t.reshape(-1, *[1] * (rows.ndim - 2)) for t in (self.features.n_head, self.features.n))
@@ -104,7 +107,7 @@ class Noise:
     def _of_form(self, rows: Tensor, prior: Callable[[Prior], Tensor]) -> Variance:
         units = self.units.of_mean(rows)
         if self.prior is None:
-            return Variance(self._weigh(units, units, 0 * self.units.df), self.df)
+            return Variance(self._weigh(units), self.df)
         return Variance(self._weigh(units, prior(self.prior), self.prior.df), self.df)
 
     def of_entries(self) -> Variance:
@@ -123,7 +126,7 @@ class Noise:
     def _entries(self) -> Tensor:
         units = self.units.of_entries()
         if self.prior is None:
-            return self._weigh(units, units, 0 * self.units.df)
+            return self._weigh(units)
         inner, gram = self._products()
         own = inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1)
         variance = self.prior.variance(
@@ -214,7 +217,7 @@ class Noise:
     def _frobenius(self) -> Tensor:
         units = self.units.of_norm(self.features.head, _squared_norm)
         if self.prior is None:
-            return self._weigh(units, units, 0 * self.units.df)
+            return self._weigh(units)
         if self.skew is None:
             inner, gram = self._group_products
             kappa = self.prior.kappa(inner, gram)
@@ -253,7 +256,7 @@ class Noise:
 
         noise = self.units.of_norm(white.head, one_sided)
         if self.prior is None:
-            noise = self._weigh(noise, noise, 0 * self.units.df)
+            noise = self._weigh(noise)
         else:
             total = self.gaussian.precisions(features.k).sum().to(self.prior.trace)
             prior = (total * self.prior.trace + (self.prior.k + 2) * self._kappa_trace) / 4

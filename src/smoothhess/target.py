@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Target = None | int | tuple[int, ...] | Sequence[int] | Sequence[tuple[int, ...]] | Tensor
-
 
 def entries(target: Any, batch: int) -> Tensor | None:
     """`target` as a (B, q) tensor of indices into the q trailing output dimensions, None when there is no target.
