@@ -232,8 +232,9 @@ def gradients(explanation: Explanation) -> Figure:
     images = explanation.task.names is None
     figure = canvas.new_figure(10.667, 3.4 if images else 3.8)
     panels = figure.subplots(1, len(WHICH))
+    limit = float(explanation.result.gradient.abs().max())  # the same colours in all three
     for i, ax in enumerate(panels):
-        view.gradient(explanation.result, example=i, k=10, names=explanation.task.names, ax=ax)
+        view.gradient(explanation.result, example=i, k=10, names=explanation.task.names, limit=limit, ax=ax)
         canvas.caption(ax, f"{WHICH[i]}: {explanation.task.classes[explanation.predicted[i]]}")
     words = "faint: within noise (|z| < 2)" if images else panels[0].get_xlabel().replace("\n", " ")
     for ax in panels:
@@ -245,7 +246,9 @@ def gradients(explanation: Explanation) -> Figure:
 def heatmap(explanation: Explanation) -> Figure:
     """The whole matrix of the typical input."""
     figure = canvas.new_figure(6.6, 5.6)
-    view.heatmap(explanation.result, example=WHICH.index("typical"), names=explanation.task.names, ax=figure.subplots())
+    which = WHICH.index("typical")
+    view.heatmap(explanation.result, example=which, names=explanation.task.names, ax=figure.subplots())
+    figure.suptitle(f"typical: {explanation.task.classes[explanation.predicted[which]]}", fontsize="medium")
     return figure
 
 

@@ -22,25 +22,27 @@ def gradient(
     k: int = 20,
     names: Sequence[str] | None = None,
     example: int = 0,
+    limit: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """SmoothGrad: a map for inputs (H, W), (1, H, W) or (3, H, W), else bars with error bars of ± 2 standard errors.
 
     What lies within noise is faint. Three channels are summed: what making the pixel brighter does. Bars show the k
-    features with the largest |G_i| σ_i, strongest on top.
+    features with the largest |G_i| σ_i, strongest on top. A map's colours go from −limit to limit; give one limit to
+    maps that are to be compared.
     """
     one = result[example]
     size = canvas.image_size(one.feature_shape)
     labels = canvas.check_names(names, one.shape[1])
-    return _bars(one, k, labels, ax) if size is None else _map(one, size, ax)
+    return _bars(one, k, labels, ax) if size is None else _map(one, size, limit, ax)
 
 
-def _map(one: Interactions, size: tuple[int, int], ax: Axes | None) -> Axes:
+def _map(one: Interactions, size: tuple[int, int], limit: float | None, ax: Axes | None) -> Axes:
     if one.shape[1] > size[0] * size[1]:  # channels: the sum over each pixel, with its own standard error
         pixels = torch.arange(size[0] * size[1], device=one.device).reshape(1, *size).expand(one.feature_shape)
         one = one.groups(pixels)
     slope, stderr = (canvas.array(x[0]).reshape(size) for x in (one.gradient, one.gradient_stderr))
-    limit = canvas.symmetric_limit(slope)
+    limit = canvas.symmetric_limit(slope) if limit is None else limit
     ax = canvas.new_axes(ax, 5.4, 4.4)
     picture = ax.imshow(
         slope,
@@ -52,7 +54,7 @@ def _map(one: Interactions, size: tuple[int, int], ax: Axes | None) -> Axes:
     )
     bar = ax.figure.colorbar(picture, ax=ax, fraction=0.046, pad=0.03)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.set_label("SmoothGrad: change of the output\nper unit of the pixel", fontsize="small")
+    bar.set_label("SmoothGrad: change of the output\nper unit of the pixel", fontsize="small", labelpad=10)
     ax.set_xticks([])
     ax.set_yticks([])
     canvas.caption(ax, "faint: within noise (|z| < 2)")
