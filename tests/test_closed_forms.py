@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from smoothhess import Isotropic, SmoothHess
+from smoothhess import Isotropic
 from smoothhess.design import DESIGNS
-from tests.truths import FOUR_QUADRANT_HESSIAN, OneHidden, covariance, four_quadrant, gaussians, quadratic
+from tests.truths import FOUR_QUADRANT_HESSIAN, OneHidden, Plain, covariance, four_quadrant, gaussians, quadratic
 
 SEEDS = 200
 
@@ -15,7 +15,7 @@ SEEDS = 200
 def repeated(f, x, gaussian, n_calls=None, design="antithetic", seeds=SEEDS, **options):
     """One input explained with many different seeds: a batch of independent estimates."""
     inputs = x.expand(seeds, *x.shape[1:]).clone()
-    return SmoothHess(f).attribute(
+    return Plain(f).attribute(
         inputs, gaussian=gaussian, n_calls=n_calls, design=design, seed=range(seeds), shrink=False, **options
     )
 
@@ -65,9 +65,7 @@ def test_affine_is_exact_under_mirrored_designs(d):
             assert (result.hessian == 0).all()
             assert (result.relative_error == 0).all()
             torch.testing.assert_close(result.gradient, b.expand(SEEDS, d), rtol=0, atol=1e-12)
-            adaptive = SmoothHess(lambda x: x @ b + 3).attribute(
-                torch.ones(1, d).double(), sigma=1.0, design=design.name
-            )
+            adaptive = Plain(lambda x: x @ b + 3).attribute(torch.ones(1, d).double(), sigma=1.0, design=design.name)
             assert adaptive.converged.all()
             assert int(adaptive.n_calls) == {1: 64, 2: 64, 12: 96, 64: 128}[d]  # the first look at 32 rows or more
 
@@ -165,7 +163,7 @@ def test_one_orthogonal_block_is_exact_for_quadratics(kind, d):
     project = gaussian.push(gaussian.pull(torch.eye(d).double()))
     calls = 2 * DESIGNS["orthogonal"].block_rows(gaussian.rank(d))
     f = lambda x: x @ b + (x @ a * x).sum(1) / 2
-    result = SmoothHess(f).attribute(torch.ones(1, d).double(), gaussian=gaussian, n_calls=calls)
+    result = Plain(f).attribute(torch.ones(1, d).double(), gaussian=gaussian, n_calls=calls)
     torch.testing.assert_close(result.hessian[0], project @ a @ project, rtol=0, atol=1e-10)
 
 
@@ -174,7 +172,7 @@ def test_orthogonal_rows_have_the_promised_covariance():
     seen = []
     d, gaussian = 12, gaussians(12)["dense"]
     f = lambda x: (seen.append(x.detach().clone()), x.square().sum(1))[1]
-    SmoothHess(f).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=200 * d)
+    Plain(f).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=200 * d)
     rows = torch.cat(seen)
     rows = rows[(rows != 0).any(1)]
     wanted = (d + 2) / d * covariance(gaussian, d)

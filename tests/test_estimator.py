@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import Diagonal, Isotropic, NeuronSmoothHess, SmoothHess, from_gradient, smooth_hvp
+from smoothhess import Diagonal, Isotropic, NeuronSmoothHess, from_gradient, smooth_hvp
 from smoothhess.design import DESIGNS, find_design
-from tests.truths import OneHidden, additive, covariance, gaussians
+from tests.truths import OneHidden, Plain, additive, covariance, gaussians
 
 
 def batch(b=3, d=5, seed=0):
@@ -38,7 +38,7 @@ def test_equation_8_by_hand(kind, design):
     z = torch.cat([z, -z]) if plan.mirrored else z
     delta = gaussian.colour(z)
     precision = torch.linalg.pinv(covariance(gaussian, d), hermitian=True)
-    result = SmoothHess(net).attribute(x, gaussian=gaussian, n_calls=n, design=design, seed=11, shrink=False)
+    result = Plain(net).attribute(x, gaussian=gaussian, n_calls=n, design=design, seed=11, shrink=False)
     for b in range(len(x)):
         points = (x[b] + delta).requires_grad_()
         value = net(points)
@@ -54,9 +54,7 @@ def test_equation_8_by_hand(kind, design):
 @pytest.mark.parametrize("internal_batch_size", [None, 7])
 def test_the_model_sees_exactly_n_calls_perturbed_rows(design, internal_batch_size):
     model, x, n = Recorder(OneHidden(5)), batch(1), 4000
-    result = SmoothHess(model).attribute(
-        x, sigma=0.3, n_calls=n, design=design, internal_batch_size=internal_batch_size
-    )
+    result = Plain(model).attribute(x, sigma=0.3, n_calls=n, design=design, internal_batch_size=internal_batch_size)
     delta = torch.cat(model.rows) - x
     moved = delta[(delta != 0).any(1)]
     assert len(moved) == n
@@ -68,7 +66,7 @@ def test_the_model_sees_exactly_n_calls_perturbed_rows(design, internal_batch_si
 
 def test_every_example_gets_its_calls():
     model, x, n = Recorder(OneHidden(5)), 100 * torch.arange(3).double()[:, None] + batch(), 60
-    SmoothHess(model).attribute(x, sigma=0.3, n_calls=n)
+    Plain(model).attribute(x, sigma=0.3, n_calls=n)
     rows = torch.cat(model.rows)
     assert [int(((rows - x[b]).abs().amax(1) < 50).sum()) for b in range(3)] == [n + 2] * 3
 
@@ -86,7 +84,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-12}
 @pytest.mark.parametrize(("first", "second"), [(20, 60), (30, 2600), (2400, 600)])
 def test_more_equals_one_run(first, second, design):
     """Also across the border where the factored form becomes dense."""
-    explainer, x = SmoothHess(OneHidden(5)), batch()
+    explainer, x = Plain(OneHidden(5)), batch()
     whole = explainer.attribute(x, sigma=0.3, n_calls=first + second, design=design)
     parts = explainer.more(explainer.attribute(x, sigma=0.3, n_calls=first, design=design), second)
     same(whole, parts, **EXACT)
@@ -94,7 +92,7 @@ def test_more_equals_one_run(first, second, design):
 
 @pytest.mark.parametrize("design", sorted(DESIGNS))
 def test_merge_equals_one_pass_over_both_streams(design):
-    explainer, x = SmoothHess(OneHidden(5)), batch()
+    explainer, x = Plain(OneHidden(5)), batch()
     a, b = (explainer.attribute(x, sigma=0.3, n_calls=400, design=design, seed=s) for s in (0, 1))
     both = a.merge(b)
     torch.testing.assert_close(both.hessian, (a.hessian + b.hessian) / 2, **EXACT)
@@ -113,7 +111,7 @@ def test_merge_equals_one_pass_over_both_streams(design):
 
 @pytest.mark.parametrize("design", sorted(DESIGNS))
 def test_an_adaptive_run_equals_a_run_of_that_many_calls(design):
-    explainer, x = SmoothHess(OneHidden(5)), batch(6)
+    explainer, x = Plain(OneHidden(5)), batch(6)
     adaptive = explainer.attribute(x, sigma=0.3, tol=0.2, design=design)
     assert adaptive.converged.all()
     assert (adaptive.relative_error <= 0.2).all()
@@ -129,14 +127,14 @@ def test_a_batch_equals_single_runs(design):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8)).double()
     x, target = batch(8), list(range(8))
-    together = SmoothHess(net).attribute(x, target, sigma=0.3, n_calls=100, design=design)
+    together = Plain(net).attribute(x, target, sigma=0.3, n_calls=100, design=design)
     for i in range(8):
-        same(together[i], SmoothHess(net).attribute(x[i : i + 1], i, sigma=0.3, n_calls=100, design=design), **EXACT)
+        same(together[i], Plain(net).attribute(x[i : i + 1], i, sigma=0.3, n_calls=100, design=design), **EXACT)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 100_000])
 def test_any_internal_batch_size(rows):
-    explainer, x = SmoothHess(OneHidden(5)), batch()
+    explainer, x = Plain(OneHidden(5)), batch()
     a, b = (explainer.attribute(x, sigma=0.3, n_calls=60, internal_batch_size=r) for r in (None, rows))
     same(a, b, **EXACT)
 
@@ -144,8 +142,8 @@ def test_any_internal_batch_size(rows):
 class TestEquivariance:
     def test_scaling_f(self):
         net, x = OneHidden(5), batch()
-        a = SmoothHess(net).attribute(x, sigma=0.3, n_calls=200)
-        b = SmoothHess(lambda x: -3 * net(x)).attribute(x, sigma=0.3, n_calls=200)
+        a = Plain(net).attribute(x, sigma=0.3, n_calls=200)
+        b = Plain(lambda x: -3 * net(x)).attribute(x, sigma=0.3, n_calls=200)
         torch.testing.assert_close(b.hessian, -3 * a.hessian, **EXACT)
         torch.testing.assert_close(b.stderr(), 3 * a.stderr(), **EXACT)
         torch.testing.assert_close(b.r2, a.r2, **EXACT)
@@ -154,9 +152,9 @@ class TestEquivariance:
         """In distribution; and exactly, when the noise is permuted too."""
         net, x, order = OneHidden(5), batch(1), torch.tensor([3, 0, 4, 1, 2])
         scales = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]).double()
-        a = SmoothHess(net).attribute(x, sigma=scales, n_calls=40_000)
+        a = Plain(net).attribute(x, sigma=scales, n_calls=40_000)
         inverse = order.argsort()
-        b = SmoothHess(lambda y: net(y[:, inverse])).attribute(x[:, order], sigma=scales[order], n_calls=40_000, seed=1)
+        b = Plain(lambda y: net(y[:, inverse])).attribute(x[:, order], sigma=scales[order], n_calls=40_000, seed=1)
         z = (b.hessian - a.hessian[:, order][:, :, order]) / (
             b.stderr() ** 2 + a.stderr()[:, order][:, :, order] ** 2
         ).sqrt()
@@ -170,16 +168,16 @@ class TestEquivariance:
         sigma = covariance(gaussian, 4)
         inverse = torch.linalg.inv(a)
         moved = type(gaussian)(inverse @ sigma @ inverse.mT)
-        plain = SmoothHess(net).attribute(x, gaussian=gaussian, n_calls=300)
-        changed = SmoothHess(lambda y: net(y @ a.mT)).attribute(x @ inverse.mT, gaussian=moved, n_calls=300)
+        plain = Plain(net).attribute(x, gaussian=gaussian, n_calls=300)
+        changed = Plain(lambda y: net(y @ a.mT)).attribute(x @ inverse.mT, gaussian=moved, n_calls=300)
         torch.testing.assert_close(changed.hessian[0], a.mT @ plain.hessian[0] @ a, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(changed.gradient[0], plain.gradient[0] @ a, rtol=1e-8, atol=1e-10)
 
 
 def test_float32_sees_the_same_draws():
     net, x = OneHidden(5), batch()
-    a = SmoothHess(net).attribute(x, sigma=0.3, n_calls=2000)
-    b = SmoothHess(OneHidden(5).float()).attribute(x.float(), sigma=0.3, n_calls=2000)
+    a = Plain(net).attribute(x, sigma=0.3, n_calls=2000)
+    b = Plain(OneHidden(5).float()).attribute(x.float(), sigma=0.3, n_calls=2000)
     assert b.hessian.dtype == torch.float32
     torch.testing.assert_close(b.hessian.double(), a.hessian, rtol=1e-3, atol=1e-4)
 
@@ -187,15 +185,15 @@ def test_float32_sees_the_same_draws():
 def test_inputs_of_any_shape():
     net = OneHidden(12)
     x = batch(2, 12)
-    flat = SmoothHess(net).attribute(x, sigma=0.3, n_calls=100)
-    shaped = SmoothHess(net).attribute(x.reshape(2, 3, 1, 4), sigma=0.3, n_calls=100)
+    flat = Plain(net).attribute(x, sigma=0.3, n_calls=100)
+    shaped = Plain(net).attribute(x.reshape(2, 3, 1, 4), sigma=0.3, n_calls=100)
     assert shaped.gradient.shape == (2, 3, 1, 4)
     torch.testing.assert_close(shaped.hessian, flat.hessian, **EXACT)
     assert shaped.feature_shape == (3, 1, 4)
 
 
 def test_grouped_streaming_equals_groups():
-    explainer, x = SmoothHess(OneHidden(12)), batch(2, 12).reshape(2, 3, 4)
+    explainer, x = Plain(OneHidden(12)), batch(2, 12).reshape(2, 3, 4)
     own = torch.stack([torch.arange(12).reshape(3, 4) % 5, torch.arange(12).reshape(3, 4) // 3])
     for gaussian in gaussians(12).values():
         for mask in (own[0], own):
@@ -217,7 +215,7 @@ def test_r2_is_the_score_on_gradients_never_seen():
     for gaussian in (Isotropic(0.4), Diagonal([0.1, 0.0, 0.3, 0.4, 0.2, 0.3]), gaussians(6)["dense"]):
         for n in (40, 400):
             for design in ("iid", "antithetic", "orthogonal"):
-                result = SmoothHess(net).attribute(
+                result = Plain(net).attribute(
                     x.repeat_interleave(100, 0), gaussian=gaussian, n_calls=n, design=design, seed=range(200)
                 )
                 fresh = gaussian.colour(
@@ -245,7 +243,7 @@ class TestSteinCheck:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             x = batch(200, d)
-            result = SmoothHess(OneHidden(d)).attribute(x, sigma=0.5, n_calls=256, design=design, seed=range(200))
+            result = Plain(OneHidden(d)).attribute(x, sigma=0.5, n_calls=256, design=design, seed=range(200))
         assert result.stein_z.abs().max() < 6
         assert result.stein_z[:, 1].std() < 1.3
 
@@ -255,7 +253,7 @@ class TestSteinCheck:
             return torch.where(r < 0.6, a * a / 2 + a * b, torch.where(r < 1.2, a * b, -5 * a * b))
 
         with pytest.warns(UserWarning, match="It probably jumps"):
-            SmoothHess(nested).attribute(torch.zeros(1, 2).double(), sigma=0.25, n_calls=16_000)
+            Plain(nested).attribute(torch.zeros(1, 2).double(), sigma=0.25, n_calls=16_000)
 
     @pytest.mark.parametrize(
         "f",
@@ -267,14 +265,14 @@ class TestSteinCheck:
     )
     def test_wrong_gradients_are_flagged(self, f):
         with pytest.warns(UserWarning, match="do not belong to the values"):
-            SmoothHess(f).attribute(0.3 * torch.ones(1, 5).double(), sigma=0.5, n_calls=1000)
+            Plain(f).attribute(0.3 * torch.ones(1, 5).double(), sigma=0.5, n_calls=1000)
 
 
 class TestStopping:
     def test_zero_is_recognised(self):
         """f = sin has no curvature at 0 but plenty of noise."""
         with pytest.warns(UserWarning, match="H cannot be told from zero"):
-            result = SmoothHess(lambda x: x.abs().sum(1) * 0 + (3 * x).sin().sum(1)).attribute(
+            result = Plain(lambda x: x.abs().sum(1) * 0 + (3 * x).sin().sum(1)).attribute(
                 torch.zeros(1, 3).double(), sigma=1.0, design="iid", tol=0.05
             )
         assert result.status == ("zero",)
@@ -285,18 +283,18 @@ class TestStopping:
         w = torch.zeros(20).double()
         w[0] = 1
         with pytest.warns(UserWarning, match="no kink was met and a larger sigma"):
-            result = SmoothHess(lambda x: torch.relu(x @ w - 1)).attribute(torch.zeros(1, 20).double(), sigma=0.1)
+            result = Plain(lambda x: torch.relu(x @ w - 1)).attribute(torch.zeros(1, 20).double(), sigma=0.1)
         assert result.status == ("zero",)
 
     def test_a_signal_is_not_called_zero(self):
-        result = SmoothHess(OneHidden(12)).attribute(batch(20, 12), sigma=0.5, tol=0.3)
+        result = Plain(OneHidden(12)).attribute(batch(20, 12), sigma=0.5, tol=0.3)
         assert set(result.status) == {"tolerance"}
 
     def test_the_budget_ends_it_with_a_warning(self):
         with pytest.warns(
             UserWarning, match=r"stopped at max_calls=64 before relative_error ≤ 0.001: reached .* calls would do"
         ):
-            result = SmoothHess(OneHidden(5)).attribute(batch(1), sigma=0.3, tol=1e-3, max_calls=64)
+            result = Plain(OneHidden(5)).attribute(batch(1), sigma=0.3, tol=1e-3, max_calls=64)
         assert result.converged.tolist() == [False]
         assert int(result.n_calls) == 64
 
@@ -305,7 +303,7 @@ class TestStopping:
         x = torch.cat([batch(3), 50 + batch(1)])  # the last one sees hardly a kink
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = SmoothHess(net).attribute(x, sigma=0.3, tol=0.2)
+            result = Plain(net).attribute(x, sigma=0.3, tol=0.2)
         assert len(set(result.n_calls.tolist())) > 1
         assert result[3].hessian.shape == (1, 5, 5)
 
@@ -313,8 +311,8 @@ class TestStopping:
 def test_smooth_hvp():
     net, x = OneHidden(5), batch(2)
     v = torch.linspace(-1, 1, 5).double()
-    wanted = SmoothHess(net).attribute(x, sigma=0.3, n_calls=100).hessian @ v
-    torch.testing.assert_close(smooth_hvp(net, x, v, sigma=0.3, n_calls=100), wanted)
+    wanted = Plain(net).attribute(x, sigma=0.3, n_calls=100).hessian @ v
+    torch.testing.assert_close(smooth_hvp(net, x, v, sigma=0.3, n_calls=100, control=None, shrink=False), wanted)
     leaf = x.clone().requires_grad_()
     (g,) = torch.autograd.grad(net(leaf).sum(), leaf, create_graph=True)
     own = torch.autograd.grad(g @ v, leaf, torch.ones(2).double(), allow_unused=True)[0] if g.requires_grad else None
@@ -326,9 +324,11 @@ def test_neuron_more():
     net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 2)).double()
     neuron, x = NeuronSmoothHess(net, "3"), batch()
     options = {"attribute_to_neuron_input": True}
-    first = neuron.attribute(x, 4, sigma=0.3, n_calls=40, **options)
-    torch.testing.assert_close(first.output, net[:3](x)[:, 4].detach())
-    same(neuron.more(first, 60, 4, **options), neuron.attribute(x, 4, sigma=0.3, n_calls=100, **options), **EXACT)
+    for control in (None, "kink"):
+        more = options | {"control": control}
+        first = neuron.attribute(x, 4, sigma=0.3, n_calls=40, **more)
+        torch.testing.assert_close(first.output, net[:3](x)[:, 4].detach())
+        same(neuron.more(first, 60, 4, **options), neuron.attribute(x, 4, sigma=0.3, n_calls=100, **more), **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_false_discoveries_stay_below_q(design, half, n_calls, least):
     """Additive network: every cross pair is null. Mean share of false discoveries over 200 seeds."""
     net, seeds = additive(half, half), 200
     x = 0.2 * torch.ones(seeds, 2 * half).double()
-    result = SmoothHess(net).attribute(x, sigma=0.5, n_calls=n_calls, seed=range(seeds), design=design)
+    result = Plain(net).attribute(x, sigma=0.5, n_calls=n_calls, seed=range(seeds), design=design)
     for q in (0.05, 0.2):
         rates, found = [], 0
         for pairs in result.top_pairs(half * (2 * half - 1), q=q):
@@ -394,7 +394,7 @@ def linear(x):
 )
 def test_bad_options(options, text):
     with pytest.raises(ValueError, match=text):
-        SmoothHess(linear).attribute(batch(), **options)
+        Plain(linear).attribute(batch(), **options)
 
 
 @pytest.mark.parametrize(
@@ -410,30 +410,30 @@ def test_bad_options(options, text):
 )
 def test_bad_inputs(inputs, error, text):
     with pytest.raises(error, match=text):
-        SmoothHess(linear).attribute(inputs, sigma=1.0)
+        Plain(linear).attribute(inputs, sigma=1.0)
 
 
 def test_inference_mode():
     with torch.inference_mode():
         x = torch.ones(1, 3)
         with pytest.raises(ValueError, match=r"inputs were made in torch.inference_mode|inside torch.inference_mode"):
-            SmoothHess(linear).attribute(x, sigma=1.0)
+            Plain(linear).attribute(x, sigma=1.0)
     with pytest.raises(ValueError, match="were made in torch.inference_mode"):
-        SmoothHess(linear).attribute(x, sigma=1.0)
+        Plain(linear).attribute(x, sigma=1.0)
 
 
 def test_a_single_lost_feature_is_noticed():
     x = torch.ones(1, 200)
     x[0, 0] = 1e8
     with pytest.raises(ValueError, match="to an input feature loses"):
-        SmoothHess(linear).attribute(x, sigma=0.1, n_calls=10)
+        Plain(linear).attribute(x, sigma=0.1, n_calls=10)
 
 
 def test_seeds_of_other_types():
     import numpy as np
 
     a, b, c = (
-        SmoothHess(OneHidden(5)).attribute(batch(), sigma=0.3, n_calls=20, seed=s).hessian
+        Plain(OneHidden(5)).attribute(batch(), sigma=0.3, n_calls=20, seed=s).hessian
         for s in ([0, 1, 2], np.arange(3), torch.arange(3))
     )
     assert torch.equal(a, b)
@@ -442,9 +442,9 @@ def test_seeds_of_other_types():
 
 def test_more_says_when_gradients_do_not_belong():
     f = lambda x: (x.detach() * x).sum(1)
-    first = SmoothHess(f).attribute(0.3 * torch.ones(1, 5).double(), sigma=0.5, n_calls=20)
+    first = Plain(f).attribute(0.3 * torch.ones(1, 5).double(), sigma=0.5, n_calls=20)
     with pytest.warns(UserWarning, match="do not belong to the values"):
-        SmoothHess(f).more(first, 1000)
+        Plain(f).more(first, 1000)
 
 
 def test_photos_stop_at_what_can_be_kept(monkeypatch):
@@ -452,37 +452,37 @@ def test_photos_stop_at_what_can_be_kept(monkeypatch):
     monkeypatch.setattr("smoothhess.statistics.HEAD_LEAST", 64)
     monkeypatch.setattr("smoothhess.skew.DENSE_SKEW", 3)
     with pytest.warns(UserWarning, match="stopped at max_calls=128"):
-        SmoothHess(OneHidden(5)).attribute(batch(1), sigma=0.3, tol=1e-4)
+        Plain(OneHidden(5)).attribute(batch(1), sigma=0.3, tol=1e-4)
 
 
 def test_not_a_model():
     with pytest.raises(TypeError, match="forward_func must be a model"):
-        SmoothHess(3)  # type: ignore[arg-type]
+        Plain(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="n_calls must be an integer, got float"):
-        SmoothHess(linear).attribute(batch(), sigma=1.0, n_calls=1e4)  # type: ignore[arg-type]
+        Plain(linear).attribute(batch(), sigma=1.0, n_calls=1e4)  # type: ignore[arg-type]
 
 
 def test_a_model_that_changes_between_calls():
     calls = iter(range(1000))
     with pytest.raises(ValueError, match="is random or mixes the rows"):
-        SmoothHess(lambda x: x.sum(1) + next(calls)).attribute(batch(), sigma=1.0, n_calls=10)
+        Plain(lambda x: x.sum(1) + next(calls)).attribute(batch(), sigma=1.0, n_calls=10)
 
 
 def test_a_model_that_mixes_its_batch():
     with pytest.raises(ValueError, match="is random or mixes the rows"):
-        SmoothHess(lambda x: (x - x.mean(0)).square().sum(1)).attribute(batch(1), sigma=1.0, n_calls=10)
+        Plain(lambda x: (x - x.mean(0)).square().sum(1)).attribute(batch(1), sigma=1.0, n_calls=10)
 
 
 def test_more_with_another_model():
-    first = SmoothHess(OneHidden(5)).attribute(batch(), sigma=0.3, n_calls=10)
+    first = Plain(OneHidden(5)).attribute(batch(), sigma=0.3, n_calls=10)
     with pytest.raises(ValueError, match="another model, layer or additional_forward_args"):
-        SmoothHess(OneHidden(5, seed=9)).more(first, 10)
+        Plain(OneHidden(5, seed=9)).more(first, 10)
 
 
 def test_too_many_rows_of_too_many_features(monkeypatch):
     monkeypatch.setattr("smoothhess.statistics.DENSE_LIMIT", 3)
     monkeypatch.setattr("smoothhess.interactions.DENSE_LIMIT", 3)
-    explainer = SmoothHess(OneHidden(5))
+    explainer = Plain(OneHidden(5))
     small = explainer.attribute(batch(), sigma=0.3, n_calls=10)
     with pytest.raises(ValueError, match=r"Use result @ v, groups\(mask\)"):
         _ = small.hessian

@@ -5,14 +5,14 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import nn
 
-from smoothhess import Interactions, SmoothHess
+from smoothhess import Interactions
 from smoothhess.pairs import benjamini_hochberg
-from tests.truths import OneHidden, gaussians
+from tests.truths import OneHidden, Plain, gaussians
 
 
 def make(n_calls=60, kind="isotropic", b=2, d=12, shape=(3, 4), **options):
     x = torch.randn(b, d, generator=torch.Generator().manual_seed(0)).double().reshape(b, *shape)
-    return SmoothHess(OneHidden(d)).attribute(x, gaussian=gaussians(d)[kind], n_calls=n_calls, **options)
+    return Plain(OneHidden(d)).attribute(x, gaussian=gaussians(d)[kind], n_calls=n_calls, **options)
 
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
@@ -104,7 +104,7 @@ def test_scipy_wants_one_example():
 
 
 def test_a_loaded_result_can_be_continued(tmp_path):
-    explainer = SmoothHess(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)).double())
+    explainer = Plain(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)).double())
     x = torch.ones(2, 3, 4).double()
     first = explainer.attribute(x, [2, 0], sigma=0.3, n_calls=40)
     first.save(tmp_path / "r")
@@ -125,7 +125,7 @@ def test_damaged_and_foreign_files(tmp_path):
     with pytest.raises(ValueError, match="holds tensors but no smoothhess result"):
         Interactions.load(tmp_path / "foreign")
     save_file({"a": torch.ones(2)}, tmp_path / "v", {"format": "smoothhess.interactions", "version": "99"})
-    with pytest.raises(ValueError, match="format version 99, this smoothhess reads version 1"):
+    with pytest.raises(ValueError, match="format version 99, this smoothhess reads versions 1 and 2"):
         Interactions.load(tmp_path / "v")
     save_file(
         {"a": torch.ones(2)}, tmp_path / "d", {"format": "smoothhess.interactions", "version": "1", "about": "{}"}
@@ -178,7 +178,9 @@ def test_repr_is_worth_reading():
 
 def test_what_was_applied_is_recorded():
     result = make(control="auto", shrink=True)
-    assert (result.control, result.shrink, result.unbiased, result.design) == (None, False, True, "orthogonal")
+    assert (result.control, result.shrink, result.unbiased, result.design) == ("kink", True, True, "orthogonal")
+    result = make(control=None, shrink=False)
+    assert (result.control, result.control_note, result.shrink) == (None, "none was asked for", False)
 
 
 class TestPairs:
@@ -223,7 +225,7 @@ class TestPairs:
         torch.testing.assert_close(benjamini_hochberg(p), torch.from_numpy(false_discovery_control(p.numpy())))
 
     def test_one_feature_has_no_pairs(self):
-        one = SmoothHess(OneHidden(1)).attribute(torch.zeros(1, 1).double(), sigma=0.5, n_calls=10)
+        one = Plain(OneHidden(1)).attribute(torch.zeros(1, 1).double(), sigma=0.5, n_calls=10)
         assert one.top_pairs() == [[]]
 
 
@@ -285,7 +287,7 @@ class TestGroupings:
 
     def test_groups_of_groups_can_be_continued(self):
         x = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)).double()
-        explainer = SmoothHess(OneHidden(12))
+        explainer = Plain(OneHidden(12))
         first = explainer.attribute(x, sigma=0.3, n_calls=100)
         inner, v = torch.arange(12).flip(0), torch.linspace(1, 2, 12).double()
         outer = torch.arange(12) // 4
@@ -297,7 +299,7 @@ class TestGroupings:
 
     def test_masks_are_repeated_over_channels(self):
         x = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(0)).double()
-        result = SmoothHess(OneHidden(12)).attribute(x, sigma=0.3, n_calls=50)
+        result = Plain(OneHidden(12)).attribute(x, sigma=0.3, n_calls=50)
         pixels = torch.arange(4).reshape(2, 2)
         wanted = result.groups(pixels.expand(3, 2, 2)).hessian
         for mask in (pixels, pixels[None], pixels[None, None]):
@@ -305,7 +307,7 @@ class TestGroupings:
 
 
 def test_a_budget_that_ran_out_stays_said():
-    explainer, x = SmoothHess(OneHidden(12)), torch.zeros(1, 12).double()
+    explainer, x = Plain(OneHidden(12)), torch.zeros(1, 12).double()
     with pytest.warns(UserWarning, match="stopped at max_calls"):
         short = explainer.attribute(x, sigma=0.3, tol=1e-3, max_calls=64)
     assert explainer.more(short, 2).converged.tolist() == [False]
@@ -322,7 +324,7 @@ def test_frozen_features_are_known_to_be_zero():
 
 def test_significant_pairs_have_intervals_without_zero():
     x = torch.zeros(200, 3).double()
-    result = SmoothHess(OneHidden(3)).attribute(x, sigma=0.5, n_calls=14, seed=range(200))
+    result = Plain(OneHidden(3)).attribute(x, sigma=0.5, n_calls=14, seed=range(200))
     found = [p for pairs in result.top_pairs(3, q=0.05) for p in pairs if p.significant]
     assert all(p.low > 0 or p.high < 0 for p in found)
 
@@ -333,7 +335,7 @@ def test_indices_and_points_of_other_types():
     result = make()
     torch.testing.assert_close(result.row(np.int64(5)).value, result.row(5).value)
     torch.testing.assert_close(result.row(torch.tensor(5)).value, result.row(5).value)
-    single = SmoothHess(OneHidden(12).float()).attribute(torch.zeros(1, 12), sigma=0.3, n_calls=20)
+    single = Plain(OneHidden(12).float()).attribute(torch.zeros(1, 12), sigma=0.3, n_calls=20)
     assert single.taylor()(torch.zeros(1, 2, 12).double()).dtype == torch.float32
 
 
@@ -345,7 +347,7 @@ def test_names_are_no_indices():
 
 
 def test_few_features_have_few_eigenpairs():
-    assert SmoothHess(OneHidden(3)).attribute(torch.ones(1, 3).double(), sigma=0.3, n_calls=40).eigh().values.shape == (
+    assert Plain(OneHidden(3)).attribute(torch.ones(1, 3).double(), sigma=0.3, n_calls=40).eigh().values.shape == (
         1,
         3,
     )

@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from smoothhess import Isotropic, SmoothHess
+from smoothhess import Isotropic, SmoothHess, from_gradient
 from smoothhess.design import DESIGNS
 from smoothhess.kinks import Kinks
 from smoothhess.oracle import Oracle
@@ -72,7 +73,8 @@ def test_one_hidden_layer_is_exact_from_two_calls(kind, d):
     torch.testing.assert_close(result.hessian, truth.hessian, rtol=0, atol=1e-10)
     torch.testing.assert_close(result.gradient, truth.gradient, rtol=0, atol=1e-10)
     assert (result.control, result.unbiased) == ("kink", True)
-    assert result.n_passes.tolist() == [2 + 2 + 2 + 1 + gaussian.rank(d) / 2] * 2
+    pilot = 3 * 16  # two gradients and a frozen pass for each of 16 pairs
+    assert result.n_passes.tolist() == [2 + 1.5 + 2 + 1 + gaussian.rank(d) / 2 + pilot] * 2
 
 
 def seen(net, x, target=1):
@@ -89,24 +91,43 @@ def test_the_expectation_of_the_flips_is_the_closed_form(name, kind):
     net, gaussian = make().double().eval(), gaussians(6)[kind]
     x = 0.4 * torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).double()
     kinks = seen(net, x)
-    hessian, gradient, _ = kinks.expectation(gaussian)
+    expected = kinks.expectation(gaussian)
     z = torch.randn(40_000, gaussian.rank(6), generator=torch.Generator().manual_seed(1)).double()
-    flips = gaussian.pull(kinks.flips((x + gaussian.colour(z))[None], torch.arange(1))[0])
-    for sample, truth in ((z[:, :, None] * flips[:, None], hessian[0]), (flips, gradient[0])):
-        error, se = (sample.mean(0) - truth).abs(), sample.std(0) / math.sqrt(len(z))
-        assert (error <= 5 * se + 1e-12).all()
+    points = (x + gaussian.colour(z))[None]
+    one_sided = gaussian.pull(kinks.flips(points, torch.arange(1), mirrored=False)[0][0])
+    odd, even = (gaussian.pull(f[0]) for f in kinks.flips(points, torch.arange(1), mirrored=True))
+    for there, around in ((one_sided, one_sided), (odd, even)):
+        for sample, truth in ((z[:, :, None] * there[:, None], expected.hessian[0]), (around, expected.gradient[0])):
+            error, se = (sample.mean(0) - truth).abs(), sample.std(0) / math.sqrt(len(z))
+            assert (error <= 5 * se + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_mirror_images_need_no_pass_of_their_own(name):
+    make, shape = NETWORKS[name]
+    net, x = make().double().eval(), 0.4 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(8)).double()
+    kinks = seen(net, x)
+    delta = torch.randn(2, 50, *shape, generator=torch.Generator().manual_seed(3)).double()
+    there, back = (kinks.flips(x[:, None] + d, torch.arange(2), mirrored=False)[0] for d in (delta, -delta))
+    odd, even = kinks.flips(x[:, None] + delta, torch.arange(2), mirrored=True)
+    torch.testing.assert_close(odd, (there - back) / 2, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(even, (there + back) / 2, rtol=1e-8, atol=1e-12)
 
 
 def test_columns_that_do_not_fit_are_taken_twice(monkeypatch):
     net = Residual(6).double().eval()
     x = torch.zeros(2, 6).double() + torch.tensor([[0.1], [0.7]])
     gaussian = gaussians(6)["dense"]
-    stored = seen(net, x).expectation(gaussian)
+    stored = seen(net, x).expectation(gaussian, layers=True)
     monkeypatch.setattr("smoothhess.kinks.STORED_BYTES", 0)
-    streamed = seen(net, x).expectation(gaussian)
-    torch.testing.assert_close(stored[0], streamed[0], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(stored[1], streamed[1], rtol=1e-9, atol=1e-12)
-    assert (stored[2], streamed[2]) == (3, 9)
+    streamed = seen(net, x).expectation(gaussian, layers=True)
+    torch.testing.assert_close(stored.hessian, streamed.hessian, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(stored.gradient, streamed.gradient, rtol=1e-9, atol=1e-12)
+    assert (stored.passes, streamed.passes) == (3, 9)
+    for parts in (stored, streamed):
+        torch.testing.assert_close(torch.stack(parts.layers).sum(0), parts.hessian, rtol=1e-9, atol=1e-12)
+    for a, b in zip(stored.layers, streamed.layers, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("design", sorted(DESIGNS))
@@ -118,7 +139,7 @@ def test_unbiased_on_deep_networks(name, design):
     x = 0.4 * torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).double()
     long = SmoothHess(net).attribute(x, 1, gaussian=gaussian, n_calls=60_000, seed=77)
     options = {"gaussian": gaussian, "n_calls": 48, "seed": range(seeds), "design": design}
-    many = SmoothHess(net).attribute(x.expand(seeds, *shape).clone(), 1, control="kink", **options)
+    many = SmoothHess(net).attribute(x.expand(seeds, *shape).clone(), 1, control="kink", shrink=False, **options)
     for estimate, truth, own in (
         (many.hessian, long.hessian[0], long.stderr()[0]),
         (many.gradient, long.gradient[0], long.gradient_stderr[0]),
@@ -144,7 +165,7 @@ def test_against_quadrature(sigma):
     net = Residual(2).double().eval()
     truth = quadrature(net, 1, sigma)
     x = torch.zeros(1, 2).double()
-    closed = SmoothHess(net).attribute(x, 1, sigma=sigma, n_calls=2, control="kink").statistics.known / sigma**2
+    closed = seen(net, x).expectation(Isotropic(sigma)).hessian / sigma**2
     result = SmoothHess(net).attribute(x, 1, sigma=sigma, n_calls=20_000, control="kink")
     z = (result.hessian[0] - truth).abs() / (result.stderr()[0] + 2e-3 * truth.abs().max() / 5)
     assert z.max() < 5
@@ -167,7 +188,8 @@ def test_intervals_stay_honest(d):
     """Coverage of the residual's error bars on a deep network."""
     net, seeds = mlp(d, 24, 24).double(), 100
     x = 0.3 * torch.ones(1, d).double()
-    truth = SmoothHess(net).attribute(x, 0, sigma=0.5, n_calls=2 * d * 3000, seed=5, control="kink").hessian[0]
+    truth = SmoothHess(net).attribute(x, 0, sigma=0.5, n_calls=2 * d * 3000, seed=5, control="kink", shrink=False)
+    truth = truth.hessian[0]
     many = x.expand(seeds, d).clone()
     for blocks in (1, 4):
         result = SmoothHess(net).attribute(
@@ -186,7 +208,7 @@ EXACT = {"rtol": 1e-8, "atol": 1e-11}
 def test_more_batches_groups_and_files(tmp_path):
     net = Residual(6).double().eval()
     x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)).double()
-    explainer, options = SmoothHess(net), {"sigma": 0.3, "control": "kink"}
+    explainer, options = SmoothHess(net), {"sigma": 0.3, "control": "kink", "shrink": False}
     whole = explainer.attribute(x, [0, 1, 2], n_calls=60, **options)
     grown = explainer.more(explainer.attribute(x, [0, 1, 2], n_calls=20, **options), 40)
     torch.testing.assert_close(grown.hessian, whole.hessian, **EXACT)
@@ -206,7 +228,14 @@ def test_more_batches_groups_and_files(tmp_path):
     v = torch.linspace(-1, 1, 6).double()
     torch.testing.assert_close(whole @ v, whole.hessian @ v, **EXACT)
     with pytest.raises(ValueError, match="only results of the same"):
-        whole.merge(explainer.attribute(x, [0, 1, 2], n_calls=60, sigma=0.3, seed=1))
+        whole.merge(explainer.attribute(x, [0, 1, 2], n_calls=60, sigma=0.3, seed=1, control=None, shrink=False))
+    other = explainer.attribute(x, [0, 1, 2], n_calls=60, seed=1, **options)  # weights of its own
+    both = whole.merge(other)
+    torch.testing.assert_close(both.hessian, (whole.hessian + other.hessian) / 2, **EXACT)
+    # goes on in the stream of seed 1 with the weights of seed 0
+    further = explainer.more(replace(other, control_weights=whole.control_weights), 60)
+    rows = 2 * further.hessian - other.hessian
+    torch.testing.assert_close(explainer.more(both, 60).hessian, (2 * both.hessian + rows) / 3, **EXACT)
 
 
 def test_the_model_is_given_back():
@@ -223,8 +252,17 @@ def test_what_cannot_be_seen_is_refused():
     scripted = torch.jit.script(mlp(6, 4))
     with pytest.raises(ValueError, match=r"control='kink' cannot be used: the model is scripted or compiled"):
         SmoothHess(scripted).attribute(x, 0, sigma=0.1, n_calls=10, control="kink")
-    with pytest.raises(ValueError, match="no ReLU-like call was seen"):
-        SmoothHess(mlp(6, 4, activation=nn.Tanh)).attribute(x, 0, sigma=0.1, n_calls=10, control="kink")
-    SmoothHess(scripted).attribute(x, 0, sigma=0.1, n_calls=10, control="auto")
+    with pytest.raises(ValueError, match="no ReLU-like or smooth activation was seen"):
+        SmoothHess(nn.Linear(6, 2)).attribute(x, 0, sigma=0.1, n_calls=10, control="kink")
+    for model, why in (
+        (scripted, "scripted or compiled"),
+        (nn.Linear(6, 2), "no ReLU-like or smooth activation"),
+        (mlp(6, 4), "would take 51 passes, more than the budget"),
+        (from_gradient(lambda x: ((x**2).sum(1), 2 * x)), "no ReLU-like or smooth activation"),
+    ):
+        target = None if why.startswith("no") and not isinstance(model, nn.Module) else 0
+        result = SmoothHess(model).attribute(x, target, sigma=0.1, n_calls=10, control="auto")
+        assert result.control is None
+        assert why in result.control_note
     with pytest.raises(ValueError, match="8192 dimensions are the most"):
         SmoothHess(lambda x: x.relu().sum(1)).attribute(torch.ones(1, 9000), sigma=0.1, n_calls=10, control="kink")

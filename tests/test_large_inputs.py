@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import SmoothHess
+from tests.truths import Plain
 
 
 def conv_net(channels=4):
@@ -25,14 +25,14 @@ def conv_net(channels=4):
 
 PHOTO = """
 import resource, torch
-from smoothhess import SmoothHess
+from tests.truths import Plain
 from tests.test_large_inputs import conv_net
 
 net, x = conv_net(), torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 net(x)
 mask = (torch.arange(224)[:, None] // 32 * 7 + torch.arange(224)[None] // 32).expand(3, 224, 224)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-result = SmoothHess(net).attribute(x, 1, radius=20.0, n_calls=200, internal_batch_size=20)
+result = Plain(net).attribute(x, 1, radius=20.0, n_calls=200, internal_batch_size=20)
 groups = result.groups(mask)
 assert groups.hessian.shape == (1, 49, 49)
 assert torch.isfinite(groups.stderr()).all()
@@ -64,11 +64,11 @@ def test_groups_of_fifty_segments_equal_the_dense_answer():
     net = conv_net().double()
     x = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0)).double()
     mask = torch.arange(768).reshape(3, 16, 16) % 50
-    factored = SmoothHess(net).attribute(x, 1, radius=1.0, n_calls=200)
+    factored = Plain(net).attribute(x, 1, radius=1.0, n_calls=200)
     groups = factored.groups(mask)
     p = nn.functional.one_hot(mask.flatten()).double()
     torch.testing.assert_close(groups.hessian[0], p.mT @ factored.hessian[0] @ p, rtol=1e-9, atol=1e-12)
-    streamed = SmoothHess(net).attribute(x, 1, radius=1.0, n_calls=200, feature_mask=mask)
+    streamed = Plain(net).attribute(x, 1, radius=1.0, n_calls=200, feature_mask=mask)
     torch.testing.assert_close(streamed.hessian, groups.hessian, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(streamed.stderr(), groups.stderr(), rtol=1e-6, atol=1e-12)
 
@@ -77,7 +77,7 @@ def test_relative_error_is_right_on_a_convnet():
     """Against a long run: estimated over true error inside one block and beyond, median over seeds."""
     net = conv_net().double()
     x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()  # d = 192
-    explainer = SmoothHess(net)
+    explainer = Plain(net)
     truth = explainer.attribute(x, 1, radius=3.0, n_calls=2 * 192 * 400, seed=99).hessian
     for blocks in (0.25, 0.5, 1, 2):
         many = x.expand(30, -1, -1, -1).clone()
@@ -91,7 +91,7 @@ def test_forms_without_a_matrix_equal_the_dense_ones():
     """The skew is kept factored when there are far fewer rows than features."""
     net = conv_net().double()
     x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
-    result = SmoothHess(net).attribute(x, 1, radius=3.0, n_calls=2 * 40)
+    result = Plain(net).attribute(x, 1, radius=3.0, n_calls=2 * 40)
     assert result._noise.skew is not None
     assert result._noise.skew.matrix is None
     stderr = result.stderr()

@@ -6,8 +6,9 @@ import torch
 from captum.attr import NeuronGradient
 from torch import nn
 
-from smoothhess import NeuronSmoothHess, SmoothHess, from_gradient
+from smoothhess import NeuronSmoothHess, from_gradient
 from smoothhess.oracle import Neuron, Oracle
+from tests.truths import Plain
 
 
 def net(out=4, seed=0):
@@ -259,8 +260,8 @@ def test_gradients_of_another_framework(numpy):
         return (value.detach().numpy(), gradient.numpy()) if numpy else (value.detach(), gradient)
 
     options = {"sigma": 0.5, "n_calls": 100}
-    given = SmoothHess(from_gradient(value_and_gradient, numpy=numpy)).attribute(X, **options)
-    torch.testing.assert_close(given.hessian, SmoothHess(model).attribute(X, **options).hessian)
+    given = Plain(from_gradient(value_and_gradient, numpy=numpy)).attribute(X, **options)
+    torch.testing.assert_close(given.hessian, Plain(model).attribute(X, **options).hessian)
 
 
 def test_bad_gradient_functions():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from smoothhess import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
+from smoothhess import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic, SmoothHess
 
 
 @dataclass(frozen=True)
@@ -95,3 +95,10 @@ def gaussians(d: int) -> dict[str, Gaussian]:
         "eigenbasis": Eigenbasis(directions, sigmas, rest=0.4),
         "singular": Eigenbasis(directions, sigmas, rest=0.0),
     }
+
+
+class Plain(SmoothHess):
+    """Neither control variate nor denoising: the design alone."""
+
+    def attribute(self, *args, **options):
+        return super().attribute(*args, **{"control": None, "shrink": False} | options)

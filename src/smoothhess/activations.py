@@ -27,7 +27,9 @@ gates) are not affine, and freezing does not make them so: f(x + δ) + f(x − �
 frozen f.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +58,7 @@ _BENT = {
 }
 _SMOOTH = {"gelu", "silu", "mish", "elu", "selu", "celu", "sigmoid", "tanh", "softplus", "log_sigmoid"}
 _SMOOTH |= {"hardswish", "hardsigmoid"}  # they bend as well, but only their slope is kept
+_ANALYTIC = {"gelu", "silu", "mish", "sigmoid", "tanh", "softplus", "log_sigmoid"}
 _MAPS = {"softmax", "log_softmax", "layer_norm", "group_norm"}
 _POOLS = {f"{adaptive}max_pool{d}d" for d in "123" for adaptive in ("", "adaptive_")}
 _REPLACED = {"relu", "leaky_relu", "prelu", "hardtanh"}
@@ -68,7 +71,8 @@ class Call:
     """One recorded call, which around `pre` is ``slope·z + offset`` (an offset of None is zero).
 
     `knots` lists where a piecewise linear call bends and by how much its slope jumps there, as a number or as
-    a tensor that broadcasts against `pre`. `slope` is None for "max_pool" (see `indices`) and "map".
+    a tensor that broadcasts against `pre`. `slope` is None for "max_pool" (see `indices`) and "map". `function` is the
+    call itself, of its first argument alone; `name` says in which module of the network it was made.
     """
 
     kind: str
@@ -77,6 +81,9 @@ class Call:
     offset: Tensor | None = None
     knots: Knots = ()
     indices: Tensor | None = None
+    function: Callable[[Tensor], Any] | None = None
+    analytic: bool = False  # whether `function` is smooth to all orders
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,7 @@ def record(forward: Callable[..., Any], *inputs: Any) -> Tape:
     """
     _refuse_opaque(forward)
     mode = _Record()
-    with mode:
+    with mode, _watched(mode.running):
         output = forward(*inputs)
     return Tape(tuple(mode.calls), inputs[0].shape[0], output)
 
@@ -202,6 +209,7 @@ class _Reading:
     base: float = 0.0
     left: float | Tensor = 0.0
     knots: Knots = ()
+    analytic: bool = False
     dims: int = 0  # of the window of a pooling call
     pair: bool = False  # whether that returns (values, indices)
 
@@ -234,7 +242,7 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
         return _Reading("map", z, lambda z: func(z, *rest, **options))
     operator = getattr(torch.ops.aten, name)  # never in-place
     if name in _SMOOTH:
-        return _Reading("smooth", z, lambda z: operator(z, *rest, **options), inplace)
+        return _Reading("smooth", z, lambda z: operator(z, *rest, **options), inplace, analytic=name in _ANALYTIC)
     bend = _bend(name, z, dict(zip(_BENT[name], rest, strict=False)) | options)
     if bend is None:
         return None
@@ -313,24 +321,55 @@ class _Replace(_Intercept):
         return reading.input.copy_(value) if reading.inplace else value
 
 
+@contextmanager
+def _watched(running: list[nn.Module]) -> Iterator[None]:
+    """Keep the modules that are running, innermost last, in a list."""
+
+    def enter(module: nn.Module, _: Any) -> None:
+        running.append(module)
+
+    def leave(_: nn.Module, __: Any, ___: Any) -> None:
+        running.pop()
+
+    handles = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 class _Record(_Intercept):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
+        self.running: list[nn.Module] = []
+
+    def name(self) -> str:
+        """Of the innermost running module, as its outermost one calls it."""
+        if not self.running:
+            return ""
+        names = {id(module): name for name, module in self.running[0].named_modules()}
+        return next((names[id(m)] for m in reversed(self.running) if names.get(id(m))), "")
 
     def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
         pre = reading.input.detach().clone()  # the model may overwrite its own tensor later
         if reading.kind == "max_pool":
-            self.calls.append(Call("max_pool", pre, indices=reading.function(pre)[1]))
+            self.calls.append(Call("max_pool", pre, indices=reading.function(pre)[1], name=self.name()))
         elif reading.kind == "map":
-            self.calls.append(Call("map", pre))
+            self.calls.append(Call("map", pre, function=reading.function, name=self.name()))
         else:
             with torch.enable_grad():  # autograd's own slope, also where pre sits on a knot
                 z = pre.clone().requires_grad_()
                 value = reading.function(z)
                 (slope,) = torch.autograd.grad(value.sum(), z)
             offset = value.detach() - slope * pre
-            self.calls.append(Call(reading.kind, pre, slope, offset if offset.any() else None, reading.knots))
+            call = Call(reading.kind, pre, slope, offset if offset.any() else None, reading.knots)
+            call = dataclasses.replace(call, function=reading.function, analytic=reading.analytic, name=self.name())
+            self.calls.append(call)
         return original()
 
 

@@ -70,6 +70,14 @@ def _generator(key: tuple[int, ...], *stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=(*key[1:], *stream)))
 
 
+def pilot_rows(seed: int, rows: int, k: int) -> torch.Tensor:
+    """Standard normal rows of a stream that no design draws from, (rows, k)."""
+    return torch.from_numpy(_generator((seed, PILOT)).standard_normal((rows, k)))
+
+
+PILOT = 2**32 - 1  # in the place of a block's number
+
+
 class Independent(Design):
     """Independent standard normal rows: Eq. 8 of the paper to the letter.
 

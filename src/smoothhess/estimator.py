@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,15 +14,17 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from smoothhess.borrow import borrowed
-from smoothhess.design import Design, find_design
+from smoothhess.closed_form import LAYER_BYTES, ClosedForm, Layer
+from smoothhess.control import MOST_BYTES
+from smoothhess.design import SMALL, Design, find_design
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping
 from smoothhess.interactions import Interactions
-from smoothhess.kinks import NoKinksError
+from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.noise import Noise
 from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs
 from smoothhess.sampler import Sampler
-from smoothhess.statistics import Statistics, concatenate, most_rows
+from smoothhess.statistics import Statistics, concatenate, most_rows, symmetric
 
 FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
 LEAST_ROWS, LEAST_DF = 32, 8  # and does not judge its own error from fewer rows or degrees of freedom;
@@ -84,10 +87,13 @@ class SmoothHess:
             max_calls: most calls per example when n_calls is None.
             design: "orthogonal" (± pairs along orthonormal directions), "sobol", "antithetic" (± pairs, as in the
                 paper) or "iid" (Eq. 8 of the paper to the letter).
-            control: "kink" samples only what the closed-form one-flip Hessian of the model's ReLUs leaves over:
-                unbiased, at the price of a frozen pass for each call and rank/2 (or 3/2 rank) passes beforehand. It
-                pays where few ReLUs flip within sigma and loses where many do. "auto" and None apply none so far.
-            shrink: denoising; none exists yet, so nothing is applied and the result says shrink=False.
+            control: "kink" samples only what the closed-form one-flip Hessian H₁ of the model's activations leaves
+                over: unbiased, for rank/2 (or 3/2 rank) passes beforehand and 3/4 of a pass for each call. "auto" does
+                so where H₁ costs no more than n_calls (or a quarter of max_calls), and takes the passes for each call
+                only where they are seen to pay; a model whose activations cannot be seen goes without, and the result's
+                control_note says why. None samples the gradient as it is.
+            shrink: report the denoised Hessian, `hessian`, `@`, `eigh` and `taylor` of the result, with its own
+                relative_error. Intervals, pairs, rows and stderr() stay those of the unbiased estimate either way.
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
             internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives each its own.
@@ -114,10 +120,63 @@ class SmoothHess:
             borrowed(self.forward_func, inputs.device),
             _progress(show_progress, budget.most, len(inputs)) as bar,
         ):
-            if control == "kink":
-                _take_control(sampler)
-            empty = sampler.begin(_seeds(seed, len(inputs)))
-            return _sample_until(sampler, empty, budget, bar)
+            seeds = _seeds(seed, len(inputs))
+            note = _take_control(sampler, control, seeds, n_calls if n_calls is not None else max_calls // 4)
+            return _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
+
+    def closed_form(
+        self,
+        inputs: Tensor,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        sigma: Any = None,
+        radius: float | None = None,
+        gaussian: Gaussian | None = None,
+        check_calls: int = 512,
+        tolerance: float = 0.1,
+        internal_batch_size: int | None = None,
+        seed: int | Sequence[int] = 0,
+        show_progress: bool = False,
+    ) -> ClosedForm:
+        """H₁, the Hessian in which every unit flips alone: no draws, an approximation, and a sampled check of it.
+
+        Exact for one hidden layer; good where few units flip within sigma; badly wrong where many do, and the check
+        says so: `check_calls` gradient calls estimate ‖H₁ − H‖/‖H‖, and a warning is given where that exceeds
+        `tolerance`. `by_layer()` of the result splits H₁.
+
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+        >>> closed = SmoothHess(net).closed_form(torch.zeros(1, 3).double(), target=1, sigma=0.5)
+        >>> [(layer.name, layer.kind, layer.units) for layer in closed.by_layer()], bool(closed.error < 1e-9)
+        ([('1', 'relu', 8)], True)
+        """
+        check_inputs(inputs)
+        inputs, plan = inputs.detach(), find_design("orthogonal")
+        d = inputs[0].numel()
+        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d).to(inputs.device, inputs.dtype)
+        rows = _rows(check_calls, plan, "check_calls")
+        oracle = Oracle(
+            self.forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size)
+        )
+        sampler = Sampler(oracle, inputs, gaussian, plan, None)
+        with borrowed(self.forward_func, inputs.device), _progress(show_progress, rows, len(inputs)) as bar:
+            kinks = _insist(sampler, "the closed form cannot be made")
+            size = len(kinks.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
+            ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
+            sampler.take_control(kinks, (), True, ones, layers=size <= LAYER_BYTES)
+            budget = _Budget(rows, rows, None)
+            check = _sample_until(sampler, sampler.begin(_seeds(seed, len(inputs))), budget, bar, shrink=False, note="")
+        assert sampler.control is not None
+        closed = _closed_form(sampler, check, tolerance)
+        if bool(closed.suspect.any()):
+            off = closed.error[closed.suspect].max()
+            warnings.warn(
+                f"the closed form of {int(closed.suspect.sum())} of {len(closed)} example(s) is seen to be off by more "
+                f"than {tolerance:g} (up to {float(off):.2g}): many units flip within this sigma. Use attribute, which "
+                "samples what is missing, or a smaller sigma.",
+                stacklevel=2,
+            )
+        return closed
 
     def more(
         self,
@@ -150,7 +209,8 @@ class SmoothHess:
         sampler = Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
         with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
             if result.control == "kink":
-                _take_control(sampler)
+                kinks = _insist(sampler)
+                sampler.take_control(kinks, (), True, result.control_weights)
             parts = []
             for index in torch.arange(len(result), device=result.device).split(1):
                 sampler.check_same_model(result.statistics, index)
@@ -158,11 +218,14 @@ class SmoothHess:
                 index = torch.nonzero(result.statistics.n == count).reshape(-1)
                 parts.append((index, sampler.extend(result.statistics.select(index), rows, index, bar)))
         stats = _in_order(parts)
+        everyone = torch.arange(len(result), device=result.device)
         grown = replace(
             result,
             statistics=stats,
             grouping=None if result.grouping is None else result.grouping.without_r2(),
-            n_passes=result.n_passes + sampler.passes(torch.full_like(result.n_passes, rows)),
+            n_passes=result.n_passes + sampler.passes(torch.full_like(result.n_passes, rows), everyone),
+            denoised=None,
+            shrink=result.shrink and result.denoised is None,
             status=tuple("budget" if s == "budget" else "calls" for s in result.status),
         )
         _warn_inconsistent(grown)
@@ -249,13 +312,15 @@ class _Budget:
         return _Budget(min(first, most), most, tol)
 
 
-def _sample_until(sampler: Sampler, stats: Statistics, budget: _Budget, bar: tqdm) -> Interactions:
+def _sample_until(
+    sampler: Sampler, stats: Statistics, budget: _Budget, bar: tqdm, shrink: bool, note: str
+) -> Interactions:
     """Double the rows of every example until it may stop."""
     index = torch.arange(len(stats), device=sampler.inputs.device)
     rows, finished = budget.first, []
     while True:
         stats = sampler.extend(stats, rows - int(stats.n[0]), index, bar)
-        result = _result(sampler, stats, index)
+        result = replace(_result(sampler, stats, index, shrink), control_note=note)
         verdicts = _verdicts(result, budget, rows)
         stop = torch.tensor([v != "" for v in verdicts])
         done = torch.nonzero(stop).reshape(-1).to(index.device)
@@ -273,17 +338,19 @@ def _sample_until(sampler: Sampler, stats: Statistics, budget: _Budget, bar: tqd
     return whole
 
 
-def _result(sampler: Sampler, stats: Statistics, index: Tensor) -> Interactions:
-    entries = sampler.oracle.entries
+def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) -> Interactions:
+    entries, control = sampler.oracle.entries, sampler.control
     return Interactions(
         inputs=sampler.inputs[index],
         statistics=stats,
         gaussian=sampler.gaussian,
         grouping=None if sampler.grouping is None else sampler.grouping.select(index),
         target=None if entries is None else entries[index.cpu()],
-        n_passes=sampler.passes(stats.n.double()),
+        n_passes=sampler.passes(stats.n.double(), index),
         status=("calls",) * len(index),
-        control=None if sampler.control is None else "kink",
+        control=None if control is None else "kink",
+        control_weights=None if control is None else torch.stack([control.linear, control.flip], 1)[index],
+        shrink=shrink and sampler.grouping is None and stats.k > SMALL,
     )
 
 
@@ -364,17 +431,68 @@ def _warn_inconsistent(result: Interactions) -> None:
         )
 
 
-def _take_control(sampler: Sampler) -> None:
+def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], budget: int) -> str:
+    """Give the sampler its control variate, or say why it goes without."""
+    if control is None:
+        return "none was asked for"
+    if control == "kink":
+        kinks = _insist(sampler)
+        try:
+            sampler.take_control(kinks, seeds, always=True)
+        except NoKinksError as error:
+            raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
+        return ""
+    k = sampler.gaussian.rank(sampler.inputs[0].numel())
+    size = len(sampler.inputs) * k * k * sampler.inputs.element_size()
+    if k > CONTROL_LIMIT or size > MOST_BYTES:
+        return f"the closed form would hold {size / 2**30:.1f} GiB"
+    try:
+        sampler.take_control(sampler.see_kinks(budget), seeds, always=False)
+    except NoKinksError as error:
+        return str(error)
+    return ""
+
+
+def _insist(sampler: Sampler, refusal: str = "control='kink' cannot be used") -> Kinks:
+    """The frozen model, or an error that says why there is none."""
     k = sampler.gaussian.rank(sampler.inputs[0].numel())
     if k > CONTROL_LIMIT:
         raise ValueError(
-            f"control='kink' keeps a {k} × {k} matrix for each example; {CONTROL_LIMIT} dimensions are the most. "
-            "Pass control=None."
+            f"{refusal}: it keeps a {k} × {k} matrix for each example, and {CONTROL_LIMIT} dimensions are the most. "
+            "Use attribute with control=None."
         )
     try:
-        sampler.take_control()
+        return sampler.see_kinks(math.inf)
     except NoKinksError as error:
-        raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
+        raise ValueError(f"{refusal}: {error}. Use attribute with control=None.") from error
+
+
+def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> ClosedForm:
+    """What the sampler's control knows, in the coordinates of the features."""
+    control, inputs, push = sampler.control, sampler.inputs, sampler.gaussian.push
+    assert control is not None
+
+    def among_features(white: Tensor) -> Tensor:
+        return symmetric(push(push(white.to(inputs)).mT))
+
+    hessian = among_features(control.expected.hessian)
+    norm2 = hessian.double().square().sum((-1, -2)).clamp_min(torch.finfo(torch.float64).tiny)
+    layers = []
+    for call, white in zip(control.kinks.calls, control.expected.layers, strict=False):
+        part = among_features(white)
+        share = ((part.double() * hessian.double()).sum((-1, -2)) / norm2).to(inputs)
+        layers.append(Layer(call.name, call.kind, call.pre[0].numel(), part, share))
+    gradient = check.statistics.gradient + control.expected.gradient.to(inputs)
+    return ClosedForm(
+        inputs=inputs,
+        hessian=hessian,
+        gradient=push(gradient).reshape(inputs.shape),
+        output=check.output,
+        check=check,
+        layers=tuple(layers),
+        tolerance=tolerance,
+        n_passes=check.n_passes,
+    )
 
 
 def _in_order(parts: Sequence[tuple[Tensor, Statistics]]) -> Statistics:

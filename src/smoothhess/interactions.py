@@ -18,6 +18,7 @@ from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
 from smoothhess.noise import Noise, Variance
 from smoothhess.pairs import Pair, rank_pairs
+from smoothhess.shrink import Denoised, Shrunk, denoise
 from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge, symmetric
 from smoothhess.taylor import Taylor
 
@@ -53,6 +54,11 @@ class Interactions:
 
     Made by `SmoothHess.attribute`. It holds the raw statistics of the draws and never the model, so it can be saved,
     merged, moved and asked anything later. `hessian` is made dense only when asked for.
+
+    Two estimates live in it. The *unbiased* one stands behind everything that comes with an interval: `top_pairs`,
+    `row`, `diagonal`, `bilinear`, `stderr`, `gradient` and `value`. The *denoised* one, when `shrink` is True, is
+    closer to the truth as a whole and serves `hessian`, `@`, `eigh`, `taylor`, `groups(mask).hessian` and the figures;
+    `relative_error` and `r2` are its own. `unshrunk()` shows the unbiased one everywhere.
     """
 
     inputs: Tensor  # (B, *shape)
@@ -63,8 +69,11 @@ class Interactions:
     n_passes: Tensor  # (B,) all work in units of a gradient call
     status: tuple[str, ...]  # why sampling stopped, per example
     control: str | None = None  # what was really applied
-    shrink: bool = False
-    unbiased: bool = True
+    control_weights: Tensor | None = None  # (B, 2) μ and β of smoothhess.control; β = 0: no frozen pass per call
+    control_note: str = ""  # why no control variate was applied
+    shrink: bool = False  # whether hessian, @, eigh, taylor and relative_error are those of the denoised estimate
+    unbiased: bool = True  # whether the other one, behind stderr(), pairs and intervals, is free of bias
+    denoised: Shrunk | None = None  # of group sums alone, which cannot be denoised from their own statistics
 
     # --- what was asked -------------------------------------------------------------------------------------------
 
@@ -156,19 +165,48 @@ class Interactions:
         return variance.sqrt().to(self.dtype).reshape(len(self), *self.feature_shape)
 
     @cached_property
+    def _denoised(self) -> Denoised | None:
+        """The denoised estimate in whitened coordinates; None where there is none, or of groups."""
+        if not self.shrink or self.grouping is not None:
+            return None
+        return denoise(self.statistics, self.gaussian, self.shape[1])
+
+    def unshrunk(self) -> Interactions:
+        """The same result with the unbiased estimate everywhere."""
+        return replace(self, shrink=False, denoised=None)
+
+    @cached_property
     def hessian(self) -> Tensor:
-        """SmoothHess, ∇²h(x), dense and symmetric, (B, d, d)."""
-        mean = self._features.summed() / self._features.n[:, None, None]
-        return symmetric(mean).to(self.dtype)  # Eq. 8
+        """SmoothHess, ∇²h(x), dense and symmetric, (B, d, d); denoised where `shrink` is True."""
+        if self.denoised is not None:
+            return self.denoised.hessian
+        if self._denoised is not None:
+            self._refuse_dense()
+            white = self._denoised.dense().to(self.dtype)
+            return symmetric(self.gaussian.push(self.gaussian.push(white).mT))
+        return self._unbiased_hessian.to(self.dtype)
+
+    @cached_property
+    def _unbiased_hessian(self) -> Tensor:
+        """The unbiased estimate, (B, d, d) float64."""
+        return symmetric(self._features.summed() / self._features.n[:, None, None])  # Eq. 8
 
     def stderr(self) -> Tensor:
-        """Standard error of each entry of `hessian`, (B, d, d)."""
+        """Standard error of each entry of the unbiased estimate, (B, d, d); the denoised one errs less on the whole."""
         self._refuse_dense()
         return self._noise.of_entries().value.sqrt().to(self.dtype)
 
     @cached_property
     def relative_error(self) -> Tensor:
-        """Estimated ‖Ĥ − H‖_F / ‖H‖_F, (B,); inf while the noise exceeds the signal, 0 where both vanish."""
+        """Estimated ‖Ĥ − H‖_F / ‖H‖_F of `hessian`, (B,); 0 where both vanish.
+
+        Unshrunk it is inf while the noise exceeds the signal. Denoised, it never exceeds 1: nothing is known.
+        """
+        if self.denoised is not None:
+            norm2 = self.denoised.hessian.double().square().sum((-1, -2))
+            return _share(self.denoised.error2, norm2).to(self.dtype)
+        if self._denoised is not None:
+            return _share(self._denoised.error2, self._denoised.norm2).to(self.dtype)
         variance, norm = self._noise.of_frobenius, self._noise.squared_norm
         signal = norm - variance
         ratio = (variance / signal.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
@@ -184,6 +222,9 @@ class Interactions:
         """
         if self.grouping is not None:
             return self.grouping.r2
+        if self._denoised is not None:
+            variation = self._noise.variation
+            return torch.where(variation > 0, self._denoised.explained / variation, torch.nan).to(self.dtype)
         return self._noise.explained.to(self.dtype)
 
     @cached_property
@@ -225,9 +266,17 @@ class Interactions:
         )
 
     def _product(self, rows: Tensor) -> Tensor:
-        """H applied to each row of (B, n, d)."""
-        if "hessian" in self.__dict__ or not self._features.is_factored:
+        """The reported H applied to each row of (B, n, d)."""
+        if "hessian" in self.__dict__ or self.denoised is not None:
             return rows @ self.hessian
+        if self._denoised is not None:
+            return self.gaussian.push(self._denoised.product(self.gaussian.whiten(rows)))
+        return self._unbiased_product(rows)
+
+    def _unbiased_product(self, rows: Tensor) -> Tensor:
+        """The unbiased H applied to each row of (B, n, d)."""
+        if "_unbiased_hessian" in self.__dict__ or not self._features.is_factored:
+            return rows @ self._unbiased_hessian.to(rows)
         head, n = self._features.head, self._features.n[:, None, None].to(self.dtype)
         return ((rows @ head.odd.mT) @ head.score + (rows @ head.score.mT) @ head.odd) / (2 * n)
 
@@ -236,7 +285,8 @@ class Interactions:
         index = self._flat_index(i)
         unit = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         unit[index] = 1
-        return self._estimate((self @ unit).reshape(len(self), *self.feature_shape), self._noise.of_row(index))
+        value = self._unbiased_product(unit.expand(len(self), 1, -1))
+        return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_row(index))
 
     def diagonal(self) -> Estimate:
         """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
@@ -244,13 +294,13 @@ class Interactions:
         if self._features.is_factored:
             value = (head.score * head.odd).sum(1) / self._features.n[:, None]
         else:
-            value = self.hessian.diagonal(dim1=-2, dim2=-1)
+            value = self._unbiased_hessian.diagonal(dim1=-2, dim2=-1)
         return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
 
     def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
         """uᵀHv: the interaction of two directions, (B,)."""
         u, v = self._rows_of(u), self._rows_of(v)
-        value = (u * self._product(v[:, None])[:, 0]).sum(-1)
+        value = (u * self._unbiased_product(v[:, None])[:, 0]).sum(-1)
         return self._estimate(value, self._noise.of_bilinear(u, v))
 
     def _estimate(self, value: Tensor, variance: Variance) -> Estimate:
@@ -263,7 +313,8 @@ class Interactions:
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
         head = self._features.head
-        if self._features.is_factored and 2 * head.odd.shape[1] < d and "hessian" not in self.__dict__:
+        few = self._features.is_factored and 2 * head.odd.shape[1] < d
+        if few and "hessian" not in self.__dict__ and self.denoised is None:
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
             span, _ = torch.linalg.qr(torch.cat([head.score.expand(b, -1, -1), head.odd], 1).mT)
             small = span.mT @ self._product(span.mT).mT
@@ -302,7 +353,19 @@ class Interactions:
             skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
             stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
         status = tuple("calls" if s == "tolerance" else s for s in self.status)  # the tolerance was that of all pairs
-        return replace(self, statistics=stats, grouping=whole, status=status)
+        denoised = self._denoised_groups(grouping)
+        return replace(
+            self, statistics=stats, grouping=whole, status=status, denoised=denoised, shrink=denoised is not None
+        )
+
+    def _denoised_groups(self, grouping: Grouping) -> Shrunk | None:
+        """Sums of the denoised Hessian; None where there is none, and of groups of groups."""
+        if self._denoised is None:
+            return None
+        q = grouping.directions(self.gaussian).expand(len(self), -1, -1)
+        hessian = self._denoised.product(q) @ q.mT
+        error2 = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
+        return Shrunk(symmetric(hessian), error2)
 
     def top_pairs(
         self,
@@ -315,17 +378,20 @@ class Interactions:
     ) -> list[list[Pair]]:
         """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
 
+        Values and intervals are those of the unbiased estimate. The ranking is that of `hessian`: where it is denoised,
+        chance has less say in which pairs come first.
+
         `scales` replaces the σ_i of the Gaussian by the size of a usual move of each feature. `q` is the share of
         false discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
         """
         self._refuse_dense()
         given = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
         given = given.expand(len(self), -1)
-        variance = self._noise.of_entries()
-        mean = self._features.summed() / self._features.n[:, None, None]
+        variance, ranking = self._noise.of_entries(), self.hessian
         return [
             rank_pairs(
-                symmetric(mean[b]),
+                self._unbiased_hessian[b],
+                ranking[b],
                 variance.value[b],
                 variance.df[b],
                 given[b],
@@ -389,6 +455,8 @@ class Interactions:
             target=None if self.target is None else self.target[chosen],
             n_passes=self.n_passes[where],
             status=tuple(self.status[i] for i in chosen.tolist()),
+            control_weights=None if self.control_weights is None else self.control_weights[where],
+            denoised=None if self.denoised is None else self.denoised.select(where),
         )
 
     def __iter__(self) -> Iterator[Interactions]:
@@ -415,6 +483,8 @@ class Interactions:
             target=torch.cat(targets) if len(targets) == len(results) else None,
             n_passes=torch.cat([r.n_passes for r in results]),
             status=tuple(s for r in results for s in r.status),
+            control_weights=_cat([r.control_weights for r in results]),
+            denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
         )
 
     def merge(self, other: Interactions) -> Interactions:
@@ -431,6 +501,8 @@ class Interactions:
             grouping=None if self.grouping is None else self.grouping.without_r2(),
             n_passes=self.n_passes + other.n_passes,
             status=status,
+            denoised=None,
+            shrink=self.shrink and self.denoised is None,
         )
 
     def to(self, device: torch.device | str) -> Interactions:
@@ -442,6 +514,8 @@ class Interactions:
             gaussian=self.gaussian.to(device, self.dtype),
             grouping=None if self.grouping is None else self.grouping.to(device),
             n_passes=self.n_passes.to(device),
+            control_weights=None if self.control_weights is None else self.control_weights.to(device),
+            denoised=None if self.denoised is None else self.denoised.to(device),
         )
 
     def save(self, path: str | Path) -> None:
@@ -483,7 +557,8 @@ class Interactions:
         what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
         lines = [
             f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
-            f"{'' if self.control is None else f', control {self.control}'}{'' if self.unbiased else ', biased'}, "
+            f"{'' if self.control is None else f', control {self.control}'}{', denoised' if self.shrink else ''}"
+            f"{'' if self.unbiased else ', biased'}, "
             f"seed {self.seed}",
             "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
         ]
@@ -534,6 +609,17 @@ class Interactions:
                 f"{tuple(v.shape)}."
             )
         return v.reshape(-1, d).expand(b, d)
+
+
+def _share(error2: Tensor, norm2: Tensor) -> Tensor:
+    """√(error²/(‖Ĥ‖² + error²)): a denoised estimate is, on average, shorter than the truth by its error."""
+    total = norm2 + error2
+    return torch.where(total > 0, error2 / total.clamp_min(torch.finfo(torch.float64).tiny), 0.0).sqrt()
+
+
+def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    given = [t for t in tensors if t is not None]
+    return torch.cat(given) if given else None
 
 
 def _alike(a: Interactions, b: Interactions) -> bool:

@@ -1,36 +1,46 @@
-"""Where a ReLU network's curvature sits: the closed-form one-flip Hessian, and the control variate that it makes.
+"""Where a network's curvature sits: the closed-form one-flip Hessian, and the control variate that it makes.
 
-∇²f = Σ_k u_k · jump_k · Dirac(z_k − knot_k) · J_k J_kᵀ over hidden units k, with pre-activation z_k, its input gradient
-J_k, and u_k = ∂f/∂(output of unit k). With masks and sensitivities frozen at x, each Dirac can be integrated over the
-Gaussian: whitened, with j_k = LᵀJ_k and τ_k = |j_k|,
+A ReLU network has ∇²f = Σ_k u_k · jump_k · Dirac(z_k − knot_k) · J_k J_kᵀ over hidden units k, with pre-activation
+z_k, its input gradient J_k, and u_k = ∂f/∂(output of unit k); a smooth activation has a''(z_k) in the place of the
+Dirac. With slopes and sensitivities frozen at x, each term can be averaged over the Gaussian: whitened, with
+j_k = LᵀJ_k and τ_k = |j_k|,
 
-    W₁ = Σ_k jump_k u_k φ((z_k − knot_k)/τ_k)/τ_k · j_k j_kᵀ,
-    Γ₁ = Σ_k jump_k u_k (Φ((z_k − knot_k)/τ_k) − 1[z_k > knot_k]) j_k.
+    W₁ = Σ_k u_k E[a''(z_k + τ_k ξ)] j_k j_kᵀ,      Γ₁ = Σ_k u_k (E[a'(z_k + τ_k ξ)] − a'(z_k)) j_k.
 
-They are exactly the Stein expectations of g̃(δ) = Σ_k jump_k (1[z_k + J_kδ > knot_k] − 1[z_k > knot_k]) u_k J_k.
-Sampling ∇f − g̃ instead of ∇f and adding W₁, Γ₁ back is unbiased whatever the network does, and far less noisy where few
-units flip at once. One frozen forward pass gives every z_k + J_kδ, one frozen backward pass g̃; no Jacobian is needed.
+They are exactly the Stein expectations of the field g̃(δ) = Σ_k u_k (a'(z_k + J_kδ) − a'(z_k)) J_k. Sampling ∇f − g̃
+instead of ∇f and adding W₁, Γ₁ back is unbiased whatever the network does, and far less noisy where few units flip at
+once. One frozen forward pass gives every z_k + J_kδ, one frozen backward pass g̃; no Jacobian is needed.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from smoothhess.activations import Call, FrozenRun, Tape, freeze, is_opaque, record
+from smoothhess.bends import is_modelled, moments, second_derivative, slope_change
 from smoothhess.borrow import modules_behind
 from smoothhess.gaussian import Gaussian
-from smoothhess.oracle import Oracle
+from smoothhess.oracle import Oracle, is_out_of_memory, release
 
-COLUMNS = 128  # whitened directions that go through the frozen network at once
-STORED_BYTES = 1 << 28  # of all j_k of an example; where they do not fit, W₁ takes another pass for each column
+STORED_BYTES = 1 << 28  # of all j_k of a few examples; where one does not fit, W₁ takes another pass for each column
 
 
 class NoKinksError(ValueError):
     """The model cannot be frozen, with the reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """What the field g̃ of B examples has on average, whitened, float64."""
+
+    hessian: Tensor  # (B, k, k) W₁
+    gradient: Tensor  # (B, k) Γ₁
+    passes: float  # of work per example that it took
+    layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call, where asked for; their sum is W₁
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +50,7 @@ class Kinks:
     oracle: Oracle
     inputs: Tensor  # (B, *shape)
     tape: Tape
-    bent: tuple[int, ...]  # which calls have knots
+    bent: tuple[int, ...]  # which calls have curvature that is modelled
     pre: tuple[Tensor, ...]  # pre-activations at the inputs, of the bent calls
     sensitivity: tuple[Tensor, ...]  # u, likewise
 
@@ -51,14 +61,15 @@ class Kinks:
             raise NoKinksError("the model is scripted or compiled, so its activations cannot be seen")
         owner = torch.arange(len(inputs), device=inputs.device)
         tape = record(oracle.bound(owner), inputs)
-        bent = tuple(i for i, call in enumerate(tape.calls) if call.knots)
+        bent = tuple(i for i, call in enumerate(tape.calls) if is_modelled(call))
         if not bent:
-            raise NoKinksError("no ReLU-like call was seen in the model")
+            raise NoKinksError("no ReLU-like or smooth activation was seen in the model")
         if any(call.pre.shape[0] != len(inputs) for call in tape.calls):
             raise NoKinksError("an activation does not have the examples in dimension 0")
         leaf = inputs.detach().requires_grad_()
         try:
-            run = freeze(oracle.bound(owner), tape, leaf)
+            with torch.enable_grad():
+                run = freeze(oracle.bound(owner), tape, leaf)
         except ValueError as error:
             raise NoKinksError(str(error)) from error
         output = oracle.pick(run.output, owner)
@@ -70,33 +81,185 @@ class Kinks:
         pre = tuple(run.pre[i].detach() for i in bent)
         return Kinks(oracle, inputs, tape, bent, pre, tuple(u.detach() for u in sensitivity))
 
-    def flips(self, points: Tensor, index: Tensor) -> Tensor:
-        """g̃ at points (b, n, *shape) of the examples at `index`, (b, n, *shape)."""
-        b = len(points)
-        part = self.select(index)
-        found = []
-        step = max(1, self.oracle.batch_size // b)
-        for rows in points.split(step, 1):
-            leaf = rows.reshape(-1, *points.shape[2:]).detach().requires_grad_()
-            run = part._frozen(leaf, index.repeat_interleave(rows.shape[1]))
-            total = leaf.new_zeros(())
-            for i, pre, u in zip(part.bent, part.pre, part.sensitivity, strict=True):
-                moved = run.pre[i]
-                grouped = moved.unflatten(0, (b, -1))
-                flip = _flips(part.tape.calls[i], grouped.detach(), pre[:, None])
-                total = total + (flip * u[:, None] * grouped).sum()
-            (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True, allow_unused=True)
-            found.append(gradient.reshape(b, -1, *points.shape[2:]))
-        return torch.cat(found, 1)
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The bent calls."""
+        return tuple(self.tape.calls[i] for i in self.bent)
 
-    def expectation(self, gaussian: Gaussian) -> tuple[Tensor, Tensor, float]:
-        """W₁ (B, k, k) and Γ₁ (B, k) in float64, and the passes of work per example that they took."""
-        hessians, gradients, passes = [], [], 0.0
-        for index in torch.arange(len(self.inputs), device=self.inputs.device).split(1):
-            hessian, gradient, passes = self.select(index)._one(gaussian, index)
-            hessians.append(hessian)
-            gradients.append(gradient)
-        return torch.stack(hessians), torch.stack(gradients), passes
+    @property
+    def units(self) -> int:
+        """How many units of an example bend."""
+        return sum(p[0].numel() for p in self.pre)
+
+    def price(self, k: int) -> float:
+        """Passes per example that `expectation` takes in k dimensions."""
+        return k / 2 if self._stored(k) else 1.5 * k
+
+    def _stored(self, k: int) -> bool:
+        return self.units * k * self.inputs.element_size() <= STORED_BYTES
+
+    # --- the field ------------------------------------------------------------------------------------------------
+
+    def flips(self, points: Tensor, index: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
+        """Odd and even part of g̃ at points (b, n, *shape) of the examples at `index`, each of that shape.
+
+        Where the design has no mirror images both are g̃ itself. The frozen network is affine, so that the mirror
+        image of a point takes no forward pass of its own.
+        """
+        part = self.select(index)
+        found: list[tuple[Tensor, Tensor]] = []
+        start, step = 0, max(1, self.oracle.batch_size // len(points))
+        while start < points.shape[1]:
+            try:
+                found.append(part._flips(points[:, start : start + step], index, mirrored))
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or step == 1:
+                    raise
+                step = max(1, step // 2)
+                release()
+                continue
+            start += step
+        odd, even = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        return odd, even
+
+    def _flips(self, points: Tensor, owner: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
+        b, n = points.shape[:2]
+        leaf = points.flatten(0, 1).detach().requires_grad_()
+        run = self._frozen(leaf, owner.repeat_interleave(n))
+        odd, even = leaf.new_zeros(()), leaf.new_zeros(())
+        for i, call, pre, u in zip(self.bent, self.calls, self.pre, self.sensitivity, strict=True):
+            grouped = run.pre[i].unflatten(0, (b, n))
+            moved, centre = grouped.detach(), pre[:, None]
+            if call.kind == "map":
+                odd = odd + (second_derivative(call, pre, u, moved - centre) * grouped).sum()
+                continue
+            there = slope_change(call, moved, centre) * u[:, None]
+            if mirrored:
+                back = slope_change(call, 2 * centre - moved, centre) * u[:, None]
+                even = even + ((there + back) / 2 * grouped).sum()
+                there = (there - back) / 2
+            odd = odd + (there * grouped).sum()
+        wanted = [odd, even] if mirrored else [odd]
+        gradients = [
+            torch.autograd.grad(total, leaf, retain_graph=i + 1 < len(wanted), allow_unused=True)[0]
+            if total.requires_grad
+            else None
+            for i, total in enumerate(wanted)
+        ]
+        filled = [torch.zeros_like(points) if g is None else g.reshape(points.shape) for g in gradients]
+        return filled[0], filled[-1]
+
+    # --- its expectation ------------------------------------------------------------------------------------------
+
+    def expectation(self, gaussian: Gaussian, layers: bool = False) -> Expectation:
+        """W₁ and Γ₁, with the share of each layer where asked for."""
+        k = gaussian.rank(self.inputs[0].numel())
+        together = max(1, STORED_BYTES // max(self.units * k * self.inputs.element_size(), 1))
+        parts = [
+            self.select(index)._expectation(gaussian, index, layers)
+            for index in torch.arange(len(self.inputs), device=self.inputs.device).split(together)
+        ]
+        split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
+        return Expectation(
+            torch.cat([p.hessian for p in parts]),
+            torch.cat([p.gradient for p in parts]),
+            parts[0].passes,
+            tuple(torch.cat(split, 1)) if split else (),
+        )
+
+    def _expectation(self, gaussian: Gaussian, owner: Tensor, layers: bool) -> Expectation:
+        k = gaussian.rank(self.inputs[0].numel())
+        if self._stored(k):
+            j = torch.cat(list(self._all_columns(gaussian, owner)), 1)  # (b, k, units)
+            bend, lean = self._weights(j.double().square().sum(1).sqrt())
+            columns, weighted = self._per_call(j), self._per_call(self._bent(j, bend))
+            parts = tuple((c @ w.mT).double() for c, w in zip(columns, weighted, strict=True))
+            hessian = torch.stack(parts).sum(0)
+            gradient = (j.double() @ lean[..., None])[..., 0]
+            return Expectation(hessian, gradient, k / 2, parts if layers else ())
+        squares = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
+        for part in self._all_columns(gaussian, owner):
+            squares += part.double().square().sum(1)
+        bend, lean = self._weights(squares.sqrt())
+        count = len(self.bent) if layers else 1
+        hessians = torch.zeros(count, len(owner), k, k, dtype=torch.float64, device=self.inputs.device)
+        start = 0
+        for part in self._all_columns(gaussian, owner):
+            stop = start + part.shape[1]
+            weighted = self._bent(part, bend)
+            for layer in range(count):
+                chosen = self._only(weighted, layer) if layers else weighted
+                hessians[layer, :, start:stop] = gaussian.pull(self._back(chosen, owner)).double()
+            start = stop
+        gradient = gaussian.pull(self._back(lean[:, None], owner))[:, 0].double()
+        hessians = (hessians + hessians.mT) / 2
+        return Expectation(hessians.sum(0), gradient, 1.5 * k, tuple(hessians) if layers else ())
+
+    def _all_columns(self, gaussian: Gaussian, owner: Tensor) -> Iterator[Tensor]:
+        k = gaussian.rank(self.inputs[0].numel())
+        step = max(1, self.oracle.batch_size // len(owner))
+        for start in range(0, k, step):
+            stop = min(start + step, k)
+            unit = torch.zeros(stop - start, k, dtype=self.inputs.dtype, device=self.inputs.device)
+            unit[torch.arange(stop - start), torch.arange(start, stop)] = 1
+            yield self.moves(gaussian, unit, owner)
+
+    def moves(self, gaussian: Gaussian, directions: Tensor, owner: Tensor) -> Tensor:
+        """j_k · v of every unit for whitened directions v (c, k), (b, c, units): frozen, hence affine, passes."""
+        x = self.inputs
+        shift = gaussian.colour(directions.to(x))
+        length = shift.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+        with torch.no_grad():  # steps of length one, whatever σ: an affine function does not mind, rounding does
+            points = x[:, None] + (shift / length).reshape(-1, *x.shape[1:])
+            run = self._frozen(points.flatten(0, 1), owner.repeat_interleave(len(directions)))
+            moved = [
+                (run.pre[i].unflatten(0, points.shape[:2]) - p[:, None]).reshape(*points.shape[:2], -1)
+                for i, p in zip(self.bent, self.pre, strict=True)
+            ]
+        return torch.cat(moved, 2) * length
+
+    def _bent(self, moves: Tensor, bend: Tensor) -> Tensor:
+        """Second derivatives of the calls, times u, applied to moves (b, c, units)."""
+        weighted = list(self._per_call(moves * bend[:, None].to(moves)))
+        for n, (call, pre, u, part) in enumerate(
+            zip(self.calls, self.pre, self.sensitivity, self._per_call(moves), strict=True)
+        ):
+            if call.kind == "map":
+                shaped = part.unflatten(2, pre.shape[1:])
+                weighted[n] = second_derivative(call, pre, u, shaped).flatten(2)
+        return torch.cat(weighted, 2)
+
+    def _back(self, weights: Tensor, owner: Tensor) -> Tensor:
+        """Σ_k weights_k J_k for each row of (b, c, units), (b, c, d)."""
+        x = self.inputs
+        b, c = weights.shape[:2]
+        leaf = x.repeat_interleave(c, 0).requires_grad_()
+        run = self._frozen(leaf, owner.repeat_interleave(c))
+        total = leaf.new_zeros(())
+        for i, part in zip(self.bent, self._per_call(weights), strict=True):
+            total = total + (part.flatten(0, 1).to(leaf) * run.pre[i].reshape(b * c, -1)).sum()
+        return torch.autograd.grad(total, leaf)[0].reshape(b, c, -1)
+
+    def _weights(self, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of j_k j_kᵀ in W₁ and of j_k in Γ₁, (b, units) each; units that do not move contribute nothing."""
+        bend, lean = [], []
+        for call, pre, u, t in zip(self.calls, self.pre, self.sensitivity, self._per_call(tau), strict=True):
+            found = None if call.kind == "map" else moments(call, pre, t.reshape(pre.shape))
+            if call.kind != "map" and found is None:
+                raise NoKinksError(f"the curvature of a {call.kind} call could not be averaged over so wide a Gaussian")
+            both = (torch.zeros_like(t), torch.zeros_like(t)) if found is None else [f.reshape(t.shape) for f in found]
+            bend.append(both[0] * u.double().reshape(t.shape))
+            lean.append(both[1] * u.double().reshape(t.shape))
+        return torch.cat(bend, 1), torch.cat(lean, 1)
+
+    def _per_call(self, units: Tensor) -> tuple[Tensor, ...]:
+        """(…, units) cut into the units of each call."""
+        return units.split([p[0].numel() for p in self.pre], -1)
+
+    def _only(self, units: Tensor, layer: int) -> Tensor:
+        """(…, units) with those of all other calls zero."""
+        kept = [t if n == layer else torch.zeros_like(t) for n, t in enumerate(self._per_call(units))]
+        return torch.cat(kept, -1)
 
     def select(self, index: Tensor) -> Kinks:
         """The examples at `index`."""
@@ -107,7 +270,8 @@ class Kinks:
             return t if t is None or t.shape[0] != self.tape.batch else t[index]
 
         calls = tuple(
-            Call(c.kind, c.pre[index], rows(c.slope), rows(c.offset), c.knots, rows(c.indices)) for c in self.tape.calls
+            replace(c, pre=c.pre[index], slope=rows(c.slope), offset=rows(c.offset), indices=rows(c.indices))
+            for c in self.tape.calls
         )
         return Kinks(
             self.oracle,
@@ -120,89 +284,6 @@ class Kinks:
 
     def _frozen(self, points: Tensor, owner: Tensor) -> FrozenRun:
         return freeze(self.oracle.bound(owner), self.tape, points)
-
-    def _one(self, gaussian: Gaussian, owner: Tensor) -> tuple[Tensor, Tensor, float]:
-        """W₁, Γ₁ and passes of a single example."""
-        x = self.inputs[0].flatten()
-        k = gaussian.rank(len(x))
-        units = sum(p.numel() for p in self.pre)
-        stored = units * k * 4 <= STORED_BYTES
-        squares = torch.zeros(units, dtype=torch.float64, device=x.device)
-        columns = []
-        for start in range(0, k, COLUMNS):
-            part = self._columns(gaussian, owner, start, min(start + COLUMNS, k))  # (c, units)
-            squares += part.double().square().sum(0)
-            if stored:
-                columns.append(part)
-        tau = squares.sqrt()
-        bend, lean = self._weights(tau)
-        if stored:
-            j = torch.cat(columns)  # (k, units)
-            hessian = (j.double() * bend) @ j.double().mT
-            return hessian, j.double() @ lean, k / 2
-        hessian = torch.zeros(k, k, dtype=torch.float64, device=x.device)
-        for start in range(0, k, COLUMNS):
-            stop = min(start + COLUMNS, k)
-            part = self._columns(gaussian, owner, start, stop)
-            hessian[start:stop] = gaussian.pull(self._back(part.double() * bend, owner)).double()
-        gradient = gaussian.pull(self._back(lean[None], owner))[0].double()
-        return (hessian + hessian.mT) / 2, gradient, 1.5 * k
-
-    def _columns(self, gaussian: Gaussian, owner: Tensor, start: int, stop: int) -> Tensor:
-        """j_k along whitened unit vectors start … stop − 1, (c, units): differences of frozen, hence affine, passes."""
-        x = self.inputs[0]
-        k = gaussian.rank(x.numel())
-        unit = torch.zeros(stop - start, k, dtype=x.dtype, device=x.device)
-        unit[torch.arange(stop - start), torch.arange(start, stop)] = 1
-        direction = gaussian.colour(unit)
-        length = direction.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        with torch.no_grad():  # steps of length one, whatever σ: an affine function does not mind, rounding does
-            run = self._frozen(x + (direction / length).reshape(-1, *x.shape), owner.expand(stop - start))
-            moved = [run.pre[i] - p for i, p in zip(self.bent, self.pre, strict=True)]
-        return torch.cat([m.flatten(1) for m in moved], 1) * length
-
-    def _back(self, weights: Tensor, owner: Tensor) -> Tensor:
-        """Σ_k weights_k J_k for each row of (c, units), (c, d)."""
-        x = self.inputs[0]
-        leaf = x.expand(len(weights), *x.shape).detach().clone().requires_grad_()
-        run = self._frozen(leaf, owner.expand(len(weights)))
-        total, first = leaf.new_zeros(()), 0
-        for i in self.bent:
-            flat = run.pre[i].flatten(1)
-            total = total + (weights[:, first : first + flat.shape[1]].to(flat) * flat).sum()
-            first += flat.shape[1]
-        return torch.autograd.grad(total, leaf)[0].flatten(1)
-
-    def _weights(self, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of j_k j_kᵀ in W₁ and of j_k in Γ₁, (units,) each; units that do not move contribute nothing."""
-        bend, lean, first = torch.zeros_like(tau), torch.zeros_like(tau), 0
-        for i, pre, u in zip(self.bent, self.pre, self.sensitivity, strict=True):
-            here = slice(first, first + pre.numel())
-            t = tau[here]
-            moves = t > 0
-            for knot, jump in self.tape.calls[i].knots:
-                weight = (u * _spread(jump, pre)).double().flatten()
-                score = (pre.double().flatten() - knot) / torch.where(moves, t, 1.0)
-                density = torch.exp(-score.square() / 2) / math.sqrt(2 * math.pi) / torch.where(moves, t, 1.0)
-                bend[here] += torch.where(moves, weight * density, 0.0)
-                step = torch.special.ndtr(score) - (score > 0).double()
-                lean[here] += torch.where(moves, weight * step, 0.0)
-            first += pre.numel()
-        return bend, lean
-
-
-def _flips(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
-    """Σ jump (1[moved > knot] − 1[pre > knot]) of each unit."""
-    total = torch.zeros_like(moved)
-    for knot, jump in call.knots:
-        step = (moved > knot).to(moved.dtype) - (pre > knot).to(moved.dtype)
-        total = total + step * _spread(jump, pre)
-    return total
-
-
-def _spread(jump: float | Tensor, like: Tensor) -> float | Tensor:
-    """A slope jump, per channel perhaps, lined up with pre-activations (…, C, *)."""
-    return jump.to(like) if isinstance(jump, Tensor) else jump
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

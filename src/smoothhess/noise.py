@@ -241,6 +241,14 @@ class Noise:
         return squared_norm(self.features)
 
     @cached_property
+    def variation(self) -> Tensor:
+        """E‖g − G‖², (B,)."""
+        features = self.features
+        mean_even = features.even_sum / features.n.clamp_min(1)[:, None]
+        energy = features.head.energy.double().sum(1) / features.n_head.clamp_min(1)
+        return energy - mean_even.square().sum(-1)
+
+    @cached_property
     def explained(self) -> Tensor:
         """Share of the gradient's variation around x that Ĥδ explains on gradients it has not seen, (B,).
 
@@ -249,7 +257,7 @@ class Noise:
         """
         white, features = self.white, self.features
         assert white is not None
-        push, n_head = self.gaussian.push, white.n_head.clamp_min(1)
+        push = self.gaussian.push
 
         def one_sided(rows: Rows) -> Tensor:
             return _one_sided_norm(rows, push)
@@ -266,10 +274,8 @@ class Noise:
         else:
             mean = symmetric(white.summed() / white.n.clamp_min(1)[:, None, None])
             norm = push(mean.to(white.gradient.dtype)).double().square().sum((-1, -2))
-        head = features.head
-        mean_even = features.even_sum / features.n.clamp_min(1)[:, None]
-        variation = head.energy.double().sum(1) / n_head - mean_even.square().sum(-1)
-        gradient_noise = self.of_mean(head.even).value.sum(-1)
+        variation = self.variation
+        gradient_noise = self.of_mean(features.head.even).value.sum(-1)
         share = (norm - 2 * noise - gradient_noise) / variation
         return torch.where((variation > 0) & torch.isfinite(noise), share, torch.nan)
 

@@ -62,10 +62,10 @@ class Oracle:
             try:
                 found.append(evaluate(points[rows], owner[rows]))
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error) or self.batch_size == 1:
+                if not is_out_of_memory(error) or self.batch_size == 1:
                     raise
                 self.batch_size = max(1, min(self.batch_size, len(points) - start) // 2)
-                _release()
+                release()
                 continue
             start = rows.stop
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
@@ -151,11 +151,13 @@ def _refuse_infinite(numbers: Tensor, what: str) -> None:
         )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether smaller batches may help."""
     return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
 
 
-def _release() -> None:
+def release() -> None:
+    """Hand back what the allocator of the device keeps."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

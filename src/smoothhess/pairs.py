@@ -28,6 +28,7 @@ class Pair(NamedTuple):
 
 def rank_pairs(
     hessian: Tensor,
+    ranking: Tensor,
     variance: Tensor,
     df: Tensor,
     scales: Tensor,
@@ -37,7 +38,7 @@ def rank_pairs(
     level: float,
     feature_shape: tuple[int, ...],
 ) -> list[Pair]:
-    """The k pairs i < j with the largest |effect| of one (d, d) estimate and its entries' variances."""
+    """The k pairs i < j of one (d, d) estimate, with its entries' variances, whose effect in `ranking` is largest."""
     d = len(hessian)
     labels = _labels(names, d, feature_shape)
     if k < 1 or not 0 < q < 1:
@@ -55,7 +56,8 @@ def rank_pairs(
     p = torch.where(torch.isfinite(stderr), student.two_sided_p(t, df.clamp_min(0.05)), 1.0)
     q_values = benjamini_hochberg(p)
     effect = value * scales.to(value)[i] * scales.to(value)[j]
-    chosen = effect.abs().argsort(descending=True, stable=True)[:k]
+    strength = ranking[i, j].double() * scales.to(value)[i] * scales.to(value)[j]
+    chosen = strength.abs().argsort(descending=True, stable=True)[:k]
     width = student.quantile(level, df)
     reach = torch.where(stderr > 0, width * stderr, 0.0)
     columns = [x[chosen].tolist() for x in (i, j, value, stderr, value - reach, value + reach, effect, q_values)]

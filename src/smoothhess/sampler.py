@@ -10,23 +10,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from smoothhess.control import Control, fit, pilot_passes
 from smoothhess.design import Design
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
-from smoothhess.kinks import Kinks
+from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.oracle import Oracle
 from smoothhess.statistics import Rows, Segment, Statistics
 
 CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
-
-
-@dataclass(frozen=True, eq=False)
-class Control:
-    """A control variate and its exact whitened expectations, float64."""
-
-    kinks: Kinks
-    hessian: Tensor  # (B, k, k)
-    gradient: Tensor  # (B, k)
 
 
 @dataclass(eq=False)
@@ -49,8 +41,6 @@ class Sampler:
         """Evaluate the unperturbed inputs; statistics of nothing."""
         value, gradient = self._unperturbed()
         empty = Statistics.empty(self.plan.name, seeds, value, gradient)
-        if self.control is not None:
-            empty = replace(empty, known=self.control.hessian)
         if self.grouping is None:
             return empty
         grouping = self.grouping
@@ -70,19 +60,34 @@ class Sampler:
         q = self.grouping.directions(self.gaussian)
         return torch.cat([q, probes(k, q).expand(len(q), -1, -1)], 1)
 
-    def take_control(self) -> None:
-        """Subtract what the model's kinks explain from every row; raises NoKinksError where they cannot be seen."""
+    def see_kinks(self, most: float) -> Kinks:
+        """The frozen model; NoKinksError where it cannot be seen, or W₁ and a pilot would take over `most` passes."""
         value, _ = self._unperturbed()
         assert self.plain_gradient is not None
         kinks = Kinks.see(self.oracle, self.inputs, value, self.plain_gradient)
-        hessian, gradient, passes = kinks.expectation(self.gaussian)
-        self.control = Control(kinks, hessian, gradient)
-        self.extra_passes += 1 + passes  # one frozen pass at x, and those of the expectation
+        k = self.gaussian.rank(self.inputs[0].numel())
+        price = kinks.price(k) + pilot_passes(k)
+        if price > most:
+            raise NoKinksError(f"the closed form would take {price:.0f} passes, more than the budget allows")
+        self.extra_passes += 1  # one frozen pass at x
+        return kinks
 
-    def passes(self, rows: Tensor) -> Tensor:
-        """All work for so many rows of each example, in gradient calls; frozen passes count like others."""
-        per_row = self.plan.calls_per_row * (1 if self.control is None else 2)
-        return rows * per_row + self.extra_passes
+    def take_control(
+        self, kinks: Kinks, seeds: Sequence[int], always: bool, weights: Tensor | None = None, layers: bool = False
+    ) -> None:
+        """Subtract what the closed form explains from every row, with fitted weights or those that are given."""
+        expected = kinks.expectation(self.gaussian, layers)
+        self.extra_passes += expected.passes
+        if weights is None:
+            self.control = fit(self.oracle, self.gaussian, kinks, expected, seeds, always)
+            self.extra_passes += pilot_passes(expected.hessian.shape[-1])
+        else:
+            self.control = Control(kinks, expected, *weights.to(expected.hessian).unbind(1))
+
+    def passes(self, rows: Tensor, index: Tensor) -> Tensor:
+        """All work for so many rows of the examples at `index`, in gradient calls; frozen passes count like others."""
+        frozen = 0 if self.control is None else self.control.passes(self.plan)[index]
+        return rows * (self.plan.calls_per_row + frozen) + self.extra_passes
 
     def _grouped(self, chunk: Rows, index: Tensor) -> Rows:
         """Group sums of a chunk, and the skew of the directions that are watched."""
@@ -115,7 +120,18 @@ class Sampler:
 
     def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
         """`stats` of the examples at `index` with `rows` further rows."""
-        return stats.extended(self._chunks(stats, rows, index, bar))
+        known = None if self.control is None else self.control.known(index)
+        return stats.extended(self._chunks(stats, rows, index, bar), self._group_known(known, index))
+
+    def _group_known(self, known: Tensor | None, index: Tensor) -> Tensor | None:
+        if known is None or self.grouping is None:
+            return known
+        grouping = self.grouping.select(index)
+
+        def summed(rows: Tensor) -> Tensor:
+            return grouping.sum(self.gaussian.push(rows))
+
+        return summed(summed(known.to(self.inputs)).mT).mT
 
     def _chunks(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Iterator[Rows]:
         example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
@@ -150,10 +166,9 @@ class Sampler:
         stein = (weight[..., None] * _stein(z, value - own_value[..., None], change, own_gradient)).double()
         odd, even = _odd(gradient), weight[..., None] * change.mean(2)
         if self.control is not None:  # sample what the closed form does not know
-            flips = self.control.kinks.flips(points.reshape(len(x), -1, *self.inputs.shape[1:]), index)
-            flips = self.gaussian.pull(flips.reshape(points.shape))
-            odd = odd - _odd(flips)
-            even = even - weight[..., None] * flips.mean(2) + self.control.gradient[index, None].to(even)
+            there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
+            rows = odd, even, weight
+            odd, even = self.control.left_over(self.gaussian, there, z, rows, index, self.plan.mirrored)
         return Rows(
             weight=weight,
             score=score,

@@ -89,7 +89,7 @@ class Statistics:
     stein: Tensor  # (B, 2, 3) float64, see Rows
     rank: int  # dimensions that the draws live in; k unless these are group sums
     skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
-    known: Tensor | None = None  # (B, k, k) exact expectation that was subtracted from every row, float64
+    known: Tensor | None = None  # (B, k, k) exact expectation that was subtracted from a row, on average over rows
     gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
 
     @staticmethod
@@ -135,8 +135,11 @@ class Statistics:
         start = max(s.stop for s in self.stream[example] if s.seed == seed)
         return Segment(seed, start, start)
 
-    def extended(self, chunks: Iterable[Rows]) -> Statistics:
-        """With further rows of the same streams, from `next_row` on; all examples must have seen equally many."""
+    def extended(self, chunks: Iterable[Rows], known: Tensor | None = None) -> Statistics:
+        """With further rows of the same streams, from `next_row` on; all examples must have seen equally many.
+
+        `known` (B, k, k) was subtracted from each of the further rows.
+        """
         before = n = int(self.n.max())
         kept, total = [self.head] if n else [], self.total
         even_sum, value_sum = self.even_sum.clone(), self.value_sum.clone()
@@ -175,6 +178,7 @@ class Statistics:
             value_sum=value_sum,
             stein=stein,
             skew=skew,
+            known=_mean(self.known, self.n, known, torch.full_like(self.n, added)),
         )
 
     def _refuse_large(self, rows: int) -> None:
@@ -190,7 +194,7 @@ class Statistics:
 
     def summed(self) -> Tensor:
         """Σ s oddᵀ over all rows, and what is known beforehand for each of them, (B, k, k), float64."""
-        known = 0 if self.known is None else self.known * self.n[:, None, None]
+        known = 0 if self.known is None else self.known.double() * self.n[:, None, None]
         if self.total is not None:
             return self.total + known
         if self.k > DENSE_LIMIT:
@@ -208,13 +212,12 @@ class Statistics:
     def map(self, linear: Callable[[Tensor], Tensor]) -> Statistics:
         """The same statistics in other coordinates: one linear map serves scores, gradients and sums alike."""
         total, known = (
-            None if m is None else linear(linear(m.to(self.gradient.dtype)).mT).mT.double()
-            for m in (self.total, self.known)
+            None if m is None else linear(linear(m.to(self.gradient.dtype)).mT).mT for m in (self.total, self.known)
         )
         return replace(
             self,
             head=self.head.map(linear),
-            total=total,
+            total=None if total is None else total.double(),
             known=known,
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
@@ -339,7 +342,21 @@ def _merge_one(a: Statistics, b: Statistics) -> Statistics:
         value_sum=a.value_sum + b.value_sum,
         stein=a.stein + b.stein,
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
+        known=_mean(a.known, a.n, b.known, b.n),
     )
+
+
+def _mean(a: Tensor | None, n_a: Tensor, b: Tensor | None, n_b: Tensor) -> Tensor | None:
+    """(B, k, k) over the rows of both; what is not there is zero."""
+    if a is None and b is None:
+        return None
+    if a is not None and b is not None and torch.equal(a, b.to(a)):
+        return a
+    share = (n_a / (n_a + n_b).clamp_min(1))[:, None, None]
+    like = a if a is not None else b
+    assert like is not None
+    mean = (0.0 if a is None else share * a.double()) + (0.0 if b is None else (1 - share) * b.double())
+    return torch.as_tensor(mean).to(like)
 
 
 def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:

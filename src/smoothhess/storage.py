@@ -14,13 +14,15 @@ from torch import Tensor
 
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping
+from smoothhess.shrink import Shrunk
 from smoothhess.statistics import Segment, Statistics
 
 if TYPE_CHECKING:
     from smoothhess.interactions import Interactions
 
 FORMAT = "smoothhess.interactions"
-VERSION = 1
+VERSION = 2
+READABLE = ("1", "2")  # the first had neither denoising nor weights of a control variate
 
 
 def save(result: Interactions, path: str | Path) -> None:
@@ -42,10 +44,15 @@ def save(result: Interactions, path: str | Path) -> None:
         "control": result.control,
         "shrink": result.shrink,
         "unbiased": result.unbiased,
+        "control_note": result.control_note,
         "groups": None if result.grouping is None else result.grouping.count,
     }
     if result.target is not None:
         tensors["target"] = result.target
+    if result.control_weights is not None:
+        tensors["control_weights"] = result.control_weights
+    if result.denoised is not None:
+        tensors |= {"denoised.hessian": result.denoised.hessian, "denoised.error2": result.denoised.error2}
     if result.grouping is not None:
         grouping = result.grouping
         tensors |= {
@@ -98,10 +105,10 @@ def load(path: str | Path) -> Interactions:
         ) from error
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} holds tensors but no smoothhess result. Load files written by Interactions.save.")
-    if metadata.get("version") != str(VERSION):
+    if metadata.get("version") not in READABLE:
         raise ValueError(
-            f"{path} has format version {metadata.get('version')}, this smoothhess reads version {VERSION}. "
-            "Use the smoothhess that wrote it, or make the result again."
+            f"{path} has format version {metadata.get('version')}, this smoothhess reads versions "
+            f"{' and '.join(READABLE)}. Use the smoothhess that wrote it, or make the result again."
         )
     try:
         return _restore(Interactions, json.loads(metadata["about"]), tensors)
@@ -130,4 +137,7 @@ def _restore(cls: type[Interactions], about: dict[str, Any], tensors: dict[str, 
         control=about["control"],
         shrink=about["shrink"],
         unbiased=about["unbiased"],
+        control_weights=tensors.get("control_weights"),
+        control_note=about.get("control_note", ""),
+        denoised=Shrunk(**under("denoised.")) if "denoised.hessian" in tensors else None,
     )

@@ -34,7 +34,7 @@ def heatmap(
     stderr, hessian = canvas.array(one.stderr()[0]), canvas.array(one.hessian[0])
     labels = canvas.check_names(names, len(hessian))
     limit = canvas.symmetric_limit(hessian) if limit is None else limit
-    faint = canvas.within_noise(hessian, stderr)
+    faint = canvas.within_noise(canvas.array(one.unshrunk().hessian[0]), stderr)
     ax = canvas.new_axes(ax, 6.6, 5.6)
     picture = ax.imshow(
         hessian,

@@ -1,0 +1,129 @@
+"""The control variate: what the closed form knows about each row is subtracted, and its exact expectation added back.
+
+From the field g̃ of `kinks`, with E[z g̃ᵀ] = W₁, two fields of known expectation are made: its linear part W₁z, and the
+rest g̃ − W₁z, which averages to nothing. Rows are sampled of
+
+    ∇f − μ W₁z − β (g̃ − W₁z),      and μ W₁ is added back;
+
+whatever μ and β, the estimate is unbiased, as long as they do not depend on the rows: they are fitted to a few pairs
+of draws of their own, the pilot. β = 0 needs no frozen passes: W₁ then serves partial blocks, and as a centre to shrink
+to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from smoothhess.design import Design, pilot_rows
+from smoothhess.gaussian import Gaussian
+from smoothhess.kinks import Expectation, Kinks
+from smoothhess.oracle import Oracle
+
+PILOT_PAIRS = 8  # draws for the weights; twice that in few dimensions
+FEW = 16  # dimensions
+RIDGE = 0.02  # pull of the weights towards one, in units of the fields' energy
+FLIPS_PER_PAIR = 1.5  # frozen passes for a ± pair: one forward, two backward
+MOST_BYTES = 1 << 32  # of the closed forms of all examples that "auto" is willing to keep
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """The two fields of B examples and their weights."""
+
+    kinks: Kinks
+    expected: Expectation
+    linear: Tensor  # (B,) μ
+    flip: Tensor  # (B,) β
+
+    def known(self, index: Tensor) -> Tensor:
+        """What is added back to the Hessian for each row, whitened, (b, k, k)."""
+        known = self.linear[index, None, None].to(self.expected.hessian) * self.expected.hessian[index]
+        return known.to(self.kinks.inputs)
+
+    def left_over(
+        self,
+        gaussian: Gaussian,
+        points: Tensor,
+        z: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        index: Tensor,
+        mirrored: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Odd and (weighted) even part of what is sampled, from those of the whitened gradient and the rows' weights.
+
+        `points` (b, r, *shape) are the rows' points at +z; `rows` are odd, even (b, r, k) and weight (1 or b, r).
+        """
+        odd, even, weight = rows
+        mu, beta = (w[index, None, None].to(odd) for w in (self.linear, self.flip))
+        hessian = self.expected.hessian[index].to(odd)
+        odd = odd - (mu - beta) * (z @ hessian)
+        flipping = torch.nonzero(self.flip[index]).reshape(-1)
+        if not len(flipping):
+            return odd, even
+        flat = (len(flipping), points.shape[1], -1)
+        there, around = self.kinks.flips(points[flipping], index[flipping], mirrored)
+        there, around = (gaussian.pull(f.reshape(flat)) for f in (there, around))
+        weight = weight if len(weight) == 1 else weight[flipping]
+        gradient = self.expected.gradient[index[flipping], None].to(even)
+        odd, even = odd.clone(), even.clone()
+        odd[flipping] -= beta[flipping] * there
+        even[flipping] += beta[flipping] * (gradient - weight[..., None] * around)
+        return odd, even
+
+    def passes(self, plan: Design) -> Tensor:
+        """Frozen passes for each row, (B,)."""
+        return (self.flip != 0).double() * (FLIPS_PER_PAIR if plan.mirrored else 1)
+
+
+def pilot_pairs(k: int) -> int:
+    """How many pairs of draws the weights are fitted to."""
+    return PILOT_PAIRS if k >= FEW else 2 * PILOT_PAIRS
+
+
+def pilot_passes(k: int) -> float:
+    """Passes that the pilot takes: two gradients, a frozen forward and a frozen backward pass for each pair."""
+    return 3.0 * pilot_pairs(k)
+
+
+def fit(
+    oracle: Oracle, gaussian: Gaussian, kinks: Kinks, expected: Expectation, seeds: Sequence[int], always: bool
+) -> Control:
+    """A control with weights for each example from the draws of its seed; `always` with β, whether it pays or not."""
+    x = kinks.inputs.flatten(1)
+    k, pairs = gaussian.rank(x.shape[1]), pilot_pairs(gaussian.rank(x.shape[1]))
+    drawn = {seed: pilot_rows(seed, pairs, k) for seed in seeds}
+    weights = []
+    for index in torch.arange(len(x), device=x.device).split(max(1, oracle.batch_size // (2 * pairs))):
+        z = torch.stack([drawn[seeds[i]] for i in index.tolist()]).to(x)  # (b, P, k)
+        delta = gaussian.colour(z)
+        points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
+        shape = kinks.inputs.shape[1:]
+        _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))
+        gradient = gaussian.pull(gradient.reshape(points.shape))
+        odd = (gradient[:, :, 0] - gradient[:, :, 1]) / 2
+        there, _ = kinks.flips(points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
+        line = z @ expected.hessian[index].to(z)
+        weights.append(_weights(odd, line, gaussian.pull(there.flatten(2)) - line, always))
+    linear, flip = torch.cat(weights).unbind(1)
+    return Control(kinks, expected, linear, flip)
+
+
+def _weights(odd: Tensor, line: Tensor, rest: Tensor, always: bool) -> Tensor:
+    """μ and β of each example, (b, 2); β = 0 where its frozen passes would buy more as further rows."""
+    fields = torch.stack([line, rest], 1).flatten(2).double()  # (b, 2, P k)
+    wanted = odd.flatten(1).double()
+    square = fields @ fields.mT
+    ridge = RIDGE * square.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    system = square + ridge[:, None, None] * torch.eye(2, dtype=torch.float64, device=odd.device)
+    right = (fields @ wanted[..., None])[..., 0] + ridge[:, None]
+    both = torch.linalg.solve(system, right).clamp(-2, 2)
+    both[:, 1].clamp_(0, 1.5)
+    alone = right[:, 0] / system[:, 0, 0]
+    left = (wanted - (both[:, None] @ fields)[:, 0]).square().sum(1)
+    without = (wanted - alone[:, None] * fields[:, 0]).square().sum(1)
+    pays = (left * (2 + FLIPS_PER_PAIR) < without * 2) | always
+    return torch.where(pays[:, None], both, torch.stack([alone.clamp(-2, 2), torch.zeros_like(alone)], 1))
