@@ -72,7 +72,8 @@ class ClosedForm:
         size = torch.maximum(norm2, 2 * reach).clamp_min(torch.finfo(torch.float64).tiny)
         error = (missed.clamp_min(0) / size).sqrt()
         highest, lowest = (((missed + s * spread).clamp_min(0) / size).sqrt() for s in (1, -1))
-        return error.to(self.hessian), ((highest - lowest) / 2).to(self.hessian)
+        stderr = torch.hypot((highest - lowest) / 2, error * reach / size / 2)
+        return error.to(self.hessian), stderr.to(self.hessian)
 
     def by_layer(self) -> tuple[Layer, ...]:
         """The activation calls in the order they are made, each with its part of H₁: which layer makes an interaction.
