@@ -135,7 +135,7 @@ def cifar10(
     folder = _folder(data, "CIFAR10 and resnet18_cifar10.safetensors")
     network = _drawn(resnet18)
     load_weights(network, folder / "resnet18_cifar10.safetensors")
-    pictures = datasets.cifar10(folder)
+    pictures = datasets.cifar10(folder, n_val=20)
     pool = pictures.val if choose else pictures.test
     yield from _classified("CIFAR10 ResNet-18", network.eval(), pool, device, images, epsilons, 250_000)
 

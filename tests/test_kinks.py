@@ -266,3 +266,33 @@ def test_what_cannot_be_seen_is_refused():
         assert why in result.control_note
     with pytest.raises(ValueError, match="8192 dimensions are the most"):
         SmoothHess(lambda x: x.relu().sum(1)).attribute(torch.ones(1, 9000), sigma=0.1, n_calls=10, control="kink")
+
+
+class Gated(nn.Module):
+    """A product of activations, then a ReLU: frozen, it is still curved."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.first, self.gate, self.last = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x).relu() * self.gate(x).sigmoid() - 0.1))
+
+
+def test_what_stays_curved_when_frozen_is_left_alone():
+    """W₁ would not be the expectation of its flips, and the estimate would be biased."""
+    net, x = Gated().double(), torch.ones(1, 6).double()
+    with pytest.raises(ValueError, match="products of activations"):
+        SmoothHess(net).attribute(x, 0, sigma=0.3, n_calls=100, control="kink")
+    result = SmoothHess(net).attribute(x, 0, sigma=0.3, n_calls=100)
+    assert result.control is None
+    assert "products of activations" in result.control_note
+
+
+def test_large_inputs_in_float32_keep_their_digits():
+    net, x = mlp(6, 16, 16), torch.full((1, 6), 1e5)
+    gaussian = Isotropic(1e5)
+    single = seen(net, x).expectation(gaussian).hessian
+    double = seen(net.double(), x.double()).expectation(gaussian).hessian
+    assert float((single - double).norm() / double.norm()) < 1e-3

@@ -6,6 +6,7 @@ import sys
 import smoothhess
 
 NAMES = [
+    "ClosedForm",
     "Dense",
     "Diagonal",
     "Eigenbasis",
@@ -17,6 +18,7 @@ NAMES = [
     "Pair",
     "SmoothHess",
     "Taylor",
+    "diagnose",
     "evaluate",
     "from_gradient",
     "perturbation_mse",

@@ -8,6 +8,8 @@
 """
 
 from smoothhess import evaluate
+from smoothhess.closed_form import ClosedForm
+from smoothhess.diagnosis import diagnose
 from smoothhess.estimator import NeuronSmoothHess, SmoothHess, smooth_hvp
 from smoothhess.evaluate import perturbation_mse
 from smoothhess.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
@@ -19,6 +21,7 @@ from smoothhess.taylor import Taylor
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "ClosedForm",
     "Dense",
     "Diagonal",
     "Eigenbasis",
@@ -30,6 +33,7 @@ __all__ = [
     "Pair",
     "SmoothHess",
     "Taylor",
+    "diagnose",
     "evaluate",
     "from_gradient",
     "perturbation_mse",

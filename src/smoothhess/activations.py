@@ -82,6 +82,7 @@ class Call:
     knots: Knots = ()
     indices: Tensor | None = None
     function: Callable[[Tensor], Any] | None = None
+    operator: str = ""  # what torch calls it: "gelu" where the kind is "smooth"
     analytic: bool = False  # whether `function` is smooth to all orders
     name: str = ""
 
@@ -209,6 +210,7 @@ class _Reading:
     base: float = 0.0
     left: float | Tensor = 0.0
     knots: Knots = ()
+    operator: str = ""
     analytic: bool = False
     dims: int = 0  # of the window of a pooling call
     pair: bool = False  # whether that returns (values, indices)
@@ -237,17 +239,19 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
     if name in _POOLS:
         dims, pool = int(name[-2]), getattr(functional, name)
         pair = options.pop("return_indices", name.startswith("adaptive")) or written.endswith("_with_indices")
-        return _Reading("max_pool", z, lambda z: pool(z, *rest, **options, return_indices=True), dims=dims, pair=pair)
+        indexed = lambda z: pool(z, *rest, **options, return_indices=True)  # noqa: E731
+        return _Reading("max_pool", z, indexed, operator=name, dims=dims, pair=pair)
     if name in _MAPS:
-        return _Reading("map", z, lambda z: func(z, *rest, **options))
-    operator = getattr(torch.ops.aten, name)  # never in-place
+        return _Reading("map", z, lambda z: func(z, *rest, **options), operator=name)
+    aten = getattr(torch.ops.aten, name)  # never in-place
+    apply = lambda z: aten(z, *rest, **options)  # noqa: E731
     if name in _SMOOTH:
-        return _Reading("smooth", z, lambda z: operator(z, *rest, **options), inplace, analytic=name in _ANALYTIC)
+        return _Reading("smooth", z, apply, inplace, operator=name, analytic=name in _ANALYTIC)
     bend = _bend(name, z, dict(zip(_BENT[name], rest, strict=False)) | options)
     if bend is None:
         return None
     kind, base, left, knots = bend
-    return _Reading(kind, z, lambda z: operator(z, *rest, **options), inplace, base, left, knots)
+    return _Reading(kind, z, apply, inplace, base, left, knots, operator=name)
 
 
 def _bend(name: str, z: Tensor, bound: dict[str, Any]) -> tuple[str, float, float | Tensor, Knots] | None:
@@ -358,9 +362,9 @@ class _Record(_Intercept):
     def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
         pre = reading.input.detach().clone()  # the model may overwrite its own tensor later
         if reading.kind == "max_pool":
-            self.calls.append(Call("max_pool", pre, indices=reading.function(pre)[1], name=self.name()))
+            call = Call("max_pool", pre, indices=reading.function(pre)[1])
         elif reading.kind == "map":
-            self.calls.append(Call("map", pre, function=reading.function, name=self.name()))
+            call = Call("map", pre, function=reading.function)
         else:
             with torch.enable_grad():  # autograd's own slope, also where pre sits on a knot
                 z = pre.clone().requires_grad_()
@@ -368,8 +372,8 @@ class _Record(_Intercept):
                 (slope,) = torch.autograd.grad(value.sum(), z)
             offset = value.detach() - slope * pre
             call = Call(reading.kind, pre, slope, offset if offset.any() else None, reading.knots)
-            call = dataclasses.replace(call, function=reading.function, analytic=reading.analytic, name=self.name())
-            self.calls.append(call)
+            call = dataclasses.replace(call, function=reading.function, analytic=reading.analytic)
+        self.calls.append(dataclasses.replace(call, operator=reading.operator, name=self.name()))
         return original()
 
 

@@ -20,7 +20,7 @@ class Layer:
     """What one activation call of the network adds to H₁."""
 
     name: str  # of the module that made the call
-    kind: str  # "relu", "smooth", "map", …
+    kind: str  # "relu", "gelu", "softmax", …
     units: int  # per example
     hessian: Tensor  # (B, d, d); those of all layers add up to H₁
     share: Tensor  # (B,) ⟨H_layer, H₁⟩/‖H₁‖²; the shares of all layers add up to 1

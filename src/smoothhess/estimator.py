@@ -481,7 +481,7 @@ def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> Clo
     for call, white in zip(control.kinks.calls, control.expected.layers, strict=False):
         part = among_features(white)
         share = ((part.double() * hessian.double()).sum((-1, -2)) / norm2).to(inputs)
-        layers.append(Layer(call.name, call.kind, call.pre[0].numel(), part, share))
+        layers.append(Layer(call.name, call.operator, call.pre[0].numel(), part, share))
     gradient = check.statistics.gradient + control.expected.gradient.to(inputs)
     return ClosedForm(
         inputs=inputs,

@@ -75,11 +75,33 @@ class Kinks:
         output = oracle.pick(run.output, owner)
         wanted = [leaf, *(run.post[i] for i in bent)]
         own, *sensitivity = torch.autograd.grad(output.sum(), wanted, allow_unused=True, materialize_grads=True)
-        same = torch.allclose(output, value, rtol=1e-3, atol=1e-5) and _close(own, gradient)
-        if not same:
+        if not (torch.allclose(output, value, rtol=1e-3, atol=1e-5) and _close(own, gradient)):
             raise NoKinksError("freezing the activations does not reproduce f(x) and its gradient")
         pre = tuple(run.pre[i].detach() for i in bent)
-        return Kinks(oracle, inputs, tape, bent, pre, tuple(u.detach() for u in sensitivity))
+        kinks = Kinks(oracle, inputs, tape, bent, pre, tuple(u.detach() for u in sensitivity))
+        if not kinks._is_affine(owner):
+            raise NoKinksError("products of activations (attention, gates) stay curved when they are frozen")
+        return kinks
+
+    def _is_affine(self, owner: Tensor) -> bool:
+        """Whether frozen pre-activations move in straight lines; if not, W₁ would not be what g̃ has on average."""
+        rng = torch.Generator().manual_seed(0)
+        shape = self.inputs[0].shape
+        delta = torch.randn(shape, generator=rng, dtype=torch.float64).to(self.inputs)
+        delta = delta / delta.norm() * self._reach[:, None].reshape(-1, *[1] * len(shape))
+        with torch.no_grad():
+            there, back = (self._frozen(self.inputs + s * delta, owner) for s in (1, -1))
+        return all(
+            _close(
+                there.pre[i] + back.pre[i] - 2 * p, torch.zeros_like(p), (there.pre[i] - back.pre[i]).abs() + p.abs()
+            )
+            for i, p in zip(self.bent, self.pre, strict=True)
+        )
+
+    @property
+    def _reach(self) -> Tensor:
+        """A step at which rounding of the inputs does not matter, (B,)."""
+        return self.inputs.flatten(1).norm(dim=1).clamp_min(1)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -171,8 +193,8 @@ class Kinks:
         k = gaussian.rank(self.inputs[0].numel())
         if self._stored(k):
             j = torch.cat(list(self._all_columns(gaussian, owner)), 1)  # (b, k, units)
-            bend, lean = self._weights(j.double().square().sum(1).sqrt())
-            columns, weighted = self._per_call(j), self._per_call(self._bent(j, bend))
+            bend, lean = self.weights(j.double().square().sum(1).sqrt())
+            columns, weighted = self.per_call(j), self.per_call(self.curved(j, bend))
             parts = tuple((c @ w.mT).double() for c, w in zip(columns, weighted, strict=True))
             hessian = torch.stack(parts).sum(0)
             gradient = (j.double() @ lean[..., None])[..., 0]
@@ -180,18 +202,18 @@ class Kinks:
         squares = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
         for part in self._all_columns(gaussian, owner):
             squares += part.double().square().sum(1)
-        bend, lean = self._weights(squares.sqrt())
+        bend, lean = self.weights(squares.sqrt())
         count = len(self.bent) if layers else 1
         hessians = torch.zeros(count, len(owner), k, k, dtype=torch.float64, device=self.inputs.device)
         start = 0
         for part in self._all_columns(gaussian, owner):
             stop = start + part.shape[1]
-            weighted = self._bent(part, bend)
+            weighted = self.curved(part, bend)
             for layer in range(count):
                 chosen = self._only(weighted, layer) if layers else weighted
-                hessians[layer, :, start:stop] = gaussian.pull(self._back(chosen, owner)).double()
+                hessians[layer, :, start:stop] = gaussian.pull(self.back(chosen, owner)).double()
             start = stop
-        gradient = gaussian.pull(self._back(lean[:, None], owner))[:, 0].double()
+        gradient = gaussian.pull(self.back(lean[:, None], owner))[:, 0].double()
         hessians = (hessians + hessians.mT) / 2
         return Expectation(hessians.sum(0), gradient, 1.5 * k, tuple(hessians) if layers else ())
 
@@ -209,41 +231,42 @@ class Kinks:
         x = self.inputs
         shift = gaussian.colour(directions.to(x))
         length = shift.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        with torch.no_grad():  # steps of length one, whatever σ: an affine function does not mind, rounding does
-            points = x[:, None] + (shift / length).reshape(-1, *x.shape[1:])
+        reach = self._reach[:, None, None]  # whatever σ: an affine function does not mind, rounding does
+        with torch.no_grad():
+            points = x[:, None] + (reach * shift / length).reshape(len(x), -1, *x.shape[1:])
             run = self._frozen(points.flatten(0, 1), owner.repeat_interleave(len(directions)))
             moved = [
                 (run.pre[i].unflatten(0, points.shape[:2]) - p[:, None]).reshape(*points.shape[:2], -1)
                 for i, p in zip(self.bent, self.pre, strict=True)
             ]
-        return torch.cat(moved, 2) * length
+        return torch.cat(moved, 2) * (length / reach)
 
-    def _bent(self, moves: Tensor, bend: Tensor) -> Tensor:
+    def curved(self, moves: Tensor, bend: Tensor) -> Tensor:
         """Second derivatives of the calls, times u, applied to moves (b, c, units)."""
-        weighted = list(self._per_call(moves * bend[:, None].to(moves)))
+        weighted = list(self.per_call(moves * bend[:, None].to(moves)))
         for n, (call, pre, u, part) in enumerate(
-            zip(self.calls, self.pre, self.sensitivity, self._per_call(moves), strict=True)
+            zip(self.calls, self.pre, self.sensitivity, self.per_call(moves), strict=True)
         ):
             if call.kind == "map":
                 shaped = part.unflatten(2, pre.shape[1:])
                 weighted[n] = second_derivative(call, pre, u, shaped).flatten(2)
         return torch.cat(weighted, 2)
 
-    def _back(self, weights: Tensor, owner: Tensor) -> Tensor:
+    def back(self, weights: Tensor, owner: Tensor) -> Tensor:
         """Σ_k weights_k J_k for each row of (b, c, units), (b, c, d)."""
         x = self.inputs
         b, c = weights.shape[:2]
         leaf = x.repeat_interleave(c, 0).requires_grad_()
         run = self._frozen(leaf, owner.repeat_interleave(c))
         total = leaf.new_zeros(())
-        for i, part in zip(self.bent, self._per_call(weights), strict=True):
+        for i, part in zip(self.bent, self.per_call(weights), strict=True):
             total = total + (part.flatten(0, 1).to(leaf) * run.pre[i].reshape(b * c, -1)).sum()
         return torch.autograd.grad(total, leaf)[0].reshape(b, c, -1)
 
-    def _weights(self, tau: Tensor) -> tuple[Tensor, Tensor]:
+    def weights(self, tau: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of j_k j_kᵀ in W₁ and of j_k in Γ₁, (b, units) each; units that do not move contribute nothing."""
         bend, lean = [], []
-        for call, pre, u, t in zip(self.calls, self.pre, self.sensitivity, self._per_call(tau), strict=True):
+        for call, pre, u, t in zip(self.calls, self.pre, self.sensitivity, self.per_call(tau), strict=True):
             found = None if call.kind == "map" else moments(call, pre, t.reshape(pre.shape))
             if call.kind != "map" and found is None:
                 raise NoKinksError(f"the curvature of a {call.kind} call could not be averaged over so wide a Gaussian")
@@ -252,13 +275,13 @@ class Kinks:
             lean.append(both[1] * u.double().reshape(t.shape))
         return torch.cat(bend, 1), torch.cat(lean, 1)
 
-    def _per_call(self, units: Tensor) -> tuple[Tensor, ...]:
+    def per_call(self, units: Tensor) -> tuple[Tensor, ...]:
         """(…, units) cut into the units of each call."""
         return units.split([p[0].numel() for p in self.pre], -1)
 
     def _only(self, units: Tensor, layer: int) -> Tensor:
         """(…, units) with those of all other calls zero."""
-        kept = [t if n == layer else torch.zeros_like(t) for n, t in enumerate(self._per_call(units))]
+        kept = [t if n == layer else torch.zeros_like(t) for n, t in enumerate(self.per_call(units))]
         return torch.cat(kept, -1)
 
     def select(self, index: Tensor) -> Kinks:
@@ -286,5 +309,7 @@ class Kinks:
         return freeze(self.oracle.bound(owner), self.tape, points)
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    return float((a - b).norm()) <= 1e-3 * float(b.norm()) + 1e-6
+def _close(a: Tensor, b: Tensor, scale: Tensor | None = None) -> bool:
+    """Whether a and b agree for every example, to a thousandth of b or of `scale`."""
+    size = (b if scale is None else scale).reshape(len(b), -1).norm(dim=1)
+    return bool(((a - b).reshape(len(b), -1).norm(dim=1) <= 1e-3 * size + 1e-6).all())

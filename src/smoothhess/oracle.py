@@ -43,16 +43,16 @@ class Oracle:
 
     def __call__(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         """Values (N,) and gradients (N, *shape) at points (N, *shape)."""
-        value, gradient = self._in_batches(self._differentiated, points, owner)
+        value, gradient = self.in_batches(self._differentiated, points, owner)
         self.n_rows += len(points)
         return value, gradient
 
     def values(self, points: Tensor, owner: Tensor) -> Tensor:
         """Values (N,) alone: forward passes, no gradients."""
         with torch.no_grad():
-            return self._in_batches(lambda p, o: (self._forward(p, o),), points, owner)[0]
+            return self.in_batches(lambda p, o: (self._forward(p, o),), points, owner)[0]
 
-    def _in_batches(
+    def in_batches(
         self, evaluate: Callable[[Tensor, Tensor], tuple[Tensor, ...]], points: Tensor, owner: Tensor
     ) -> tuple[Tensor, ...]:
         """As many rows at a time as the memory takes; what was found out is kept for later calls."""

@@ -97,8 +97,9 @@ class Part:
 
     def dense(self) -> Tensor:
         """The whitened Hessian, (b, k, k) float64."""
-        eye = torch.eye(self.basis.k, dtype=torch.float64, device=self.constant.device)
-        return symmetric(self.product(eye.expand(len(self.constant), -1, -1)))
+        whole = self.basis.combined(self.basis.combined(self.damped).mT)
+        whole.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
+        return symmetric(whole if self.known is None else whole + self.known.double())
 
     def group_error2(self, sums: Callable[[Tensor], Tensor]) -> Tensor:
         """As `error2`, for sums over groups of features, (b,)."""

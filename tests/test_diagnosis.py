@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from smoothhess import Eigenbasis, SmoothHess, from_gradient
-from smoothhess.diagnose import ASKED, MULTIPLES, diagnose
+from smoothhess.diagnosis import ASKED, MULTIPLES, diagnose
 from smoothhess.kinks import Kinks
 from smoothhess.oracle import Oracle
 from tests.truths import OneHidden, covariance, gaussians
@@ -71,7 +71,7 @@ def test_shares_in_many_dimensions_by_probes():
 def test_spreads_estimated_from_probes(monkeypatch):
     net, x = mlp(40, 50, 50).double(), points(1, 40)
     exact = diagnose(net, x, 0, sigma=0.3)
-    monkeypatch.setattr("smoothhess.diagnose.EXACT_RANK", 0)
+    monkeypatch.setattr("smoothhess.diagnosis.EXACT_RANK", 0)
     probed = diagnose(net, x, 0, sigma=0.3)
     for one, other in zip(probed.calls, exact.calls, strict=True):
         assert one.flips.item() != other.flips.item()

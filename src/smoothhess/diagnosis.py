@@ -217,16 +217,16 @@ def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tupl
     for owner in torch.arange(len(kinks.inputs), device=z.device).split(1):
         part = kinks.select(owner)
         tau = sum(part.moves(gaussian, v, owner).double().square().sum(1) for v in rows.split(together)) ** 0.5
-        bend, _ = part._weights(tau)
+        bend, _ = part.weights(tau)
         total = torch.zeros(len(kinks.bent), dtype=torch.float64, device=z.device)
         for v in z[:n_probes].split(together):
-            bent = part._bent(part.moves(gaussian, v, owner), bend)
-            turned = gaussian.pull(part._back(bent, owner))[0]  # W₁v, (c, k); its own moves give vᵀW W₁v of each call
-            products = part._per_call(bent.double() * part.moves(gaussian, turned, owner).double())
+            bent = part.curved(part.moves(gaussian, v, owner), bend)
+            turned = gaussian.pull(part.back(bent, owner))[0]  # W₁v, (c, k); its own moves give vᵀW W₁v of each call
+            products = part.per_call(bent.double() * part.moves(gaussian, turned, owner).double())
             total += torch.stack([p.sum() for p in products])
         taus.append(tau)
         shares.append(total / total.sum())
-    return kinks._per_call(torch.cat(taus)), torch.stack(shares, 1).cpu(), len(rows) / 2 + 2 * n_probes
+    return kinks.per_call(torch.cat(taus)), torch.stack(shares, 1).cpu(), len(rows) / 2 + 2 * n_probes
 
 
 def _flips(call: Call, tau: Tensor, multiple: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ def _odd(oracle: Oracle, x: Tensor, gaussian: Gaussian, delta: Tensor) -> Tensor
         shift, centre = delta if len(delta) == 1 else delta[index], x[index].flatten(1)[:, None]
         points = torch.stack([centre + shift, centre - shift], 2)  # (b, n, 2, d)
         owner = index.repeat_interleave(2 * n)
-        value, gradient = oracle._in_batches(differentiated, points.reshape(-1, *x.shape[1:]), owner)
+        value, gradient = oracle.in_batches(differentiated, points.reshape(-1, *x.shape[1:]), owner)
         oracle.n_rows += len(owner)
         there, back = gaussian.pull(gradient.reshape(points.shape)).double().unbind(2)
         finite = value.reshape(points.shape[:3]).isfinite().all(2)
@@ -312,7 +312,7 @@ def _double_backward(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor) -
             return torch.autograd.grad(along, leaf)
 
         try:
-            (turned,) = oracle._in_batches(product, x, torch.arange(len(x), device=x.device))
+            (turned,) = oracle.in_batches(product, x, torch.arange(len(x), device=x.device))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
