@@ -6,7 +6,7 @@ from torch import nn
 
 from smoothhess import Interactions, SmoothHess
 from smoothhess.design import DESIGNS
-from tests.truths import OneHidden
+from tests.truths import OneHidden, Plain
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 @pytest.mark.parametrize("n_calls", [40, 4000])
 def test_cuda_equals_cpu(design, n_calls):
     x = torch.randn(3, 12, generator=torch.Generator().manual_seed(0)).double()
-    here = SmoothHess(OneHidden(12)).attribute(x, sigma=0.3, n_calls=n_calls, design=design)
-    there = SmoothHess(OneHidden(12).cuda()).attribute(x.cuda(), sigma=0.3, n_calls=n_calls, design=design)
+    here = Plain(OneHidden(12)).attribute(x, sigma=0.3, n_calls=n_calls, design=design)
+    there = Plain(OneHidden(12).cuda()).attribute(x.cuda(), sigma=0.3, n_calls=n_calls, design=design)
     assert there.hessian.is_cuda
     for name in ("hessian", "gradient", "value", "relative_error", "r2", "gradient_stderr", "stein_z"):
         torch.testing.assert_close(
@@ -26,7 +26,7 @@ def test_cuda_equals_cpu(design, n_calls):
     mask = torch.arange(12) % 5
     grouped = there.groups(mask.cuda())
     torch.testing.assert_close(grouped.stderr().cpu(), here.groups(mask).stderr(), rtol=1e-6, atol=1e-9)
-    streamed = SmoothHess(OneHidden(12).cuda()).attribute(
+    streamed = Plain(OneHidden(12).cuda()).attribute(
         x.cuda(), sigma=0.3, n_calls=n_calls, design=design, feature_mask=mask
     )
     torch.testing.assert_close(streamed.hessian, grouped.hessian, rtol=1e-8, atol=1e-9)
@@ -53,3 +53,33 @@ def test_adaptive_per_example_targets_save_and_flags(tmp_path):
 def test_model_on_another_device():
     with pytest.raises(ValueError, match=r"the model is on \['cuda:0'\] but the inputs are on 'cpu'"):
         SmoothHess(nn.Linear(3, 1).cuda()).attribute(torch.ones(1, 3), sigma=1.0)
+
+
+@pytest.mark.parametrize("batch", [2, 12])
+@pytest.mark.parametrize("control", [None, "kink"])
+def test_denoised_on_cuda_as_on_the_cpu(control, batch):
+    """Many small matrices go through another solver on a GPU."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)).double()
+    x = torch.randn(batch, 40, generator=torch.Generator().manual_seed(0)).double()
+    for calls in (30, 80, 200):
+        options = {"sigma": 0.3, "n_calls": calls, "control": control}
+        here = SmoothHess(net.cpu()).attribute(x, **options)
+        there = SmoothHess(net.cuda()).attribute(x.cuda(), **options)
+        torch.testing.assert_close(
+            there.hessian.cpu(), here.hessian, rtol=1e-4, atol=1e-4 * float(here.hessian.abs().max())
+        )
+        torch.testing.assert_close(there.relative_error.cpu(), here.relative_error, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_less_exact_convolutions(precision):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2))
+    x = torch.rand(2, 3, 8, 8).cuda()
+    options = {"sigma": 0.1, "n_calls": 800, "shrink": False}
+    exact = SmoothHess(net.cuda()).attribute(x, 1, **options)
+    rounded = SmoothHess(net).attribute(x, 1, precision=precision, **options)
+    assert (rounded.precision_error > 1e-6).all()
+    assert float((rounded.hessian - exact.hessian).norm() / exact.hessian.norm()) < 0.5
+    assert not torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32

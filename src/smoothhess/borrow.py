@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from smoothhess.precision import tf32
+
 # Layers whose output depends on chance or on the rest of the batch while training.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -87,7 +89,7 @@ def borrowed(forward_func: Callable[..., Any], device: torch.device) -> Iterator
         cuda = [device] if device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(cuda))
         if device.type == "cuda":
-            stack.enter_context(_full_float32())
+            stack.enter_context(tf32(False))
         stack.enter_context(_same_buffers(forward_func))
         yield
 
@@ -104,16 +106,3 @@ def _same_buffers(forward_func: Callable[..., Any]) -> Iterator[None]:
             for buffer, before in kept:
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Half-differences of gradients cancel; TF32 would leave 5–13 % noise on each of them."""
-    matmul: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before

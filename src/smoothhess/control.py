@@ -95,10 +95,12 @@ def fit(
     """A control with weights for each example from the draws of its seed; `always` with β, whether it pays or not."""
     x = kinks.inputs.flatten(1)
     k, pairs = gaussian.rank(x.shape[1]), pilot_pairs(gaussian.rank(x.shape[1]))
-    drawn = {seed: pilot_rows(seed, pairs, k) for seed in seeds}
+    kinds = sorted(set(seeds))
+    drawn = torch.stack([pilot_rows(seed, pairs, k) for seed in kinds]).to(x)
+    which = torch.tensor([kinds.index(seed) for seed in seeds], device=x.device)
     weights = []
     for index in torch.arange(len(x), device=x.device).split(max(1, oracle.batch_size // (2 * pairs))):
-        z = torch.stack([drawn[seeds[i]] for i in index.tolist()]).to(x)  # (b, P, k)
+        z = drawn[which[index]]  # (b, P, k)
         delta = gaussian.colour(z)
         points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
         shape = kinks.inputs.shape[1:]

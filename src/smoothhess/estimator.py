@@ -23,11 +23,13 @@ from smoothhess.interactions import Interactions
 from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.noise import Noise
 from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs
+from smoothhess.precision import check_precision
 from smoothhess.sampler import Sampler
 from smoothhess.statistics import Statistics, concatenate, most_rows, symmetric
 
 FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
-LEAST_ROWS, LEAST_DF = 32, 8  # and does not judge its own error from fewer rows or degrees of freedom;
+LEAST_ROWS = 32  # and does not judge its own error from fewer rows;
+LEAST_DF = 8  # with fewer degrees of freedom than this it asks for a smaller error,
 LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
 STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is given, and from how many rows on
 EXACT = 1e-6  # relative error that is never reached by luck
@@ -71,6 +73,8 @@ class SmoothHess:
         feature_mask: Tensor | None = None,
         internal_batch_size: int | None = None,
         seed: int | Sequence[int] = 0,
+        precision: str = "float32",
+        compile: bool = False,
         show_progress: bool = False,
     ) -> Interactions:
         """Interactions around each of B inputs.
@@ -97,6 +101,9 @@ class SmoothHess:
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
             internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives each its own.
+            precision: "float32" evaluates the model with the inputs' own precision. "tf32" and "bf16" are faster on a
+                GPU and put noise on the gradients; precision_error of the result says how much.
+            compile: let torch.compile make the model faster; pays for many calls of a large model on a GPU.
             show_progress: a progress bar.
         """
         plan = find_design(design)
@@ -110,7 +117,13 @@ class SmoothHess:
         if feature_mask is not None:
             grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
         oracle = Oracle(
-            self.forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size)
+            self.forward_func,
+            inputs,
+            target,
+            additional_forward_args,
+            check_batch_size(internal_batch_size),
+            check_precision(precision, inputs.device, inputs.dtype),
+            compile,
         )
         budget = _Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
         if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
@@ -121,8 +134,10 @@ class SmoothHess:
             _progress(show_progress, budget.most, len(inputs)) as bar,
         ):
             seeds = _seeds(seed, len(inputs))
+            rounding = None if precision == "float32" else sampler.measure_precision(seeds)
             note = _take_control(sampler, control, seeds, n_calls if n_calls is not None else max_calls // 4)
-            return _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
+            result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
+        return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
 
     def closed_form(
         self,
@@ -205,6 +220,7 @@ class SmoothHess:
             target,
             additional_forward_args,
             check_batch_size(internal_batch_size),
+            check_precision(result.precision, result.device, result.dtype),
         )
         sampler = Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
         with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
@@ -325,7 +341,8 @@ def _sample_until(
         stop = torch.tensor([v != "" for v in verdicts])
         done = torch.nonzero(stop).reshape(-1).to(index.device)
         if len(done):
-            finished.append((index[done], replace(result[done], status=tuple(v for v in verdicts if v))))
+            part = result if len(done) == len(index) else result[done]
+            finished.append((index[done], part.with_status(tuple(v for v in verdicts if v))))
         if stop.all():
             break
         going = torch.nonzero(~stop).reshape(-1).to(index.device)
@@ -361,7 +378,9 @@ def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
     error = result.relative_error
     noise = result._noise
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
-    enough = (rows >= LEAST_ROWS) & (noise.df >= (LEAST_UNITS - 1 if only_units else LEAST_DF))
+    enough = (rows >= LEAST_ROWS) & (noise.df >= (LEAST_UNITS - 1 if only_units else 1))
+    if not only_units:  # an error that few directions share is known less well, and must be smaller for it
+        error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
     exact = (error <= EXACT) & ((error > 0) | (rows >= LEAST_ROWS))  # a few rows without a kink prove nothing
     met = (error <= budget.tol) & (enough | exact)
     zero = enough & _looks_zero(noise)

@@ -73,6 +73,8 @@ class Interactions:
     control_note: str = ""  # why no control variate was applied
     shrink: bool = False  # whether hessian, @, eigh, taylor and relative_error are those of the denoised estimate
     unbiased: bool = True  # whether the other one, behind stderr(), pairs and intervals, is free of bias
+    precision: str = "float32"  # with which the model was evaluated
+    precision_error: Tensor | None = None  # (B,) noise of a gradient's half-difference for it, relative to its size
     denoised: Shrunk | None = None  # of group sums alone, which cannot be denoised from their own statistics
 
     # --- what was asked -------------------------------------------------------------------------------------------
@@ -170,6 +172,12 @@ class Interactions:
         if not self.shrink or self.grouping is not None:
             return None
         return denoise(self.statistics, self.gaussian, self.shape[1])
+
+    def with_status(self, status: tuple[str, ...]) -> Interactions:
+        """The same result, and all that was found out about it, with another reason for stopping."""
+        same = replace(self, status=status)
+        same.__dict__.update({k: v for k, v in self.__dict__.items() if k not in same.__dict__})
+        return same
 
     def unshrunk(self) -> Interactions:
         """The same result with the unbiased estimate everywhere."""
@@ -456,6 +464,7 @@ class Interactions:
             n_passes=self.n_passes[where],
             status=tuple(self.status[i] for i in chosen.tolist()),
             control_weights=None if self.control_weights is None else self.control_weights[where],
+            precision_error=None if self.precision_error is None else self.precision_error[where],
             denoised=None if self.denoised is None else self.denoised.select(where),
         )
 
@@ -484,6 +493,7 @@ class Interactions:
             n_passes=torch.cat([r.n_passes for r in results]),
             status=tuple(s for r in results for s in r.status),
             control_weights=_cat([r.control_weights for r in results]),
+            precision_error=_cat([r.precision_error for r in results]),
             denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
         )
 
@@ -515,6 +525,7 @@ class Interactions:
             grouping=None if self.grouping is None else self.grouping.to(device),
             n_passes=self.n_passes.to(device),
             control_weights=None if self.control_weights is None else self.control_weights.to(device),
+            precision_error=None if self.precision_error is None else self.precision_error.to(device),
             denoised=None if self.denoised is None else self.denoised.to(device),
         )
 
@@ -558,7 +569,7 @@ class Interactions:
         lines = [
             f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
             f"{'' if self.control is None else f', control {self.control}'}{', denoised' if self.shrink else ''}"
-            f"{'' if self.unbiased else ', biased'}, "
+            f"{'' if self.unbiased else ', biased'}{'' if self.precision == 'float32' else f', {self.precision}'}, "
             f"seed {self.seed}",
             "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
         ]
@@ -633,6 +644,7 @@ def _alike(a: Interactions, b: Interactions) -> bool:
             r.control,
             r.shrink,
             r.unbiased,
+            r.precision,
             r.grouping is None,
         )
         for r in (a, b)

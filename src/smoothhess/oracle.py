@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothhess import target as targets
+from smoothhess.precision import evaluated
 
 ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
 MOST_ROWS = 4096
@@ -30,8 +32,12 @@ class Oracle:
         target: Any = None,
         additional_forward_args: Any = None,
         internal_batch_size: int | None = None,
+        precision: str = "float32",
+        compiled: bool = False,
     ) -> None:
         self.forward_func = forward_func
+        self.precision = precision
+        self.called = torch.compile(forward_func) if compiled else forward_func
         self.batch = len(inputs)
         self.entries = targets.entries(target, self.batch)
         self.indices = None if self.entries is None else self.entries.to(inputs.device)
@@ -71,7 +77,10 @@ class Oracle:
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
     def _forward(self, points: Tensor, owner: Tensor) -> Tensor:
-        output = self.bound(owner)(points)
+        with evaluated(self.precision, points.device):
+            output = self.bound(owner, self.called)(points)
+        if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
+            output = output.to(points.dtype)
         targets.check(self.entries, output)
         if len(output) != len(points):
             raise ValueError(
@@ -82,11 +91,15 @@ class Oracle:
         return value
 
     def _differentiated(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = points.detach().requires_grad_()
+        leaf = points.detach()
+        if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
+            leaf = leaf.contiguous(memory_format=torch.channels_last)
+        leaf.requires_grad_()
         value = self._forward(leaf, owner)
         gradient = None
         if value.requires_grad:
-            (gradient,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
+            with evaluated(self.precision, points.device):
+                (gradient,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
         if gradient is None:
             raise ValueError(
                 "the output does not depend on the input through differentiable operations. Look for .detach(), numpy, "
@@ -95,12 +108,23 @@ class Oracle:
         _refuse_infinite(gradient, "gradient")
         return value.detach(), gradient.detach()
 
-    def bound(self, owner: Tensor) -> Callable[[Tensor], Any]:
+    def bound(self, owner: Tensor, forward_func: Callable[..., Any] | None = None) -> Callable[[Tensor], Any]:
         """The model as a function of points alone, with the additional arguments of each point's example.
 
         A copy goes in, so that a model which works in place on its input can be explained too.
         """
-        return lambda points: self.forward_func(points.clone(), *(self._repeat(a, owner) for a in self.args))
+        called = self.forward_func if forward_func is None else forward_func
+        return lambda points: called(points.clone(), *(self._repeat(a, owner) for a in self.args))
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Calls inside are made with the inputs' own precision, by the model as it was given."""
+        precision, called = self.precision, self.called
+        self.precision, self.called = "float32", self.forward_func
+        try:
+            yield
+        finally:
+            self.precision, self.called = precision, called
 
     def pick(self, output: Tensor, owner: Tensor) -> Tensor:
         """The scalar of each row that is explained."""

@@ -11,14 +11,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.control import Control, fit, pilot_passes
-from smoothhess.design import Design
+from smoothhess.design import Design, pilot_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
 from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.oracle import Oracle
+from smoothhess.precision import AGREEMENT
 from smoothhess.statistics import Rows, Segment, Statistics
 
 CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
+PRECISION_PAIRS = 4  # pairs of points at which less exact gradients are compared with exact ones
 
 
 @dataclass(eq=False)
@@ -63,8 +65,13 @@ class Sampler:
     def see_kinks(self, most: float) -> Kinks:
         """The frozen model; NoKinksError where it cannot be seen, or W₁ and a pilot would take over `most` passes."""
         value, _ = self._unperturbed()
-        assert self.plain_gradient is not None
-        kinks = Kinks.see(self.oracle, self.inputs, value, self.plain_gradient)
+        gradient = self.plain_gradient
+        if self.oracle.precision != "float32":
+            with self.oracle.exact():
+                value, gradient = self.oracle(self.inputs, torch.arange(len(self.inputs), device=self.inputs.device))
+            self.extra_passes += 1
+        assert gradient is not None
+        kinks = Kinks.see(self.oracle, self.inputs, value, gradient)
         k = self.gaussian.rank(self.inputs[0].numel())
         price = kinks.price(k) + pilot_passes(k)
         if price > most:
@@ -109,10 +116,29 @@ class Sampler:
             self.extra_passes += 1
         return self.value, self.gradient
 
+    def measure_precision(self, seeds: Sequence[int]) -> Tensor:
+        """What the precision costs: error of half-differences of the gradient over their size, (B,)."""
+        x = self.inputs.flatten(1)
+        k = self.gaussian.rank(x.shape[1])
+        found = []
+        for index in torch.arange(len(x), device=x.device).split(1):
+            z = pilot_rows(seeds[int(index)], PRECISION_PAIRS, k).to(x)
+            delta = self.gaussian.colour(z)
+            points = torch.stack([x[index] + delta, x[index] - delta]).reshape(-1, *self.inputs.shape[1:])
+            owner = index.expand(len(points))
+            rounded = self.oracle(points, owner)[1]
+            with self.oracle.exact():
+                exact = self.oracle(points, owner)[1]
+            halves = [self.gaussian.pull(g.reshape(2, len(z), -1)).diff(dim=0) for g in (rounded, exact)]
+            size = halves[1].norm().clamp_min(torch.finfo(x.dtype).tiny)
+            found.append((halves[0] - halves[1]).norm() / size)
+        self.extra_passes += 4 * PRECISION_PAIRS
+        return torch.stack(found)
+
     def check_same_model(self, stats: Statistics, index: Tensor) -> None:
         """Raise where f(x) is not what the statistics were made with."""
         value, _ = self._unperturbed()
-        if not torch.allclose(value[index], stats.value[index], rtol=1e-4, atol=1e-6):
+        if not torch.allclose(value[index], stats.value[index], rtol=AGREEMENT[self.oracle.precision], atol=1e-6):
             raise ValueError(
                 f"f(x) of example {int(index)} is {float(value[index]):.6g}, but the result was made with "
                 f"{float(stats.value[index]):.6g}: another model, layer or additional_forward_args."
@@ -203,7 +229,7 @@ class Sampler:
 
     def _refuse_random(self, value: Tensor, index: Tensor) -> None:
         alone, _ = self._unperturbed()
-        tolerance = 1e-4 if value.dtype == torch.float32 else 1e-8
+        tolerance = AGREEMENT[self.oracle.precision] if value.dtype == torch.float32 else 1e-8
         change = (value[:, 0] - alone[index]).abs()
         if (change > tolerance * value.abs().amax(1)).any():
             raise ValueError(

@@ -35,6 +35,7 @@ PARTIAL = 0.4  # and by so much more where no block of the design is complete
 RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
 CUT = 1e-12  # share of the largest eigenvalue under which a direction is rounding
 CHUNK_BYTES = 1 << 28
+FEW_MATRICES, SMALL_MATRIX = 8, 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +152,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     basis = _FactoredBasis(stats) if m < k and stats.total is None else _DenseBasis(stats)
     estimate = basis.estimate
     damped, risk, noise = _damp(symmetric(estimate), (estimate - estimate.mT) / 2)
-    constant = basis.offset - damped.diagonal(dim1=-2, dim2=-1).sum(-1) / k
+    constant = basis.offset - basis.trace(damped) / k
     risk = OPTIMISM * (1 + PARTIAL * max(0.0, 1 - m / k)) * risk
     p, precisions = basis.lengths(gaussian.push), gaussian.precisions(d).double().to(constant)
     weigh = p[:, :, None] * p[:, None]
@@ -227,6 +228,10 @@ class _DenseBasis:
         """The inverse of `along` inside the span of the basis."""
         return c @ self.vectors.mT.to(c)
 
+    def trace(self, damped: Tensor) -> Tensor:
+        """Of a matrix in the basis, (b,)."""
+        return damped.diagonal(dim1=-2, dim2=-1).sum(-1)
+
     def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
         """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
         return push(self.vectors.mT.to(self.dtype)).double().square().sum(-1)
@@ -245,11 +250,11 @@ class _FactoredBasis:
         a = self.offset[:, None, None]
         mixed = _inner(self.odd, self.z)
         gram = _inner(self.odd, self.odd) - a * (mixed + mixed.mT) + a.square() * _inner(self.z, self.z)
-        values, vectors = torch.linalg.eigh(symmetric(gram))
-        values, vectors = values.flip(-1), vectors.flip(-1)
+        values, vectors = _eigenpairs(symmetric(gram))
         least = CUT * values[:, :1].clamp_min(_TINY)
         root = values.clamp_min(0).sqrt()
         self.combine = torch.where((values > least)[:, None], vectors / root[:, None].clamp_min(_TINY), 0.0)  # Q
+        self.gram = gram
         scored = cross - a * _inner(self.z, score)
         self.estimate = self.combine.mT @ scored @ (vectors * root[:, None]) / n[:, None, None]
         self.energy = values.clamp_min(0).sum(-1) / values.shape[-1]
@@ -265,6 +270,11 @@ class _FactoredBasis:
         """The inverse of `along` inside the span of the basis."""
         c = c @ self.combine.mT.to(c)
         return c @ self.odd.to(c) - self.offset[:, None, None].to(c) * (c @ self.z.to(c))
+
+    def trace(self, damped: Tensor) -> Tensor:
+        """Of a matrix in the basis, (b,)."""
+        lengths = self.combine.mT @ self.gram @ self.combine  # the identity, as far as the eigenvectors are exact
+        return (damped * lengths.mT).sum((-1, -2))
 
     @cached_property
     def rows(self) -> Tensor:
@@ -306,6 +316,16 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     for product in products:
         total = total + product
     return total
+
+
+def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of positive semidefinite matrices, largest first."""
+    many = len(matrices) > FEW_MATRICES and matrices.shape[-1] <= SMALL_MATRIX
+    if matrices.is_cuda and many:  # one kernel for all of them; eigh takes them one by one, a hundred times as long
+        vectors, values, _ = torch.linalg.svd(matrices, driver="gesvda")
+        return values, vectors
+    values, vectors = torch.linalg.eigh(matrices)
+    return values.flip(-1), vectors.flip(-1)
 
 
 _TINY = torch.finfo(torch.float64).tiny

@@ -45,12 +45,15 @@ def save(result: Interactions, path: str | Path) -> None:
         "shrink": result.shrink,
         "unbiased": result.unbiased,
         "control_note": result.control_note,
+        "precision": result.precision,
         "groups": None if result.grouping is None else result.grouping.count,
     }
     if result.target is not None:
         tensors["target"] = result.target
     if result.control_weights is not None:
         tensors["control_weights"] = result.control_weights
+    if result.precision_error is not None:
+        tensors["precision_error"] = result.precision_error
     if result.denoised is not None:
         tensors |= {"denoised.hessian": result.denoised.hessian, "denoised.error2": result.denoised.error2}
     if result.grouping is not None:
@@ -139,5 +142,7 @@ def _restore(cls: type[Interactions], about: dict[str, Any], tensors: dict[str, 
         unbiased=about["unbiased"],
         control_weights=tensors.get("control_weights"),
         control_note=about.get("control_note", ""),
+        precision=about.get("precision", "float32"),
+        precision_error=tensors.get("precision_error"),
         denoised=Shrunk(**under("denoised.")) if "denoised.hessian" in tensors else None,
     )

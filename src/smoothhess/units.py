@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from smoothhess.design import find_design
-from smoothhess.statistics import Rows, Statistics, symmetric
+from smoothhess.statistics import Rows, Segment, Statistics, symmetric
 
 
 class Units:
@@ -21,7 +21,8 @@ class Units:
             rows = torch.arange(stats.head.odd.shape[1], device=stats.n.device)
             self.sizes = (rows < stats.n_head[:, None]).double()  # (B, U)
         else:
-            ends = [_boundaries(stats, b, self.size) for b in range(len(stats))]
+            rows = stats.n_head.tolist()
+            ends = [_boundaries(stats.stream[b], rows[b], self.size) for b in range(len(stats))]
             most = max(map(len, ends))
             sizes = [[b - a for a, b in e] + [0] * (most - len(e)) for e in ends]
             grouped: dict[tuple[tuple[int, int], ...], list[int]] = {}
@@ -106,11 +107,10 @@ class Units:
         return torch.where(divisor > 0, squares / divisor.clamp_min(1) / n.clamp_min(1), 0.0)
 
 
-def _boundaries(stats: Statistics, example: int, size: int) -> list[tuple[int, int]]:
-    """First and last + 1 row of each unit of an example's head."""
+def _boundaries(stream: Sequence[Segment], left: int, size: int) -> list[tuple[int, int]]:
+    """First and last + 1 row of each unit of a head of `left` rows."""
     ends, row = [], 0
-    left = int(stats.n_head[example])
-    for segment in stats.stream[example]:
+    for segment in stream:
         start = segment.start
         while start < segment.stop and left:
             stop = min((start // size + 1) * size, segment.stop, start + left)
