@@ -23,6 +23,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,15 @@ class Truth:
         """Relative errors in the Frobenius and in the operator norm."""
         h, a, b = hessian.double(), self.first, self.second
         squared = float(((h - a) * (h - b)).sum() / (a * b).sum())
-        middle = (a + b) / 2
-        return math.sqrt(max(squared, 1e-12)), float(_operator_norm(h - middle) / _operator_norm(middle))
+        return math.sqrt(max(squared, 1e-12)), _operator_norm(h - (a + b) / 2) / self.size
+
+    @cached_property
+    def size(self) -> float:
+        return _operator_norm((self.first + self.second) / 2)
 
 
-def _operator_norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(matrix).abs().max()  # of a symmetric matrix; an SVD takes ten times as long
+def _operator_norm(matrix: Tensor) -> float:
+    return float(torch.linalg.eigvalsh(matrix.float()).abs().max())  # of a symmetric matrix; an SVD takes much longer
 
 
 @dataclass
@@ -236,7 +240,9 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=float, default=[0.25, 1.0, 4.0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--reference", type=int, default=32, help="blocks of 2d calls in each half of the reference")
-    parser.add_argument("--blocks", nargs="+", type=float, default=[0.25, 1, 2], help="budgets in blocks of 2d calls")
+    parser.add_argument(
+        "--blocks", nargs="*", type=float, default=[0.25, 1, 2], help="budgets in blocks of 2d calls; none: P_MSE alone"
+    )
     parser.add_argument("--pmse", type=int, metavar="CALLS", help="P_MSE of the defaults with so many calls, too")
     parser.add_argument("--pmse-reference", type=int, default=250_000, metavar="CALLS")
     parser.add_argument("--choose", action="store_true", help="other inputs: the ones that choices were made on")
@@ -259,7 +265,7 @@ def main() -> None:
     for name in chosen:
         for case in cases.MAKERS[name](options.device, options.images, options.epsilons, data, choose=options.choose):
             budgets = sorted({2 * max(1, round(case.d * b)) for b in options.blocks})
-            lines += report(case, budgets, options.reference)
+            lines += report(case, budgets, options.reference) if budgets else [f"### {case.name}", ""]
             if options.pmse and case.epsilon is not None:
                 lines += pmse_report(case, options.pmse, options.pmse_reference)
             if options.write:  # what is finished is kept

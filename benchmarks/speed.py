@@ -18,6 +18,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cases
@@ -53,14 +54,15 @@ def recipe(case: Case, index: int, calls: int, batch: int, seed: int) -> Tensor:
     return (mean + mean.mT) / 2
 
 
-def ours(case: Case, indices: list[int], tol: float) -> Interactions:
+def ours(case: Case, indices: list[int], tol: float, precision: str) -> Interactions:
     target = None if case.target is None else [case.target[i] for i in indices]
     return SmoothHess(case.model).attribute(
-        case.inputs[indices], target, gaussian=Isotropic(case.sigma), tol=tol, internal_batch_size=BATCH
+        case.inputs[indices], target, gaussian=Isotropic(case.sigma), tol=tol, precision=precision
     )
 
 
-BATCH = 16_384
+def _explain(case: Case, indices: list[int], tol: float, precision: str) -> Tensor:
+    return ours(case, indices, tol, precision).hessian
 
 
 def timed(work: Callable[[], object], repeats: int) -> float:
@@ -82,11 +84,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("SMOOTHHESS_DATA"))
     parser.add_argument("--only", choices=list(RECIPE), default="mnist")
     parser.add_argument("--images", type=int, default=4, help="inputs whose error is measured")
-    parser.add_argument("--batch", type=int, default=256, help="inputs that are explained together (MNIST)")
+    parser.add_argument("--batch", type=int, default=1024, help="inputs that are explained together (MNIST)")
     parser.add_argument("--epsilons", nargs="+", type=float, default=[0.25, 1.0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--reference", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--precisions", nargs="+", default=["float32"], help="of ours; the recipe keeps float32")
+    parser.add_argument("--part", type=int, default=1, help="time the recipe with so many times fewer calls, and scale")
     options = parser.parse_args()
     if not options.data:
         parser.error("wanted --data DIR (or SMOOTHHESS_DATA).")
@@ -96,26 +100,26 @@ def main() -> None:
     together = options.batch if options.only == "mnist" else 1
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else f"{platform.machine()} CPU"
     print(f"{machine}, torch {torch.__version__}, float32 without TF32, {time.strftime('%Y-%m-%d')}\n")
-    print("| network | recipe: error, s/input | ours: calls, passes, error | s/input | time ratio | pass ratio |")
-    print("|---|---|---|---|---|---|")
+    print("| network | recipe: error, s/input | ours | calls, passes, error | s/input | time ratio | pass ratio |")
+    print("|---|---|---|---|---|---|---|")
     count = max(options.images, together)
+    batch = 16_384 if options.only == "mnist" else 4_096
     for case in cases.MAKERS[options.only](options.device, count, options.epsilons, Path(options.data)):
         truths = [Truth.of(case, i, options.reference) for i in range(options.images)]
-        batch = 16_384 if options.only == "mnist" else 4_096
-        theirs = mean_of(
-            [t.errors(recipe(case, i, calls, batch, 1))[0] for i, t in enumerate(truths)],
-        )
-        found = ours(case, list(range(options.images)), theirs)
-        error = mean_of([t.errors(h)[0] for t, h in zip(truths, found.hessian, strict=True)])
-        passes, n = mean_of(found.n_passes.tolist()), mean_of(found.n_calls.tolist())
-        loop = timed(lambda: recipe(case, 0, calls, batch, 1), options.repeats)  # noqa: B023
-        indices = list(range(together))
-        own = timed(lambda: ours(case, indices, theirs).hessian, options.repeats) / together  # noqa: B023
-        print(
-            f"| {case.name}, {together} together | {theirs:.3f}, {loop:.4f} | {n:.0f}, {passes:.0f}, {error:.3f} "
-            f"| {own:.5f} | {loop / own:.1f}× | {calls / passes:.0f}× |",
-            flush=True,
-        )
+        theirs = mean_of([t.errors(recipe(case, i, calls, batch, 1))[0] for i, t in enumerate(truths)])
+        fewer = calls // options.part
+        loop = options.part * timed(partial(recipe, case, 0, fewer, batch, 1), options.repeats)
+        for precision in options.precisions:
+            found = ours(case, list(range(options.images)), theirs, precision)
+            error = mean_of([t.errors(h)[0] for t, h in zip(truths, found.hessian, strict=True)])
+            passes, n = mean_of(found.n_passes.tolist()), mean_of(found.n_calls.tolist())
+            own = timed(partial(_explain, case, list(range(together)), theirs, precision), options.repeats) / together
+            noise = "" if found.precision_error is None else f", noise {float(found.precision_error.mean()):.2f}"
+            print(
+                f"| {case.name}, {together} together | {theirs:.3f}, {loop:.4f} | {precision}{noise} | {n:.0f}, "
+                f"{passes:.0f}, {error:.3f} | {own:.5f} | {loop / own:.1f}× | {calls / passes:.0f}× |",
+                flush=True,
+            )
     print(f"\nThe authors' code on the same kind of GPU: {AUTHORS[options.only]} s an input.")
 
 
