@@ -181,20 +181,25 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int) -> np.ndarray
     """
     rng = _generator(key)
     rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
-    vectors = np.zeros((high - low, k))
-    vectors[np.arange(high - low), np.arange(low, high)] = 1
+    vectors = torch.zeros(high - low, k, dtype=torch.float64)
+    vectors[torch.arange(high - low), torch.arange(low, high)] = 1
     for signs, order in rounds:
-        vectors = (_cosine_transform(vectors) * signs)[:, order]
-    return vectors
+        vectors = (_cosine_transform(vectors) * torch.from_numpy(signs))[:, torch.from_numpy(order)]
+    return vectors.numpy()
 
 
-def _cosine_transform(x: np.ndarray) -> np.ndarray:
-    """Orthonormal DCT-II of each row, by one complex Fourier transform of its even entries followed by its odd ones."""
+def _cosine_transform(x: Tensor) -> Tensor:
+    """Orthonormal DCT-II of each row, by one Fourier transform of its even entries followed by its odd ones, reversed.
+
+    The transform of real numbers is known from its first half: entry k − j is the conjugate of entry j.
+    """
     k = x.shape[1]
-    folded = np.concatenate([x[:, ::2], x[:, 1::2][:, ::-1]], 1)
-    phase = np.exp(-0.5j * np.pi * np.arange(k) / k)
-    transformed = (np.fft.fft(folded, axis=1) * phase).real * np.sqrt(2 / k)
-    transformed[:, 0] /= np.sqrt(2)
+    folded = torch.cat([x[:, ::2], x[:, 1::2].flip(1)], 1)
+    half = torch.fft.rfft(folded)
+    angle = -torch.pi * torch.arange(half.shape[1], dtype=torch.float64) / (2 * k)
+    turned = half * torch.polar(torch.ones_like(angle), angle) * (2 / k) ** 0.5
+    transformed = torch.cat([turned.real, -turned.imag[:, 1 : k - half.shape[1] + 1].flip(1)], 1)
+    transformed[:, 0] /= 2**0.5
     return transformed
 
 

@@ -33,7 +33,7 @@ GROWTH = 1.5  # and how the blocks' ends grow
 OPTIMISM = 1.2
 PARTIAL = 0.4  # and by so much more where no block of the design is complete
 RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
-CUT = 1e-12  # share of the largest eigenvalue under which a direction is rounding
+CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
 CHUNK_BYTES = 1 << 28
 FEW_MATRICES, SMALL_MATRIX = 8, 512
 
@@ -320,12 +320,22 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of positive semidefinite matrices, largest first."""
-    many = len(matrices) > FEW_MATRICES and matrices.shape[-1] <= SMALL_MATRIX
-    if matrices.is_cuda and many:  # one kernel for all of them; eigh takes them one by one, a hundred times as long
-        vectors, values, _ = torch.linalg.svd(matrices, driver="gesvda")
-        return values, vectors
-    values, vectors = torch.linalg.eigh(matrices)
-    return values.flip(-1), vectors.flip(-1)
+    if not matrices.is_cuda or len(matrices) <= FEW_MATRICES or matrices.shape[-1] > SMALL_MATRIX:
+        values, vectors = torch.linalg.eigh(matrices)
+        return values.flip(-1), vectors.flip(-1)
+    # eigh takes matrices one by one on a GPU; this takes all at once, but stumbles over repeated eigenvalues
+    spread = torch.linspace(1, 2, matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    parted = matrices + torch.diag(spread) * (CUT / 10 * matrices.diagonal(dim1=-2, dim2=-1).amax(-1))[:, None, None]
+    found = []
+    for part in parted.split(32):
+        try:
+            vectors, values, _ = torch.linalg.svd(part, driver="gesvda")
+        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+            values, vectors = torch.linalg.eigh(part)
+            values, vectors = values.flip(-1), vectors.flip(-1)
+        found.append((values, vectors))
+    values, vectors = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return values, vectors
 
 
 _TINY = torch.finfo(torch.float64).tiny
