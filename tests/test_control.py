@@ -67,7 +67,7 @@ def test_price_above_the_budget(x):
     net = mlp(20, 30)
     assert SmoothHess(net).attribute(x, sigma=0.3, n_calls=20).control is None
     assert SmoothHess(net).attribute(x, sigma=0.3, n_calls=40).control == "kink"
-    assert SmoothHess(net).attribute(x, sigma=0.3, max_calls=100).control is None  # a quarter of it must do
+    assert SmoothHess(net).attribute(x, sigma=0.3, max_calls=80).control is None  # 3/8 of it must do
     assert SmoothHess(net).attribute(x, sigma=0.3, max_calls=160).control == "kink"
 
 

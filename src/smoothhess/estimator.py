@@ -33,6 +33,7 @@ LEAST_DF = 8  # with fewer degrees of freedom than this it asks for a smaller er
 LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
 STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is given, and from how many rows on
 EXACT = 1e-6  # relative error that is never reached by luck
+PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
 CONTROL_LIMIT = 8192  # dimensions up to which the closed form of a control variate is kept as a matrix
 ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
 
@@ -93,8 +94,8 @@ class SmoothHess:
                 paper) or "iid" (Eq. 8 of the paper to the letter).
             control: "kink" samples only what the closed-form one-flip Hessian H₁ of the model's activations leaves
                 over: unbiased, for rank/2 (or 3/2 rank) passes beforehand and 3/4 of a pass for each call. "auto" does
-                so where H₁ costs no more than n_calls (or a quarter of max_calls), and takes the passes for each call
-                only where they are seen to pay; a model whose activations cannot be seen goes without, and the result's
+                so where H₁ costs at most 1.5 n_calls (or 3/8 of max_calls), and takes the passes for each call only
+                where they are seen to pay; a model whose activations cannot be seen goes without, and the result's
                 control_note says why. None samples the gradient as it is.
             shrink: report the denoised Hessian, `hessian`, `@`, `eigh` and `taylor` of the result, with its own
                 relative_error. Intervals, pairs, rows and stderr() stay those of the unbiased estimate either way.
@@ -135,7 +136,8 @@ class SmoothHess:
         ):
             seeds = _seeds(seed, len(inputs))
             rounding = None if precision == "float32" else sampler.measure_precision(seeds)
-            note = _take_control(sampler, control, seeds, n_calls if n_calls is not None else max_calls // 4)
+            most = PRICE * (n_calls if n_calls is not None else max_calls / 4)
+            note = _take_control(sampler, control, seeds, most)
             result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
         return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
 
@@ -450,7 +452,7 @@ def _warn_inconsistent(result: Interactions) -> None:
         )
 
 
-def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], budget: int) -> str:
+def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], most: float) -> str:
     """Give the sampler its control variate, or say why it goes without."""
     if control is None:
         return "none was asked for"
@@ -466,7 +468,7 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], b
     if k > CONTROL_LIMIT or size > MOST_BYTES:
         return f"the closed form would hold {size / 2**30:.1f} GiB"
     try:
-        sampler.take_control(sampler.see_kinks(budget), seeds, always=False)
+        sampler.take_control(sampler.see_kinks(most), seeds, always=False)
     except NoKinksError as error:
         return str(error)
     return ""

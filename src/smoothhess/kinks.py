@@ -27,6 +27,7 @@ from smoothhess.gaussian import Gaussian
 from smoothhess.oracle import Oracle, is_out_of_memory, release
 
 STORED_BYTES = 1 << 28  # of all j_k of a few examples; where one does not fit, W₁ takes another pass for each column
+ON_CUDA = 8  # times as much on a GPU
 
 
 class NoKinksError(ValueError):
@@ -118,7 +119,11 @@ class Kinks:
         return k / 2 if self._stored(k) else 1.5 * k
 
     def _stored(self, k: int) -> bool:
-        return self.units * k * self.inputs.element_size() <= STORED_BYTES
+        return self.units * k * self.inputs.element_size() <= self._room
+
+    @property
+    def _room(self) -> int:
+        return STORED_BYTES * (ON_CUDA if self.inputs.is_cuda else 1)
 
     # --- the field ------------------------------------------------------------------------------------------------
 
@@ -176,7 +181,7 @@ class Kinks:
     def expectation(self, gaussian: Gaussian, layers: bool = False) -> Expectation:
         """W₁ and Γ₁, with the share of each layer where asked for."""
         k = gaussian.rank(self.inputs[0].numel())
-        together = max(1, STORED_BYTES // max(self.units * k * self.inputs.element_size(), 1))
+        together = max(1, self._room // max(self.units * k * self.inputs.element_size(), 1))
         parts = [
             self.select(index)._expectation(gaussian, index, layers)
             for index in torch.arange(len(self.inputs), device=self.inputs.device).split(together)

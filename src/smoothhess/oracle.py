@@ -15,7 +15,7 @@ from smoothhess import target as targets
 from smoothhess.precision import evaluated
 
 ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
-MOST_ROWS = 4096
+MOST_ROWS = {"cpu": 4096, "cuda": 32_768}  # a GPU waits for its orders when they are small
 
 
 class Oracle:
@@ -44,7 +44,8 @@ class Oracle:
         args = additional_forward_args
         self.args: tuple[Any, ...] = () if args is None else args if isinstance(args, tuple) else (args,)
         row_bytes = max(inputs[0].numel() * inputs.element_size(), 1)
-        self.batch_size = internal_batch_size or min(MOST_ROWS, max(1, ROW_BYTES // row_bytes))
+        most = MOST_ROWS.get(inputs.device.type, MOST_ROWS["cpu"])
+        self.batch_size = internal_batch_size or min(most, max(1, ROW_BYTES // row_bytes))
         self.n_rows = 0  # rows that went through a forward and a backward pass
 
     def __call__(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
