@@ -102,3 +102,69 @@ def test_a_softmax_head_is_part_of_it():
         for control in ("kink", None)
     )
     assert (with_control.relative_error < 0.5 * without.relative_error).all()
+
+
+class TestEstimatedTau:
+    """Probes instead of all directions: cheaper, biased, and honest about it."""
+
+    @pytest.fixture(scope="class")
+    def known(self):
+        net, x = mlp(40, 60, 60), 0.3 * torch.randn(1, 40, generator=torch.Generator().manual_seed(5)).double()
+        options = {"n_calls": 80 * 1000, "seed": 50, "control": "kink", "shrink": False}
+        return net, x, SmoothHess(net).attribute(x, sigma=0.2, **options).hessian[0]
+
+    @pytest.mark.parametrize("probes", [16, 64])
+    @pytest.mark.parametrize("shrink", [False, True])
+    def test_the_error_of_a_single_result_lies_inside_its_error_bar(self, known, probes, shrink):
+        net, x, truth = known
+        options = {"sigma": 0.2, "n_calls": 4000, "control": "kink", "shrink": shrink}
+        result = SmoothHess(net).attribute(x, tau_probes=probes, **options)
+        exact = SmoothHess(net).attribute(x, **options)
+        assert (result.unbiased, exact.unbiased) == (False, True)
+        assert (result.tau_probes, exact.tau_probes) == (probes, None)
+        error = float((result.hessian[0] - truth).norm() / truth.norm())
+        assert error > 1.5 * float((exact.hessian[0] - truth).norm() / truth.norm())  # the bias is there,
+        assert 0.5 * error < float(result.relative_error[0]) < 3 * error  # and it is said
+        inside = []
+        for i in range(40):
+            low, high = result.row(i).interval()
+            inside.append((low[0] <= truth[i]) & (truth[i] <= high[0]))
+        assert float(torch.stack(inside).double().mean()) > 0.85
+        v = torch.linspace(-1, 1, 40).double()
+        form = result.bilinear(v, v)
+        assert abs(float(form.value - v @ truth @ v)) < 4 * float(form.stderr)
+        assert float(form.stderr) > float(exact.bilinear(v, v).stderr)
+        torch.testing.assert_close(result.stderr()[0].diagonal(), result.diagonal().stderr[0])
+
+    def test_more_probes_less_bias(self, known):
+        net, x, _ = known
+        errors = [
+            float(
+                SmoothHess(net)
+                .attribute(x, sigma=0.2, n_calls=4000, control="kink", shrink=False, tau_probes=n)
+                .relative_error[0]
+            )
+            for n in (8, 128, 2048)
+        ]
+        assert errors[0] > errors[1] > errors[2]
+
+    def test_without_flips_there_is_no_bias(self):
+        x = torch.randn(2, 20, generator=torch.Generator().manual_seed(0)).double()
+        result = SmoothHess(mlp(20, 40, 40, 40, 40)).attribute(x, sigma=8.0, n_calls=200, tau_probes=16)
+        assert (result.control_weights[:, 1] == 0).all()
+        assert result.unbiased
+
+    def test_files_groups_and_more(self, known, tmp_path):
+        net, x, _ = known
+        options = {"sigma": 0.2, "control": "kink", "tau_probes": 16}
+        result = SmoothHess(net).attribute(x, n_calls=160, **options)
+        grown = SmoothHess(net).more(SmoothHess(net).attribute(x, n_calls=80, **options), 80)
+        torch.testing.assert_close(grown.hessian, result.hessian, rtol=1e-8, atol=1e-11)
+        torch.testing.assert_close(grown.stderr(), result.stderr(), rtol=1e-6, atol=1e-9)
+        result.save(tmp_path / "r")
+        again = type(result).load(tmp_path / "r")
+        assert (again.unbiased, again.tau_probes) == (False, 16)
+        torch.testing.assert_close(again.relative_error, result.relative_error)
+        assert (result.groups(torch.arange(40) // 10).stderr() > 0).all()
+        with pytest.raises(ValueError, match="tau_probes must be at least 8"):
+            SmoothHess(net).attribute(x, n_calls=80, sigma=0.2, tau_probes=1)

@@ -74,6 +74,11 @@ class Control:
         even[flipping] += beta[flipping] * (gradient - weight[..., None] * around)
         return odd, even
 
+    @property
+    def drift(self) -> Tensor | None:
+        """(B, R, k) along random vectors: the bias that an estimated τ leaves; none without flips, whatever τ is."""
+        return None if self.expected.drift is None else self.flip[:, None, None] * self.expected.drift
+
     def passes(self, plan: Design) -> Tensor:
         """Frozen passes for each row, (B,)."""
         return (self.flip != 0).double() * (FLIPS_PER_PAIR if plan.mirrored else 1)

@@ -75,7 +75,12 @@ def pilot_rows(seed: int, rows: int, k: int) -> torch.Tensor:
     return torch.from_numpy(_generator((seed, PILOT)).standard_normal((rows, k)))
 
 
-PILOT = 2**32 - 1  # in the place of a block's number
+def tau_rows(rows: int, k: int) -> torch.Tensor:
+    """Standard normal rows apart from all designs and pilots, the same for every seed, (rows, k)."""
+    return torch.from_numpy(_generator((0, TAU)).standard_normal((rows, k)))
+
+
+PILOT, TAU = 2**32 - 1, 2**32 - 2  # in the place of a block's number
 
 
 class Independent(Design):

@@ -70,6 +70,7 @@ class SmoothHess:
         max_calls: int = 20_000,
         design: str = "orthogonal",
         control: str | None = "auto",
+        tau_probes: int | None = None,
         shrink: bool = True,
         feature_mask: Tensor | None = None,
         internal_batch_size: int | None = None,
@@ -97,6 +98,10 @@ class SmoothHess:
                 so where H₁ costs at most 1.5 n_calls (or 3/8 of max_calls), and takes the passes for each call only
                 where they are seen to pay; a model whose activations cannot be seen goes without, and the result's
                 control_note says why. None samples the gradient as it is.
+            tau_probes: estimate the closed form's spreads τ from so many random directions instead of exactly: rank/2
+                passes fewer where the network is too large to keep its Jacobian. H₁, and so the estimate, is then
+                biased by about √(2/tau_probes) times its sensitivity to τ; the error is measured, the error bars hold
+                it, and unbiased is False.
             shrink: report the denoised Hessian, `hessian`, `@`, `eigh` and `taylor` of the result, with its own
                 relative_error. Intervals, pairs, rows and stderr() stay those of the unbiased estimate either way.
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
@@ -129,7 +134,11 @@ class SmoothHess:
         budget = _Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
         if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
             budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d))))
-        sampler = Sampler(oracle, inputs, gaussian.to(inputs.device, inputs.dtype), plan, grouping)
+        if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
+            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
+        sampler = Sampler(
+            oracle, inputs, gaussian.to(inputs.device, inputs.dtype), plan, grouping, tau_probes=tau_probes
+        )
         with (
             borrowed(self.forward_func, inputs.device),
             _progress(show_progress, budget.most, len(inputs)) as bar,
@@ -227,8 +236,8 @@ class SmoothHess:
         sampler = Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
         with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
             if result.control == "kink":
-                kinks = _insist(sampler)
-                sampler.take_control(kinks, (), True, result.control_weights)
+                sampler.tau_probes = result.tau_probes
+                sampler.take_control(_insist(sampler), (), True, result.control_weights)
             parts = []
             for index in torch.arange(len(result), device=result.device).split(1):
                 sampler.check_same_model(result.statistics, index)
@@ -369,6 +378,8 @@ def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) ->
         status=("calls",) * len(index),
         control=None if control is None else "kink",
         control_weights=None if control is None else torch.stack([control.linear, control.flip], 1)[index],
+        unbiased=control is None or control.drift is None or not bool(control.flip.any()),
+        tau_probes=None if control is None else sampler.tau_probes,
         shrink=shrink and sampler.grouping is None and stats.k > SMALL,
     )
 

@@ -70,6 +70,7 @@ class Interactions:
     status: tuple[str, ...]  # why sampling stopped, per example
     control: str | None = None  # what was really applied
     control_weights: Tensor | None = None  # (B, 2) μ and β of smoothhess.control; β = 0: no frozen pass per call
+    tau_probes: int | None = None  # random directions that the closed form's τ was estimated from; None: exact
     control_note: str = ""  # why no control variate was applied
     shrink: bool = False  # whether hessian, @, eigh, taylor and relative_error are those of the denoised estimate
     unbiased: bool = True  # whether the other one, behind stderr(), pairs and intervals, is free of bias
@@ -214,7 +215,7 @@ class Interactions:
             norm2 = self.denoised.hessian.double().square().sum((-1, -2))
             return _share(self.denoised.error2, norm2).to(self.dtype)
         if self._denoised is not None:
-            return _share(self._denoised.error2, self._denoised.norm2).to(self.dtype)
+            return _share(self._denoised.error2 + self._noise.of_drift, self._denoised.norm2).to(self.dtype)
         variance, norm = self._noise.of_frobenius, self._noise.squared_norm
         signal = norm - variance
         ratio = (variance / signal.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
@@ -373,6 +374,9 @@ class Interactions:
         q = grouping.directions(self.gaussian).expand(len(self), -1, -1)
         hessian = self._denoised.product(q) @ q.mT
         error2 = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
+        if self._features.drift is not None and self._features.drift_norm2 is not None:
+            total = grouping.sum(self._features.drift).double().square().mean(1).sum(-1)
+            error2 = error2 + total.square() / self._features.drift_norm2.clamp_min(1e-300)
         return Shrunk(symmetric(hessian), error2)
 
     def top_pairs(

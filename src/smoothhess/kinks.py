@@ -14,7 +14,7 @@ once. One frozen forward pass gives every z_k + J_kδ, one frozen backward pass 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,6 +28,7 @@ from smoothhess.oracle import Oracle, is_out_of_memory, release
 
 STORED_BYTES = 1 << 28  # of all j_k of a few examples; where one does not fit, W₁ takes another pass for each column
 ON_CUDA = 8  # times as much on a GPU
+DRIFT_PROBES, DRIFT_PARTS = 8, 4  # random vectors, and parts of the probes, that measure the error of an estimated τ
 
 
 class NoKinksError(ValueError):
@@ -42,6 +43,7 @@ class Expectation:
     gradient: Tensor  # (B, k) Γ₁
     passes: float  # of work per example that it took
     layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call, where asked for; their sum is W₁
+    drift: Tensor | None = None  # (B, R, k) D v for random v, D the error of W₁ where τ was estimated
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +116,10 @@ class Kinks:
         """How many units of an example bend."""
         return sum(p[0].numel() for p in self.pre)
 
-    def price(self, k: int) -> float:
+    def price(self, k: int, probes: int | None = None) -> float:
         """Passes per example that `expectation` takes in k dimensions."""
+        if probes is not None:
+            return (k / 2 if self._stored(k) else k) + probes / 2 + DRIFT_PROBES * (1 + DRIFT_PARTS) / 2
         return k / 2 if self._stored(k) else 1.5 * k
 
     def _stored(self, k: int) -> bool:
@@ -178,12 +182,16 @@ class Kinks:
 
     # --- its expectation ------------------------------------------------------------------------------------------
 
-    def expectation(self, gaussian: Gaussian, layers: bool = False) -> Expectation:
-        """W₁ and Γ₁, with the share of each layer where asked for."""
+    def expectation(self, gaussian: Gaussian, layers: bool = False, probes: Tensor | None = None) -> Expectation:
+        """W₁ and Γ₁, with the share of each layer where asked for.
+
+        τ is exact, unless white `probes` (n, k) are given to estimate it from: τ² ≈ mean (j·v)² then has an error of
+        relative size √(2/n), W₁ is biased by it, and `drift` says along random vectors how much.
+        """
         k = gaussian.rank(self.inputs[0].numel())
         together = max(1, self._room // max(self.units * k * self.inputs.element_size(), 1))
         parts = [
-            self.select(index)._expectation(gaussian, index, layers)
+            self.select(index)._expectation(gaussian, index, layers, probes)
             for index in torch.arange(len(self.inputs), device=self.inputs.device).split(together)
         ]
         split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
@@ -192,21 +200,29 @@ class Kinks:
             torch.cat([p.gradient for p in parts]),
             parts[0].passes,
             tuple(torch.cat(split, 1)) if split else (),
+            None if probes is None else torch.cat([p.drift for p in parts if p.drift is not None]),
         )
 
-    def _expectation(self, gaussian: Gaussian, owner: Tensor, layers: bool) -> Expectation:
+    def _expectation(self, gaussian: Gaussian, owner: Tensor, layers: bool, probes: Tensor | None) -> Expectation:
         k = gaussian.rank(self.inputs[0].numel())
+        passes = self.price(k, None if probes is None else len(probes))
+        squares, drift = None, None
+        if probes is not None:
+            moved = self.moves(gaussian, probes, owner).double().square()
+            squares = moved.mean(1)
+            drift = self._drift(gaussian, owner, [part.mean(1) for part in moved.chunk(DRIFT_PARTS, 1)])
         if self._stored(k):
             j = torch.cat(list(self._all_columns(gaussian, owner)), 1)  # (b, k, units)
-            bend, lean = self.weights(j.double().square().sum(1).sqrt())
+            bend, lean = self.weights((j.double().square().sum(1) if squares is None else squares).sqrt())
             columns, weighted = self.per_call(j), self.per_call(self.curved(j, bend))
             parts = tuple((c @ w.mT).double() for c, w in zip(columns, weighted, strict=True))
             hessian = torch.stack(parts).sum(0)
             gradient = (j.double() @ lean[..., None])[..., 0]
-            return Expectation(hessian, gradient, k / 2, parts if layers else ())
-        squares = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
-        for part in self._all_columns(gaussian, owner):
-            squares += part.double().square().sum(1)
+            return Expectation(hessian, gradient, passes, parts if layers else (), drift)
+        if squares is None:
+            squares = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
+            for part in self._all_columns(gaussian, owner):
+                squares += part.double().square().sum(1)
         bend, lean = self.weights(squares.sqrt())
         count = len(self.bent) if layers else 1
         hessians = torch.zeros(count, len(owner), k, k, dtype=torch.float64, device=self.inputs.device)
@@ -220,7 +236,25 @@ class Kinks:
             start = stop
         gradient = gaussian.pull(self.back(lean[:, None], owner))[:, 0].double()
         hessians = (hessians + hessians.mT) / 2
-        return Expectation(hessians.sum(0), gradient, 1.5 * k, tuple(hessians) if layers else ())
+        return Expectation(hessians.sum(0), gradient, passes, tuple(hessians) if layers else (), drift)
+
+    def _drift(self, gaussian: Gaussian, owner: Tensor, squares: Sequence[Tensor]) -> Tensor:
+        """How the W₁ of each part of the probes differs from their mean, along random vectors, (b, R, k).
+
+        Scaled so that it errs, in the mean square over the R rows, like the W₁ of all probes.
+        """
+        k = gaussian.rank(self.inputs[0].numel())
+        rng = torch.Generator().manual_seed(0)
+        moved = self.moves(gaussian, torch.randn(DRIFT_PROBES, k, generator=rng, dtype=torch.float64), owner)
+        bends = torch.stack([self.weights(part.sqrt())[0] for part in squares])
+        off = ((bends - bends.mean(0)) / (len(squares) - 1) ** 0.5).to(moved)
+        return torch.cat([gaussian.pull(self.back(moved * part[:, None], owner)).double() for part in off], 1)
+
+    def product(self, gaussian: Gaussian, tau: Tensor, vectors: Tensor) -> Tensor:
+        """W₁ v for whitened vectors (n, k) without making W₁, (B, n, k): a frozen pass for each; τ is (B, units)."""
+        owner = torch.arange(len(self.inputs), device=self.inputs.device)
+        bend, _ = self.weights(tau)
+        return gaussian.pull(self.back(self.curved(self.moves(gaussian, vectors, owner), bend), owner))
 
     def _all_columns(self, gaussian: Gaussian, owner: Tensor) -> Iterator[Tensor]:
         k = gaussian.rank(self.inputs[0].numel())

@@ -110,10 +110,29 @@ class Noise:
             return Variance(self._weigh(units), self.df)
         return Variance(self._weigh(units, prior(self.prior), self.prior.df), self.df)
 
+    def _drift(self, left: Tensor, right: Tensor) -> Tensor | float:
+        """Square of uᵀDv, D the bias of what was known beforehand, from |Du|² and |Dv|²: D is taken to be of rank one.
+
+        More draws do not make it smaller.
+        """
+        norm2 = self.features.drift_norm2
+        if norm2 is None:
+            return 0.0
+        norm2 = norm2.reshape(-1, *[1] * (torch.broadcast_tensors(left, right)[0].ndim - 1)).clamp_min(1e-300)
+        return left * right / norm2
+
+    @cached_property
+    def _drifting(self) -> Tensor:
+        """|D q_i|² of every feature, (B, d)."""
+        drift = self.features.drift
+        if drift is None:
+            return self.features.gradient.new_zeros(1, 1, dtype=torch.float64)
+        return drift.double().square().mean(1)
+
     def of_entries(self) -> Variance:
         """Of every entry, (B, d, d)."""
         inside = self._moving
-        entries = self._entries()
+        entries = self._entries() + self._drift(self._drifting[:, :, None], self._drifting[:, None])
         return Variance(torch.where(inside[:, None] & inside, entries, 0.0), self.df)
 
     @cached_property
@@ -161,7 +180,8 @@ class Noise:
             return p.variance(own, own, own)
 
         form = self._of_form(head.score * head.odd, prior)
-        return Variance(torch.where(self._moving, form.value, 0.0), form.df)
+        value = form.value + self._drift(self._drifting, self._drifting)
+        return Variance(torch.where(self._moving, value, 0.0), form.df)
 
     def of_row(self, i: int) -> Variance:
         """Of H_ij for every j, (B, d)."""
@@ -183,7 +203,9 @@ class Noise:
             return p.variance(mine, own, (inner, gram))
 
         form = self._of_form(rows, prior)
-        return Variance(torch.where(self._moving & self._moving[i], form.value, 0.0), form.df)
+        mine = self._drifting[:, i, None] if self.features.drift is not None else self._drifting
+        value = form.value + self._drift(mine, self._drifting)
+        return Variance(torch.where(self._moving & self._moving[i], value, 0.0), form.df)
 
     def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
         """Of uᵀHv for directions (B, d), (B,)."""
@@ -206,13 +228,23 @@ class Noise:
             pairs = [(inner[:, a, b], gram[:, a, b]) for a, b in ((0, 0), (1, 1), (0, 1))]
             return p.variance(*pairs)
 
-        return self._of_form(rows, prior)
+        form = self._of_form(rows, prior)
+        if self.features.drift is None:
+            return form
+        left, right = ((self.features.drift @ w[..., None]).double().square().mean((1, 2)) for w in (u, v))
+        return Variance(form.value + self._drift(left, right), form.df)
 
     @cached_property
     def of_frobenius(self) -> Tensor:
         """E‖Ĥ − H‖²_F: the variances of all entries, added up without making them, (B,)."""
         still = self.features.head.odd.abs().amax((-1, -2)) == 0  # no gradient changed anywhere: an affine function
-        return torch.where(still, 0.0, self._frobenius())
+        return torch.where(still, 0.0, self._frobenius()) + self.of_drift
+
+    @cached_property
+    def of_drift(self) -> Tensor | float:
+        """‖D‖²_F among the features, (B,)."""
+        total = self._drifting.sum(-1)
+        return self._drift(total, total)
 
     def _frobenius(self) -> Tensor:
         units = self.units.of_norm(self.features.head, _squared_norm)

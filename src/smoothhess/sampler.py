@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.control import Control, fit, pilot_passes
-from smoothhess.design import Design, pilot_rows
+from smoothhess.design import Design, pilot_rows, tau_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
 from smoothhess.kinks import Kinks, NoKinksError
@@ -34,6 +34,7 @@ class Sampler:
     grouping: Grouping | None
     extra_passes: float = 0  # per example: calls that are not at perturbed inputs
     control: Control | None = None
+    tau_probes: int | None = None  # white vectors that τ is estimated from; None: exact
     checked: bool = False  # that f(x) does not depend on its company
     value: Tensor | None = None  # (B,) f(x)
     plain_gradient: Tensor | None = None  # (B, *shape) ∇f(x)
@@ -43,6 +44,9 @@ class Sampler:
         """Evaluate the unperturbed inputs; statistics of nothing."""
         value, gradient = self._unperturbed()
         empty = Statistics.empty(self.plan.name, seeds, value, gradient)
+        if self.control is not None and self.control.drift is not None:
+            drift = self.control.drift
+            empty = replace(empty, drift=drift.to(gradient), drift_norm2=drift.square().sum(-1).mean(-1))
         if self.grouping is None:
             return empty
         grouping = self.grouping
@@ -73,7 +77,7 @@ class Sampler:
         assert gradient is not None
         kinks = Kinks.see(self.oracle, self.inputs, value, gradient)
         k = self.gaussian.rank(self.inputs[0].numel())
-        price = kinks.price(k) + pilot_passes(k)
+        price = kinks.price(k, self.tau_probes) + pilot_passes(k)
         if price > most:
             raise NoKinksError(f"the closed form would take {price:.0f} passes, more than the budget allows")
         self.extra_passes += 1  # one frozen pass at x
@@ -83,7 +87,10 @@ class Sampler:
         self, kinks: Kinks, seeds: Sequence[int], always: bool, weights: Tensor | None = None, layers: bool = False
     ) -> None:
         """Subtract what the closed form explains from every row, with fitted weights or those that are given."""
-        expected = kinks.expectation(self.gaussian, layers)
+        probes = None
+        if self.tau_probes is not None:
+            probes = tau_rows(self.tau_probes, self.gaussian.rank(self.inputs[0].numel())).to(self.inputs)
+        expected = kinks.expectation(self.gaussian, layers, probes)
         self.extra_passes += expected.passes
         if weights is None:
             self.control = fit(self.oracle, self.gaussian, kinks, expected, seeds, always)

@@ -90,6 +90,8 @@ class Statistics:
     rank: int  # dimensions that the draws live in; k unless these are group sums
     skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
     known: Tensor | None = None  # (B, k, k) exact expectation that was subtracted from a row, on average over rows
+    drift: Tensor | None = None  # (B, R, k) D v for random white v, D the bias of `known` where it is not exact
+    drift_norm2: Tensor | None = None  # (B,) ‖D‖²_F, whitened
     gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
 
     @staticmethod
@@ -219,6 +221,7 @@ class Statistics:
             head=self.head.map(linear),
             total=None if total is None else total.double(),
             known=known,
+            drift=None if self.drift is None else linear(self.drift),
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
         )
@@ -241,6 +244,8 @@ class Statistics:
             gradient=self.gradient[index],
             stein=self.stein[index],
             known=None if self.known is None else self.known[index],
+            drift=None if self.drift is None else self.drift[index],
+            drift_norm2=None if self.drift_norm2 is None else self.drift_norm2[index],
             skew=None if self.skew is None else self.skew[index],
             gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
         )
@@ -252,7 +257,8 @@ class Statistics:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; with `design` and `stream` they are the whole of it."""
-        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "known", "skew", "gram")
+        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "known", "drift", "drift_norm2")
+        names += ("skew", "gram")
         own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
@@ -303,6 +309,8 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         stein=torch.cat([p.stein for p in parts]),
         rank=parts[0].rank,
         known=_cat([p.known for p in parts]),
+        drift=_cat([p.drift for p in parts]),
+        drift_norm2=_cat([p.drift_norm2 for p in parts]),
         skew=_cat([p.skew for p in parts]),
         gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )

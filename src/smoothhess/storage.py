@@ -46,6 +46,7 @@ def save(result: Interactions, path: str | Path) -> None:
         "unbiased": result.unbiased,
         "control_note": result.control_note,
         "precision": result.precision,
+        "tau_probes": result.tau_probes,
         "groups": None if result.grouping is None else result.grouping.count,
     }
     if result.target is not None:
@@ -143,6 +144,7 @@ def _restore(cls: type[Interactions], about: dict[str, Any], tensors: dict[str, 
         control_weights=tensors.get("control_weights"),
         control_note=about.get("control_note", ""),
         precision=about.get("precision", "float32"),
+        tau_probes=about.get("tau_probes"),
         precision_error=tensors.get("precision_error"),
         denoised=Shrunk(**under("denoised.")) if "denoised.hessian" in tensors else None,
     )
