@@ -74,7 +74,8 @@ def predicted(model: nn.Module, images: Tensor) -> Tensor:
 
 def explain(model: nn.Module, images: Tensor, labels: Tensor, epsilon: float, calls: int, seed: int) -> Interactions:
     sigma = smoothing(epsilon, images[0].numel())
-    return SmoothHess(model).attribute(images, target=labels, sigma=sigma, n_calls=calls, seed=seed)
+    plain = {"control": None, "shrink": False}
+    return SmoothHess(model).attribute(images, target=labels, sigma=sigma, n_calls=calls, seed=seed, **plain)
 
 
 def measure(model: nn.Module, images: Tensor, epsilon: float, calls: int, samples: int) -> dict[str, Comparison]:
