@@ -270,3 +270,21 @@ def test_bad_gradient_functions():
             from_gradient(fn)(X.requires_grad_(False))
     with pytest.raises(TypeError, match="wants a function"):
         from_gradient(3)  # type: ignore[arg-type]
+
+
+def test_the_batch_follows_what_a_row_takes_inside_the_model(monkeypatch):
+    """A wide model of a small input must not be given thousands of rows at once."""
+    seen = []
+
+    class Wide(nn.Module):
+        def forward(self, x):
+            seen.append(len(x))
+            return x.repeat(1, 1000).exp().tanh().sum(1)
+
+    monkeypatch.setattr("smoothhess.oracle.ACTIVATION_BYTES", 1 << 20)
+    x = torch.zeros(1, 10)
+    Plain(Wide()).attribute(x, sigma=0.1, n_calls=400)
+    assert max(seen) <= 32
+    seen.clear()
+    Plain(Wide()).attribute(x, sigma=0.1, n_calls=400, internal_batch_size=300)
+    assert max(seen) > 100

@@ -15,6 +15,8 @@ from smoothhess import target as targets
 from smoothhess.precision import evaluated
 
 ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
+FIRST_ROWS = 32  # rows of the very first pass, which shows what a row takes inside the model,
+ACTIVATION_BYTES = 1 << 30  # of which so much is kept at once; a quarter of the free memory on a GPU
 MOST_ROWS = {"cpu": 4096, "cuda": 32_768}  # a GPU waits for its orders when they are small
 
 
@@ -46,6 +48,7 @@ class Oracle:
         row_bytes = max(inputs[0].numel() * inputs.element_size(), 1)
         most = MOST_ROWS.get(inputs.device.type, MOST_ROWS["cpu"])
         self.batch_size = internal_batch_size or min(most, max(1, ROW_BYTES // row_bytes))
+        self.measured = internal_batch_size is not None  # whether what a row takes inside the model is known
         self.n_rows = 0  # rows that went through a forward and a backward pass
 
     def __call__(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,15 +60,23 @@ class Oracle:
     def values(self, points: Tensor, owner: Tensor) -> Tensor:
         """Values (N,) alone: forward passes, no gradients."""
         with torch.no_grad():
-            return self.in_batches(lambda p, o: (self._forward(p, o),), points, owner)[0]
+            return self.in_batches(lambda p, o: (self._forward(p, o),), points, owner, cautious=False)[0]
 
     def in_batches(
-        self, evaluate: Callable[[Tensor, Tensor], tuple[Tensor, ...]], points: Tensor, owner: Tensor
+        self,
+        evaluate: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        points: Tensor,
+        owner: Tensor,
+        cautious: bool = True,
     ) -> tuple[Tensor, ...]:
-        """As many rows at a time as the memory takes; what was found out is kept for later calls."""
+        """As many rows at a time as the memory takes; what was found out is kept for later calls.
+
+        `cautious` begins with few rows where it is not known yet what a row takes.
+        """
         found, start = [], 0
         while start < len(points):
-            rows = slice(start, start + self.batch_size)
+            most = min(self.batch_size, FIRST_ROWS) if cautious and not self.measured else self.batch_size
+            rows = slice(start, start + most)
             try:
                 found.append(evaluate(points[rows], owner[rows]))
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -96,7 +107,7 @@ class Oracle:
         if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
             leaf = leaf.contiguous(memory_format=torch.channels_last)
         leaf.requires_grad_()
-        value = self._forward(leaf, owner)
+        value = self._forward(leaf, owner) if self.measured else self._measure(leaf, owner)
         gradient = None
         if value.requires_grad:
             with evaluated(self.precision, points.device):
@@ -108,6 +119,25 @@ class Oracle:
             )
         _refuse_infinite(gradient, "gradient")
         return value.detach(), gradient.detach()
+
+    def _measure(self, points: Tensor, owner: Tensor) -> Tensor:
+        """As `_forward`, with a batch size found from what the pass keeps for each row."""
+        kept: dict[int, int] = {}
+
+        def keep(t: Tensor) -> Tensor:
+            if t.ndim and len(t) == len(points):
+                kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            value = self._forward(points, owner)
+        room = ACTIVATION_BYTES
+        if points.is_cuda:
+            room = max(room, torch.cuda.mem_get_info(points.device)[0] // 4)
+        per_row = max(sum(kept.values()) // len(points), 1)
+        self.batch_size = max(1, min(self.batch_size, room // per_row))
+        self.measured = True
+        return value
 
     def bound(self, owner: Tensor, forward_func: Callable[..., Any] | None = None) -> Callable[[Tensor], Any]:
         """The model as a function of points alone, with the additional arguments of each point's example.
