@@ -25,7 +25,9 @@ def heatmap(
     limit: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The Hessian as a matrix of colours, red above 0 and blue below; entries within noise (|z| < 2) are faint.
+    """The Hessian as a matrix of colours, red above 0 and blue below.
+
+    Entries whose unbiased estimate lies within its noise (|z| < 2) are faint, also where the colours are denoised.
 
     `names` stand on the axes for up to 40 features; an image's pixels go row by row, with a line between rows.
     `limit` sets the colour scale from −limit to limit; the largest |entry| if None.
@@ -51,7 +53,8 @@ def heatmap(
         f"interaction $H_{{ij}}$: extra change of the output when both rise,\n{canvas.unit_words(one)}",
         fontsize="small",
     )
-    canvas.caption(ax, f"{canvas.quality_words(one)}; faint: within noise (|z| < 2)")
+    shown = "denoised; faint: " if one.shrink else "faint: "
+    canvas.caption(ax, f"{canvas.quality_words(one)}; {shown}unbiased estimate within noise (|z| < 2)")
     canvas.hide_spines(ax, "top", "right", "left", "bottom")
     return ax
 
