@@ -476,8 +476,10 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], m
         return ""
     k = sampler.gaussian.rank(sampler.inputs[0].numel())
     size = len(sampler.inputs) * k * k * sampler.inputs.element_size()
-    if k > CONTROL_LIMIT or size > MOST_BYTES:
-        return f"the closed form would hold {size / 2**30:.1f} GiB"
+    if k > CONTROL_LIMIT:
+        return f"the closed form is kept for up to {CONTROL_LIMIT} dimensions, not for {k}"
+    if size > MOST_BYTES:
+        return f"the closed form of {len(sampler.inputs)} examples would hold {size / 2**30:.1f} GiB"
     try:
         sampler.take_control(sampler.see_kinks(most), seeds, always=False)
     except NoKinksError as error:

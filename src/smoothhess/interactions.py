@@ -233,7 +233,8 @@ class Interactions:
             return self.grouping.r2
         if self._denoised is not None:
             variation = self._noise.variation
-            return torch.where(variation > 0, self._denoised.explained / variation, torch.nan).to(self.dtype)
+            share = (self._denoised.explained / variation).clamp_max(1)
+            return torch.where(variation > 0, share, torch.nan).to(self.dtype)
         return self._noise.explained.to(self.dtype)
 
     @cached_property

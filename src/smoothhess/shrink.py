@@ -153,7 +153,8 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     estimate = basis.estimate
     damped, risk, noise = _damp(symmetric(estimate), (estimate - estimate.mT) / 2)
     constant = basis.offset - basis.trace(damped) / k
-    risk = OPTIMISM * (1 + PARTIAL * max(0.0, 1 - m / k)) * risk
+    optimism = OPTIMISM * (1 + PARTIAL * max(0.0, 1 - m / k))
+    risk = optimism * risk
     p, precisions = basis.lengths(gaussian.push), gaussian.precisions(d).double().to(constant)
     weigh = p[:, :, None] * p[:, None]
     # Of what lies outside of all rows that were seen, H has the share that it has of the rows.
@@ -165,6 +166,9 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     error2 = torch.where(still, 0.0, error2)
     part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2)
     norm2, explained = _norms(part, gaussian, precisions)
+    # Of its own length, what is an error that the rule does not know of explains nothing, and counts against it.
+    excess = error2 - (risk * weigh).sum((-1, -2)) / optimism
+    explained = explained * (1 - excess / norm2.clamp_min(_TINY))
     return replace(part, norm2=norm2, explained=explained)
 
 
