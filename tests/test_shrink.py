@@ -214,3 +214,11 @@ def _largest(hessian, k):
     i, j = torch.triu_indices(len(hessian), len(hessian), 1)
     order = hessian[i, j].abs().argsort(descending=True)[:k]
     return zip(i[order].tolist(), j[order].tolist(), strict=True)
+
+
+@pytest.mark.parametrize("calls", [2, 4, 6])
+def test_a_few_rows_know_nothing_and_say_so(calls):
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).double()
+    result = SmoothHess(mlp(40, 50, 50)).attribute(x, sigma=0.3, n_calls=calls, control=None)
+    assert (result.relative_error > 0.6).all()
+    assert (result.r2 < 0.3).all()

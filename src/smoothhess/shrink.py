@@ -162,6 +162,8 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     lost = basis.lost * linear.clamp(0, 1)
     error2 = (risk * weigh).sum((-1, -2)) + 2 * lost * precisions.mean().square()
     error2 = torch.maximum(error2, RESOLUTION / k * (noise * weigh).sum((-1, -2)))
+    if m < FIRST_BLOCK:  # too few rows to tell anything: as wrong as their gradients are large
+        error2 = torch.maximum(error2, basis.energy * precisions.mean().square())
     still = stats.head.odd.abs().amax((-1, -2)) == 0  # nothing varied: as far as can be seen the centre is exact
     error2 = torch.where(still, 0.0, error2)
     part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2)
