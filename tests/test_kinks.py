@@ -296,3 +296,32 @@ def test_large_inputs_in_float32_keep_their_digits():
     single = seen(net, x).expectation(gaussian).hessian
     double = seen(net.double(), x.double()).expectation(gaussian).hessian
     assert float((single - double).norm() / double.norm()) < 1e-3
+
+
+class CustomSwish(torch.autograd.Function):
+    """An activation with a gradient of its own: what happens inside cannot be differentiated by others."""
+
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return z * torch.sigmoid(z)
+
+    @staticmethod
+    def backward(ctx, g):
+        (z,) = ctx.saved_tensors
+        s = torch.sigmoid(z)
+        return g * s * (1 + z * (1 - s))
+
+
+def test_whatever_goes_wrong_in_freezing_auto_goes_without():
+    net = mlp(6, 16).double()
+    scale = nn.Parameter(torch.zeros(1).double())
+    x = torch.ones(1, 6).double()
+    for model in (
+        lambda x: net[2](CustomSwish.apply(net[0](x)))[:, 0],
+        lambda x: (net(x) / functional.softplus(scale))[:, 0],  # an activation of a parameter
+        lambda x: net(x.reshape(len(x), 6, 1).transpose(0, 1).reshape(6, -1).T)[:, 0],
+    ):
+        result = SmoothHess(model).attribute(x, sigma=0.3, n_calls=200)
+        plain = SmoothHess(model).attribute(x, sigma=0.3, n_calls=20_000, control=None, shrink=False)
+        assert float((result.hessian - plain.hessian).norm() / plain.hessian.norm()) < 0.5

@@ -170,8 +170,7 @@ def test_its_own_error_is_about_right(known, control, calls):
     )
     error = (result.hessian - truth).norm(dim=(1, 2)) / truth.norm()
     if float(error.max()) < 1e-6:  # the closed form is exact for one hidden layer
-        assert (result.relative_error < 1e-5).all()
-        return
+        return  # and is not claimed to be: what a few rows have not met may still be there
     ratio = float((result.relative_error / error).median())
     assert 0.75 <= ratio <= 1.35
 
@@ -189,7 +188,7 @@ def test_intervals_cover_all_entries_the_largest_and_those_reported_as_largest(k
         control=control,
         shrink=True,
     )
-    if float(result.unshrunk().relative_error.max()) < 1e-6:
+    if float((result.unshrunk().hessian - truth).norm()) < 1e-6 * float(truth.norm()):
         return
     pairs = result.top_pairs(32 * 31 // 2)
     largest = {(i, j) for i, j in _largest(truth, 20)}

@@ -22,7 +22,7 @@ from smoothhess.grouping import Grouping
 from smoothhess.interactions import Interactions
 from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.noise import Noise
-from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs
+from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs, is_out_of_memory
 from smoothhess.precision import check_precision
 from smoothhess.sampler import Sampler
 from smoothhess.statistics import Statistics, concatenate, most_rows, symmetric
@@ -394,13 +394,14 @@ def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
     enough = (rows >= LEAST_ROWS) & (noise.df >= (LEAST_UNITS - 1 if only_units else 1))
     if not only_units:  # an error that few directions share is known less well, and must be smaller for it
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
-    exact = (error <= EXACT) & ((error > 0) | (rows >= LEAST_ROWS))  # a few rows without a kink prove nothing
+    # a few rows without a kink, or with nothing that the closed form does not know, prove nothing
+    exact = (error <= EXACT) & (((error > 0) & (result.control is None)) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
     zero = enough & _looks_zero(noise)
     last = rows >= budget.most
     return [
-        "zero" if z or (m and e == 0) else "tolerance" if m else "budget" if last else ""
-        for m, z, e in zip(met.tolist(), zero.tolist(), error.tolist(), strict=True)
+        "zero" if z or (m and nothing) else "tolerance" if m else "budget" if last else ""
+        for m, z, nothing in zip(met.tolist(), zero.tolist(), (noise.squared_norm == 0).tolist(), strict=True)
     ]
 
 
@@ -484,6 +485,11 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], m
         sampler.take_control(sampler.see_kinks(most), seeds, always=False)
     except NoKinksError as error:
         return str(error)
+    except (RuntimeError, TypeError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
+        sampler.control = None
+        return f"freezing the activations fails ({error})"
     return ""
 
 

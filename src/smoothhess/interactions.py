@@ -215,7 +215,8 @@ class Interactions:
             norm2 = self.denoised.hessian.double().square().sum((-1, -2))
             return _share(self.denoised.error2, norm2).to(self.dtype)
         if self._denoised is not None:
-            return _share(self._denoised.error2 + self._noise.of_drift, self._denoised.norm2).to(self.dtype)
+            error2 = self._denoised.error2 + self._noise.of_drift + self._noise.of_luck
+            return _share(error2, self._denoised.norm2).to(self.dtype)
         variance, norm = self._noise.of_frobenius, self._noise.squared_norm
         signal = norm - variance
         ratio = (variance / signal.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()

@@ -91,15 +91,17 @@ class Kinks:
         rng = torch.Generator().manual_seed(0)
         shape = self.inputs[0].shape
         delta = torch.randn(shape, generator=rng, dtype=torch.float64).to(self.inputs)
-        delta = delta / delta.norm() * self._reach[:, None].reshape(-1, *[1] * len(shape))
+        delta = delta / delta.norm() * self._reach.reshape(-1, *[1] * len(shape))
+        points = torch.stack([self.inputs + delta, self.inputs - delta], 1)
         with torch.no_grad():
-            there, back = (self._frozen(self.inputs + s * delta, owner) for s in (1, -1))
-        return all(
-            _close(
-                there.pre[i] + back.pre[i] - 2 * p, torch.zeros_like(p), (there.pre[i] - back.pre[i]).abs() + p.abs()
-            )
-            for i, p in zip(self.bent, self.pre, strict=True)
-        )
+            run = self._frozen(points.flatten(0, 1), owner.repeat_interleave(2))
+        for i, p in zip(self.bent, self.pre, strict=True):
+            if len(run.pre[i]) != 2 * len(p):
+                raise NoKinksError("an activation does not have the examples in dimension 0")
+            there, back = run.pre[i].unflatten(0, (len(p), 2)).unbind(1)
+            if not _close(there + back - 2 * p, torch.zeros_like(p), (there - back).abs() + p.abs()):
+                return False
+        return True
 
     @property
     def _reach(self) -> Tensor:

@@ -19,6 +19,7 @@ from smoothhess.skew import Prior, Skew
 from smoothhess.statistics import PROBES, Rows, Statistics, symmetric
 from smoothhess.units import Units
 
+SEEN, NOTHING = 8, 1e-6  # rows that must meet what a control variate leaves over, and the share that counts as nothing
 ROW_DF = 3  # weight of rows inside blocks as witnesses of the gradient's and the value's noise, beside blocks
 ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # random signs of units for the operator norm, and how many units that needs
@@ -129,10 +130,35 @@ class Noise:
             return self.features.gradient.new_zeros(1, 1, dtype=torch.float64)
         return drift.double().square().mean(1)
 
+    @cached_property
+    def _luck(self) -> Tensor | None:
+        """What rows may have missed, whitened ‖·‖²_F, (B,).
+
+        A control variate can leave nothing over in all rows that were drawn, because what it does not know is rare.
+        Until SEEN rows have met some of it, one in n is taken to meet a change of the gradient of the usual size.
+        """
+        if self.white is None or self.white.known is None:
+            return None
+        white, scales = self.white, self.gaussian.scales(self.features.k).double()
+        usual = self.features.head.energy.double().sum(1) / white.n_head.clamp_min(1) * float(scales.square().mean())
+        left = white.head.odd.double().square().sum(-1)
+        seen = (left > NOTHING * usual[:, None]).sum(1)
+        return (1 - seen / SEEN).clamp_min(0) * white.k * usual / white.n.clamp_min(1).square()
+
+    @cached_property
+    def of_luck(self) -> Tensor | float:
+        """The same among the features, (B,)."""
+        if self._luck is None:
+            return 0.0
+        return self._luck / self.features.rank**2 * self.gaussian.precision_diagonal(self.features.k).sum().square()
+
     def of_entries(self) -> Variance:
         """Of every entry, (B, d, d)."""
         inside = self._moving
         entries = self._entries() + self._drift(self._drifting[:, :, None], self._drifting[:, None])
+        if self._luck is not None:
+            p = self.gaussian.precision_diagonal(self.features.k).to(entries)
+            entries = entries + self._luck[:, None, None] / self.features.rank**2 * p[:, None] * p
         return Variance(torch.where(inside[:, None] & inside, entries, 0.0), self.df)
 
     @cached_property
@@ -238,7 +264,7 @@ class Noise:
     def of_frobenius(self) -> Tensor:
         """E‖Ĥ − H‖²_F: the variances of all entries, added up without making them, (B,)."""
         still = self.features.head.odd.abs().amax((-1, -2)) == 0  # no gradient changed anywhere: an affine function
-        return torch.where(still, 0.0, self._frobenius()) + self.of_drift
+        return torch.where(still, 0.0, self._frobenius()) + self.of_drift + self.of_luck
 
     @cached_property
     def of_drift(self) -> Tensor | float:

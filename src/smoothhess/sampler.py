@@ -15,7 +15,7 @@ from smoothhess.design import Design, pilot_rows, tau_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
 from smoothhess.kinks import Kinks, NoKinksError
-from smoothhess.oracle import Oracle
+from smoothhess.oracle import Oracle, is_out_of_memory
 from smoothhess.precision import AGREEMENT
 from smoothhess.statistics import Rows, Segment, Statistics
 
@@ -75,7 +75,12 @@ class Sampler:
                 value, gradient = self.oracle(self.inputs, torch.arange(len(self.inputs), device=self.inputs.device))
             self.extra_passes += 1
         assert gradient is not None
-        kinks = Kinks.see(self.oracle, self.inputs, value, gradient)
+        try:
+            kinks = Kinks.see(self.oracle, self.inputs, value, gradient)
+        except (RuntimeError, TypeError, IndexError) as error:  # it runs as it is, so it is the freezing that fails
+            if is_out_of_memory(error):
+                raise
+            raise NoKinksError(f"freezing the activations fails ({error})") from error
         k = self.gaussian.rank(self.inputs[0].numel())
         price = kinks.price(k, self.tau_probes) + pilot_passes(k)
         if price > most:
