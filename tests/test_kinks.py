@@ -325,3 +325,11 @@ def test_whatever_goes_wrong_in_freezing_auto_goes_without():
         result = SmoothHess(model).attribute(x, sigma=0.3, n_calls=200)
         plain = SmoothHess(model).attribute(x, sigma=0.3, n_calls=20_000, control=None, shrink=False)
         assert float((result.hessian - plain.hessian).norm() / plain.hessian.norm()) < 0.5
+
+
+def test_a_model_that_cuts_its_batch_is_told_what_to_do():
+    net, x = mlp(6, 16).double(), torch.ones(2, 6).double()
+    chunked = SmoothHess(lambda x: torch.cat([net(c) for c in x.split(64)])[:, 0])
+    with pytest.raises(ValueError, match=r"another path for larger batches.*Pass control=None"):
+        chunked.attribute(x, sigma=0.3, n_calls=400)
+    chunked.attribute(x, sigma=0.3, n_calls=400, control=None)

@@ -485,7 +485,7 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], m
         sampler.take_control(sampler.see_kinks(most), seeds, always=False)
     except NoKinksError as error:
         return str(error)
-    except (RuntimeError, TypeError, IndexError) as error:
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         sampler.control = None

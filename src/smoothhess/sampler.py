@@ -206,7 +206,12 @@ class Sampler:
         if self.control is not None:  # sample what the closed form does not know
             there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
             rows = odd, even, weight
-            odd, even = self.control.left_over(self.gaussian, there, z, rows, index, self.plan.mirrored)
+            try:
+                odd, even = self.control.left_over(self.gaussian, there, z, rows, index, self.plan.mirrored)
+            except ValueError as error:
+                raise ValueError(
+                    f"the model takes another path for larger batches: {error} Pass control=None."
+                ) from error
         return Rows(
             weight=weight,
             score=score,
