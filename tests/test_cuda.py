@@ -83,3 +83,28 @@ def test_less_exact_convolutions(precision):
     assert (rounded.precision_error > 1e-6).all()
     assert float((rounded.hessian - exact.hessian).norm() / exact.hessian.norm()) < 0.5
     assert not torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+
+
+def test_large_designs_are_made_on_the_device():
+    """Rows beyond the size for a QR are transformed where they are used: the same up to rounding."""
+    for start, stop in [(0, 64), (1_090, 1_110)]:
+        here, there = (DESIGNS["orthogonal"].rows(3, start, stop, 1_100, device) for device in ("cpu", "cuda"))
+        for name in ("z", "score", "weight"):
+            assert getattr(there, name).is_cuda
+            torch.testing.assert_close(getattr(there, name).cpu(), getattr(here, name), rtol=1e-12, atol=1e-12)
+
+
+def test_eigenpairs_of_many_matrices_at_once():
+    """Ranks from 0 to full: reconstruct, and stay orthonormal."""
+    from smoothhess.shrink import _eigenpairs
+
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 64, 64, generator=rng).double()
+    rows = rows * (torch.arange(64) < torch.arange(200)[:, None] % 65)[:, None] * 10.0 ** torch.linspace(0, -4, 64)
+    gram = (rows @ rows.mT).cuda()
+    values, vectors = _eigenpairs(gram)
+    size = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-300)
+    back = (vectors * values[:, None]) @ vectors.mT - gram
+    assert float((back.abs().amax((-1, -2)) / size).max()) < 1e-8
+    unit = vectors.mT @ vectors - torch.eye(64, dtype=torch.float64, device="cuda")
+    assert float(unit.abs().max()) < 1e-6

@@ -1,6 +1,7 @@
 """Denoising: what it keeps and gains, and whether its own error estimate and the intervals beside it are honest."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,3 +222,19 @@ def test_a_few_rows_know_nothing_and_say_so(calls):
     result = SmoothHess(mlp(40, 50, 50)).attribute(x, sigma=0.3, n_calls=calls, control=None)
     assert (result.relative_error > 0.6).all()
     assert (result.r2 < 0.3).all()
+
+
+@pytest.mark.parametrize("n_calls", [30, 200, None])
+def test_examples_keep_what_was_worked_out(n_calls):
+    """Selecting and joining carries the denoised estimate along; it equals the one worked out anew."""
+    x = torch.randn(6, 40, generator=torch.Generator().manual_seed(1)).double()
+    result = SmoothHess(mlp(40, 60, 30)).attribute(x, radius=1.0, n_calls=n_calls, tol=0.08)
+    anew = replace(result).hessian
+    assert result._denoised is not None
+    parts = [result[[3, 1, 5]], result[[0, 2, 4]]]
+    whole = Interactions.cat(parts)
+    assert all("_denoised" in vars(r) for r in [*parts, whole])
+    torch.testing.assert_close(whole.hessian, anew[[3, 1, 5, 0, 2, 4]])
+    torch.testing.assert_close(whole.relative_error, result.relative_error[[3, 1, 5, 0, 2, 4]])
+    v = torch.randn(40, generator=torch.Generator().manual_seed(2)).double()
+    torch.testing.assert_close(parts[0] @ v, anew[[3, 1, 5]] @ v)

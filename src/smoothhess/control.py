@@ -7,7 +7,7 @@ rest g̃ − W₁z, which averages to nothing. Rows are sampled of
 
 whatever μ and β, the estimate is unbiased, as long as they do not depend on the rows: they are fitted to a few pairs
 of draws of their own, the pilot. β = 0 needs no frozen passes: W₁ then serves partial blocks, and as a centre to shrink
-to.
+to. The pilot also says, before W₁ is made, how much of the gradient's variation single flips explain at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PILOT_PAIRS = 8  # draws for the weights; twice that in few dimensions
 FEW = 16  # dimensions
 RIDGE = 0.02  # pull of the weights towards one, in units of the fields' energy
 FLIPS_PER_PAIR = 1.5  # frozen passes for a ± pair: one forward, two backward
-MOST_BYTES = 1 << 32  # of the closed forms of all examples that "auto" is willing to keep
+MOST_BYTES = 1 << 32  # of the closed forms of all examples that "auto" is willing to keep; four times that on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +37,11 @@ class Control:
     kinks: Kinks
     expected: Expectation
     linear: Tensor  # (B,) μ
-    flip: Tensor  # (B,) β
+    flip: Tensor  # (B,) β; both are 0 where the closed form was not made
 
     def known(self, index: Tensor) -> Tensor:
         """What is added back to the Hessian for each row, whitened, (b, k, k)."""
-        known = self.linear[index, None, None].to(self.expected.hessian) * self.expected.hessian[index]
-        return known.to(self.kinks.inputs)
+        return self.linear[index, None, None].to(self.expected.hessian) * self.expected.hessian[index]
 
     def left_over(
         self,
@@ -79,9 +78,11 @@ class Control:
         """(B, R, k) along random vectors: the bias that an estimated τ leaves; none without flips, whatever τ is."""
         return None if self.expected.drift is None else self.flip[:, None, None] * self.expected.drift
 
-    def passes(self, plan: Design) -> Tensor:
-        """Frozen passes for each row, (B,)."""
-        return (self.flip != 0).double() * (FLIPS_PER_PAIR if plan.mirrored else 1)
+    def passes(self, plan: Design, rows: Tensor, index: Tensor) -> Tensor:
+        """Frozen passes for so many rows of the examples at `index`, and for their closed forms."""
+        each = FLIPS_PER_PAIR if plan.mirrored else 1
+        made = (self.linear[index] != 0) | (self.flip[index] != 0)
+        return rows * each * (self.flip[index] != 0) + self.expected.passes * made
 
 
 def pilot_pairs(k: int) -> int:
@@ -94,29 +95,46 @@ def pilot_passes(k: int) -> float:
     return 3.0 * pilot_pairs(k)
 
 
-def fit(
-    oracle: Oracle, gaussian: Gaussian, kinks: Kinks, expected: Expectation, seeds: Sequence[int], always: bool
-) -> Control:
-    """A control with weights for each example from the draws of its seed; `always` with β, whether it pays or not."""
-    x = kinks.inputs.flatten(1)
-    k, pairs = gaussian.rank(x.shape[1]), pilot_pairs(gaussian.rank(x.shape[1]))
-    kinds = sorted(set(seeds))
-    drawn = torch.stack([pilot_rows(seed, pairs, k) for seed in kinds]).to(x)
-    which = torch.tensor([kinds.index(seed) for seed in seeds], device=x.device)
-    weights = []
-    for index in torch.arange(len(x), device=x.device).split(max(1, oracle.batch_size // (2 * pairs))):
-        z = drawn[which[index]]  # (b, P, k)
-        delta = gaussian.colour(z)
-        points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
-        shape = kinks.inputs.shape[1:]
-        _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))
-        gradient = gaussian.pull(gradient.reshape(points.shape))
-        odd = (gradient[:, :, 0] - gradient[:, :, 1]) / 2
-        there, _ = kinks.flips(points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
-        line = z @ expected.hessian[index].to(z)
-        weights.append(_weights(odd, line, gaussian.pull(there.flatten(2)) - line, always))
-    linear, flip = torch.cat(weights).unbind(1)
-    return Control(kinks, expected, linear, flip)
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    """A few ± pairs of draws of its own for each example, and what gradient and field are there."""
+
+    z: Tensor  # (B, P, k)
+    odd: Tensor  # (B, P, k) of the whitened gradient
+    flips: Tensor  # (B, P, k) of the field g̃, whitened
+
+    @staticmethod
+    def draw(oracle: Oracle, gaussian: Gaussian, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
+        """From the stream of each example's seed that no design draws from."""
+        x = kinks.inputs.flatten(1)
+        shape, k = kinks.inputs.shape[1:], gaussian.rank(x.shape[1])
+        pairs, kinds = pilot_pairs(k), sorted(set(seeds))
+        drawn = torch.stack([pilot_rows(seed, pairs, k) for seed in kinds]).to(x)
+        which = torch.tensor([kinds.index(seed) for seed in seeds], device=x.device)
+        found = []
+        for index in torch.arange(len(x), device=x.device).split(max(1, oracle.batch_size // (2 * pairs))):
+            z = drawn[which[index]]  # (b, P, k)
+            delta = gaussian.colour(z)
+            points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
+            _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))
+            gradient = gaussian.pull(gradient.reshape(points.shape))
+            there, _ = kinks.flips(points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
+            found.append((z, (gradient[:, :, 0] - gradient[:, :, 1]) / 2, gaussian.pull(there.flatten(2))))
+        return Pilot(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    @property
+    def unexplained(self) -> Tensor:
+        """Share of the gradient's odd variation that no multiple of the field explains, (B,); 0 if nothing varies."""
+        odd, flips = (t.flatten(1).double() for t in (self.odd, self.flips))
+        varied, moved = odd.square().sum(1), flips.square().sum(1)
+        shared = (odd * flips).sum(1).square() / moved.clamp_min(torch.finfo(torch.float64).tiny)
+        return torch.where(varied > 0, 1 - shared / varied, 0.0)
+
+    def fit(self, expected: Expectation, chosen: Tensor, always: bool) -> Tensor:
+        """Weights (b, 2) of the `chosen` examples, whose W₁ is given; `always` with β, whether it pays or not."""
+        z, odd, flips = self.z[chosen], self.odd[chosen], self.flips[chosen]
+        line = z @ expected.hessian.to(z)
+        return _weights(odd, line, flips - line, always)
 
 
 def _weights(odd: Tensor, line: Tensor, rest: Tensor, always: bool) -> Tensor:

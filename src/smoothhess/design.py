@@ -18,10 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Device = torch.device | str
+
 
 @dataclass(frozen=True)
 class Draws:
-    """Consecutive rows of a design, float64 on the CPU."""
+    """Consecutive rows of a design, float64."""
 
     z: Tensor  # (r, k)
     score: Tensor  # (r, k)
@@ -46,18 +48,21 @@ class Design(ABC):
         """Rows in one independent unit."""
 
     @abstractmethod
-    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
-        """Rows low … high − 1 of the block of (seed, index); they do not depend on how many are asked for."""
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
+        """Rows low … high − 1 of the block of (seed, index); they do not depend on how many are asked for.
 
-    def rows(self, seed: int, start: int, stop: int, k: int) -> Draws:
+        Random numbers come from the CPU; what is made of them may be made on the device, the same up to rounding.
+        """
+
+    def rows(self, seed: int, start: int, stop: int, k: int, device: Device = "cpu") -> Draws:
         """Rows start … stop − 1 of the stream of `seed` in k dimensions."""
         size = self.block_rows(k)
         parts = []
         for index in range(start // size, -(-stop // size)):
             first = index * size
             low, high = max(start - first, 0), min(stop - first, size)
-            parts.append(self.block((seed, index), low, high, k))
-        return Draws(*(torch.cat([getattr(p, name) for p in parts]) for name in ("z", "score", "weight")))
+            parts.append(self.block((seed, index), low, high, k, device))
+        return Draws(*(torch.cat([getattr(p, name) for p in parts]).to(device) for name in ("z", "score", "weight")))
 
     @property
     def calls_per_row(self) -> int:
@@ -102,7 +107,7 @@ class Independent(Design):
         """Each row stands alone."""
         return 1
 
-    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
         """Standard normal rows of weight 1."""
         z = torch.from_numpy(_generator(key).standard_normal((high, k))[low:])
         return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
@@ -139,20 +144,20 @@ class Orthogonal(Design):
 
     unit_rows = block_rows
 
-    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
         """Rows of a random orthogonal matrix, times radii from a stream of their own."""
         radii = _generator(key, 1)
         if k > SMALL:
-            directions = _haar_rows(key, low, high, k) if k <= QR_LIMIT else _mixed_rows(key, low, high, k)
-            radius = np.sqrt(radii.chisquare(k + 2, high))[low:]
-            score, weight = (k / radius)[:, None] * directions, k / radius**2
-        else:
-            order = radii.permutation(2 * k)
-            radius = np.sqrt(radii.chisquare(np.where(order < k, k + 2, k)))[low:high]
-            order = order[low:high]
-            directions = np.concatenate([_haar_rows(key, 0, k, k), _haar_rows((*key, 2), 0, k, k)])[order]
-            score = (2 * (order < k) * k / radius)[:, None] * directions
-            weight = 2 / (1 + radius**2 / k)
+            haar = k <= QR_LIMIT
+            rows = torch.from_numpy(_haar_rows(key, low, high, k)) if haar else _mixed_rows(key, low, high, k, device)
+            chi = torch.from_numpy(np.sqrt(radii.chisquare(k + 2, high))[low:]).to(rows)[:, None]
+            return Draws(chi * rows, k / chi * rows, (k / chi**2)[:, 0])
+        order = radii.permutation(2 * k)
+        radius = np.sqrt(radii.chisquare(np.where(order < k, k + 2, k)))[low:high]
+        order = order[low:high]
+        directions = np.concatenate([_haar_rows(key, 0, k, k), _haar_rows((*key, 2), 0, k, k)])[order]
+        score = (2 * (order < k) * k / radius)[:, None] * directions
+        weight = 2 / (1 + radius**2 / k)
         z = radius[:, None] * directions
         return Draws(*(torch.from_numpy(x) for x in (z, score, weight)))
 
@@ -179,18 +184,19 @@ def _gram_schmidt(key: tuple[int, ...], rows: int, k: int) -> np.ndarray:
     return (q * np.sign(np.diagonal(r))).T
 
 
-def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int) -> np.ndarray:
+def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, device: Device) -> Tensor:
     """Rows of three rounds of cosine transform, random signs and permutation: O(k log k) each.
 
     Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
     """
     rng = _generator(key)
     rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
-    vectors = torch.zeros(high - low, k, dtype=torch.float64)
-    vectors[torch.arange(high - low), torch.arange(low, high)] = 1
+    vectors = torch.zeros(high - low, k, dtype=torch.float64, device=device)
+    vectors[:, low:high].fill_diagonal_(1)
     for signs, order in rounds:
-        vectors = (_cosine_transform(vectors) * torch.from_numpy(signs))[:, torch.from_numpy(order)]
-    return vectors.numpy()
+        signs, order = (torch.from_numpy(r).to(device) for r in (signs, order))
+        vectors = (_cosine_transform(vectors) * signs)[:, order]
+    return vectors
 
 
 def _cosine_transform(x: Tensor) -> Tensor:
@@ -201,7 +207,7 @@ def _cosine_transform(x: Tensor) -> Tensor:
     k = x.shape[1]
     folded = torch.cat([x[:, ::2], x[:, 1::2].flip(1)], 1)
     half = torch.fft.rfft(folded)
-    angle = -torch.pi * torch.arange(half.shape[1], dtype=torch.float64) / (2 * k)
+    angle = -torch.pi * torch.arange(half.shape[1], dtype=torch.float64, device=x.device) / (2 * k)
     turned = half * torch.polar(torch.ones_like(angle), angle) * (2 / k) ** 0.5
     transformed = torch.cat([turned.real, -turned.imag[:, 1 : k - half.shape[1] + 1].flip(1)], 1)
     transformed[:, 0] /= 2**0.5
@@ -226,7 +232,7 @@ class Sobol(Design):
         """The whole scrambling."""
         return 64
 
-    def block(self, key: tuple[int, int], low: int, high: int, k: int) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
         """Points of the block's own scrambling."""
         if k > torch.quasirandom.SobolEngine.MAXDIM:
             raise ValueError(

@@ -34,6 +34,7 @@ LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
 STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is given, and from how many rows on
 EXACT = 1e-6  # relative error that is never reached by luck
 PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
+WORTH = 3  # the closed form must leave less open than this power of the share of passes that it does not take
 CONTROL_LIMIT = 8192  # dimensions up to which the closed form of a control variate is kept as a matrix
 ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
 
@@ -95,9 +96,9 @@ class SmoothHess:
                 paper) or "iid" (Eq. 8 of the paper to the letter).
             control: "kink" samples only what the closed-form one-flip Hessian H₁ of the model's activations leaves
                 over: unbiased, for rank/2 (or 3/2 rank) passes beforehand and 3/4 of a pass for each call. "auto" does
-                so where H₁ costs at most 1.5 n_calls (or 3/8 of max_calls), and takes the passes for each call only
-                where they are seen to pay; a model whose activations cannot be seen goes without, and the result's
-                control_note says why. None samples the gradient as it is.
+                so where H₁ costs at most 1.5 n_calls (or 3/8 of max_calls) and a few pairs of draws show that it is
+                worth it, and takes the passes for each call only where they are seen to pay; a model whose activations
+                cannot be seen goes without, and the result's control_note says why. None samples the gradient as it is.
             tau_probes: estimate the closed form's spreads τ from so many random directions instead of exactly: rank/2
                 passes fewer where the network is too large to keep its Jacobian. H₁, and so the estimate, is then
                 biased by about √(2/tau_probes) times its sensitivity to τ; the error is measured, the error bars hold
@@ -145,8 +146,7 @@ class SmoothHess:
         ):
             seeds = _seeds(seed, len(inputs))
             rounding = None if precision == "float32" else sampler.measure_precision(seeds)
-            most = PRICE * (n_calls if n_calls is not None else max_calls / 4)
-            note = _take_control(sampler, control, seeds, most)
+            note = _take_control(sampler, control, seeds, n_calls if n_calls is not None else max_calls / 4)
             result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
         return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
 
@@ -189,7 +189,7 @@ class SmoothHess:
             kinks = _insist(sampler, "the closed form cannot be made")
             size = len(kinks.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
             ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
-            sampler.take_control(kinks, (), True, ones, layers=size <= LAYER_BYTES)
+            sampler.take_control(kinks, ones, layers=size <= LAYER_BYTES)
             budget = _Budget(rows, rows, None)
             check = _sample_until(sampler, sampler.begin(_seeds(seed, len(inputs))), budget, bar, shrink=False, note="")
         assert sampler.control is not None
@@ -222,6 +222,7 @@ class SmoothHess:
         >>> SmoothHess(f).more(first, 60).n_calls
         tensor([160])
         """
+        statistics = result.statistics  # derivatives that were not sampled have none, and say so
         plan = find_design(result.design)
         rows = _rows(n, plan, "n")
         target = None if result.target is None else [tuple(t) for t in result.target.tolist()]
@@ -237,13 +238,14 @@ class SmoothHess:
         with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
             if result.control == "kink":
                 sampler.tau_probes = result.tau_probes
-                sampler.take_control(_insist(sampler), (), True, result.control_weights)
+                assert result.control_weights is not None
+                sampler.take_control(_insist(sampler), result.control_weights)
             parts = []
             for index in torch.arange(len(result), device=result.device).split(1):
-                sampler.check_same_model(result.statistics, index)
-            for count in result.statistics.n.unique().tolist():  # examples that stopped at the same place go together
-                index = torch.nonzero(result.statistics.n == count).reshape(-1)
-                parts.append((index, sampler.extend(result.statistics.select(index), rows, index, bar)))
+                sampler.check_same_model(statistics, index)
+            for count in statistics.n.unique().tolist():  # examples that stopped at the same place go together
+                index = torch.nonzero(statistics.n == count).reshape(-1)
+                parts.append((index, sampler.extend(statistics.select(index), rows, index, bar)))
         stats = _in_order(parts)
         everyone = torch.arange(len(result), device=result.device)
         grown = replace(
@@ -464,14 +466,14 @@ def _warn_inconsistent(result: Interactions) -> None:
         )
 
 
-def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], most: float) -> str:
-    """Give the sampler its control variate, or say why it goes without."""
+def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], calls: float) -> str:
+    """Give the sampler its control variate, or say why it goes without; `calls` is how many the run may take."""
     if control is None:
         return "none was asked for"
     if control == "kink":
         kinks = _insist(sampler)
         try:
-            sampler.take_control(kinks, seeds, always=True)
+            sampler.take_control(kinks, sampler.pilot(kinks, seeds))
         except NoKinksError as error:
             raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
         return ""
@@ -479,10 +481,17 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], m
     size = len(sampler.inputs) * k * k * sampler.inputs.element_size()
     if k > CONTROL_LIMIT:
         return f"the closed form is kept for up to {CONTROL_LIMIT} dimensions, not for {k}"
-    if size > MOST_BYTES:
+    if size > MOST_BYTES * (4 if sampler.inputs.is_cuda else 1):
         return f"the closed form of {len(sampler.inputs)} examples would hold {size / 2**30:.1f} GiB"
     try:
-        sampler.take_control(sampler.see_kinks(most), seeds, always=False)
+        kinks = sampler.see_kinks(PRICE * calls)
+        pilot = sampler.pilot(kinks, seeds)
+        price, unexplained = kinks.price(k, sampler.tau_probes), pilot.unexplained
+        worth = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
+        if not len(worth):
+            least = float(unexplained.min())
+            return f"single flips leave {least:.0%} of the gradient's variation open: not worth {price:.0f} passes"
+        sampler.take_control(kinks, pilot, worth, always=False)
     except NoKinksError as error:
         return str(error)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:

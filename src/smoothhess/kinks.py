@@ -37,13 +37,24 @@ class NoKinksError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """What the field g̃ of B examples has on average, whitened, float64."""
+    """What the field g̃ of B examples has on average, whitened."""
 
-    hessian: Tensor  # (B, k, k) W₁
-    gradient: Tensor  # (B, k) Γ₁
+    hessian: Tensor  # (B, k, k) W₁, in the precision of the inputs
+    gradient: Tensor  # (B, k) Γ₁, float64
     passes: float  # of work per example that it took
     layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call, where asked for; their sum is W₁
     drift: Tensor | None = None  # (B, R, k) D v for random v, D the error of W₁ where τ was estimated
+
+    def spread(self, index: Tensor, count: int) -> Expectation:
+        """The same among `count` examples, of which these are the ones at `index`; the others' are zero."""
+
+        def among(t: Tensor) -> Tensor:
+            return t.new_zeros(count, *t.shape[1:]).index_copy(0, index, t)
+
+        drift = None if self.drift is None else among(self.drift)
+        return Expectation(
+            among(self.hessian), among(self.gradient), self.passes, tuple(map(among, self.layers)), drift
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,18 +195,18 @@ class Kinks:
 
     # --- its expectation ------------------------------------------------------------------------------------------
 
-    def expectation(self, gaussian: Gaussian, layers: bool = False, probes: Tensor | None = None) -> Expectation:
-        """W₁ and Γ₁, with the share of each layer where asked for.
+    def expectation(
+        self, gaussian: Gaussian, layers: bool = False, probes: Tensor | None = None, index: Tensor | None = None
+    ) -> Expectation:
+        """W₁ and Γ₁ of all examples or of those at `index`, with the share of each layer where asked for.
 
         τ is exact, unless white `probes` (n, k) are given to estimate it from: τ² ≈ mean (j·v)² then has an error of
         relative size √(2/n), W₁ is biased by it, and `drift` says along random vectors how much.
         """
         k = gaussian.rank(self.inputs[0].numel())
         together = max(1, self._room // max(self.units * k * self.inputs.element_size(), 1))
-        parts = [
-            self.select(index)._expectation(gaussian, index, layers, probes)
-            for index in torch.arange(len(self.inputs), device=self.inputs.device).split(together)
-        ]
+        everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
+        parts = [self.select(index)._expectation(gaussian, index, layers, probes) for index in everyone.split(together)]
         split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
         return Expectation(
             torch.cat([p.hessian for p in parts]),
@@ -216,25 +227,26 @@ class Kinks:
         if self._stored(k):
             j = torch.cat(list(self._all_columns(gaussian, owner)), 1)  # (b, k, units)
             bend, lean = self.weights((j.double().square().sum(1) if squares is None else squares).sqrt())
-            columns, weighted = self.per_call(j), self.per_call(self.curved(j, bend))
-            parts = tuple((c @ w.mT).double() for c, w in zip(columns, weighted, strict=True))
-            hessian = torch.stack(parts).sum(0)
+            weighted = self.curved(j, bend)
+            parts = ()
+            if layers:
+                parts = tuple(c @ w.mT for c, w in zip(self.per_call(j), self.per_call(weighted), strict=True))
             gradient = (j.double() @ lean[..., None])[..., 0]
-            return Expectation(hessian, gradient, passes, parts if layers else (), drift)
+            return Expectation(j @ weighted.mT, gradient, passes, parts, drift)
         if squares is None:
             squares = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
             for part in self._all_columns(gaussian, owner):
                 squares += part.double().square().sum(1)
         bend, lean = self.weights(squares.sqrt())
         count = len(self.bent) if layers else 1
-        hessians = torch.zeros(count, len(owner), k, k, dtype=torch.float64, device=self.inputs.device)
+        hessians = self.inputs.new_zeros(count, len(owner), k, k)
         start = 0
         for part in self._all_columns(gaussian, owner):
             stop = start + part.shape[1]
             weighted = self.curved(part, bend)
             for layer in range(count):
                 chosen = self._only(weighted, layer) if layers else weighted
-                hessians[layer, :, start:stop] = gaussian.pull(self.back(chosen, owner)).double()
+                hessians[layer, :, start:stop] = gaussian.pull(self.back(chosen, owner))
             start = stop
         gradient = gaussian.pull(self.back(lean[:, None], owner))[:, 0].double()
         hessians = (hessians + hessians.mT) / 2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from smoothhess.control import Control, fit, pilot_passes
+from smoothhess.control import Control, Pilot, pilot_passes
 from smoothhess.design import Design, pilot_rows, tau_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
@@ -88,25 +88,42 @@ class Sampler:
         self.extra_passes += 1  # one frozen pass at x
         return kinks
 
+    def pilot(self, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
+        """A few draws beforehand."""
+        self.extra_passes += pilot_passes(self.gaussian.rank(self.inputs[0].numel()))
+        return Pilot.draw(self.oracle, self.gaussian, kinks, seeds)
+
     def take_control(
-        self, kinks: Kinks, seeds: Sequence[int], always: bool, weights: Tensor | None = None, layers: bool = False
+        self,
+        kinks: Kinks,
+        weights: Pilot | Tensor,
+        chosen: Tensor | None = None,
+        always: bool = True,
+        layers: bool = False,
     ) -> None:
-        """Subtract what the closed form explains from every row, with fitted weights or those that are given."""
+        """Subtract what the closed form explains from every row, with weights (B, 2) fitted to a pilot or given.
+
+        Only of the `chosen` examples where some are; the others' weights are zero.
+        """
+        everyone = torch.arange(len(self.inputs), device=self.inputs.device)
+        if isinstance(weights, Tensor):
+            chosen = torch.nonzero(weights.any(1)).reshape(-1).to(everyone)
+        chosen = everyone if chosen is None else chosen
         probes = None
         if self.tau_probes is not None:
             probes = tau_rows(self.tau_probes, self.gaussian.rank(self.inputs[0].numel())).to(self.inputs)
-        expected = kinks.expectation(self.gaussian, layers, probes)
-        self.extra_passes += expected.passes
-        if weights is None:
-            self.control = fit(self.oracle, self.gaussian, kinks, expected, seeds, always)
-            self.extra_passes += pilot_passes(expected.hessian.shape[-1])
-        else:
-            self.control = Control(kinks, expected, *weights.to(expected.hessian).unbind(1))
+        expected = kinks.expectation(self.gaussian, layers, probes, chosen)
+        if isinstance(weights, Pilot):
+            fitted = weights.fit(expected, chosen, always)
+            weights = fitted.new_zeros(len(everyone), 2).index_copy(0, chosen, fitted)
+        if len(chosen) < len(everyone):
+            expected = expected.spread(chosen, len(everyone))
+        self.control = Control(kinks, expected, *weights.to(everyone.device, torch.float64).unbind(1))
 
     def passes(self, rows: Tensor, index: Tensor) -> Tensor:
         """All work for so many rows of the examples at `index`, in gradient calls; frozen passes count like others."""
-        frozen = 0 if self.control is None else self.control.passes(self.plan)[index]
-        return rows * (self.plan.calls_per_row + frozen) + self.extra_passes
+        frozen = 0 if self.control is None else self.control.passes(self.plan, rows, index)
+        return rows * self.plan.calls_per_row + frozen + self.extra_passes
 
     def _grouped(self, chunk: Rows, index: Tensor) -> Rows:
         """Group sums of a chunk, and the skew of the directions that are watched."""
@@ -184,7 +201,7 @@ class Sampler:
         x = self.inputs[index].flatten(1)  # (b, d)
         k = self.gaussian.rank(x.shape[1])
         places = positions[:1] if len(set(positions)) == 1 else positions
-        drawn = [self.plan.rows(p.seed, p.start + start, p.start + stop, k) for p in places]
+        drawn = [self.plan.rows(p.seed, p.start + start, p.start + stop, k, x.device) for p in places]
         z = torch.stack([d.z for d in drawn]).to(x)  # (1 or b, r, k)
         score = torch.stack([d.score for d in drawn]).to(x)  # (1 or b, r, k)
         weight = torch.stack([d.weight for d in drawn]).to(x)  # (1 or b, r)

@@ -18,8 +18,10 @@ of what the rule leaves of the noise and takes of the signal; the constants belo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ OPTIMISM = 1.2
 PARTIAL = 0.4  # and by so much more where no block of the design is complete
 RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
 CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
-CHUNK_BYTES = 1 << 28
+CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
 FEW_MATRICES, SMALL_MATRIX = 8, 512
 
 
@@ -71,9 +73,32 @@ class Denoised:
         """Estimated squared error of all sums of groups, (B,); `sums` maps whitened rows of examples to theirs."""
         return self._in_order([part.group_error2(lambda rows, i=i: sums(rows, i)) for i, part in self.parts])
 
+    def select(self, index: Tensor) -> Denoised:
+        """The examples at `index`, in that order."""
+        parts = []
+        for ids, part in self.parts:
+            place = torch.full((sum(len(i) for i, _ in self.parts),), -1, device=ids.device)
+            place[ids] = torch.arange(len(ids), device=ids.device)
+            local = place[index]
+            chosen = torch.nonzero(local >= 0).reshape(-1)
+            if len(chosen):
+                parts.append((chosen, part.select(local[chosen])))
+        return Denoised(tuple(parts))
+
+    @staticmethod
+    def cat(results: Sequence[Denoised]) -> Denoised:
+        """Of different examples, side by side."""
+        parts, start = [], 0
+        for result in results:
+            parts += [(start + index, part) for index, part in result.parts]
+            start += sum(len(index) for index, _ in result.parts)
+        return Denoised(tuple(parts))
+
     def _in_order(self, found: list[Tensor]) -> Tensor:
-        order = torch.cat([index for index, _ in self.parts]).argsort()
-        return found[0] if len(found) == 1 else torch.cat(found)[order]
+        place = torch.cat([index for index, _ in self.parts])
+        if torch.equal(place, torch.arange(len(place), device=place.device)):
+            return found[0] if len(found) == 1 else torch.cat(found)
+        return torch.cat(found)[place.argsort()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +126,11 @@ class Part:
         whole = self.basis.combined(self.basis.combined(self.damped).mT)
         whole.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
         return symmetric(whole if self.known is None else whole + self.known.double())
+
+    def select(self, index: Tensor) -> Part:
+        """The examples at `index`."""
+        chosen = {n: t[index] for n, t in vars(self).items() if isinstance(t, Tensor)}
+        return replace(self, basis=self.basis.select(index), **chosen)
 
     def group_error2(self, sums: Callable[[Tensor], Tensor]) -> Tensor:
         """As `error2`, for sums over groups of features, (b,)."""
@@ -132,11 +162,13 @@ class Shrunk:
 def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
     """The denoised Hessian of whitened statistics of d features; examples do not see each other."""
     width = min(stats.k, max(stats.head.odd.shape[1], 1))
-    step = max(1, CHUNK_BYTES // (8 * stats.k * width))
+    room = CHUNK_BYTES * (ON_CUDA if stats.gradient.is_cuda else 1)
+    step = max(1, room // (8 * stats.k * width))
     parts = []
     for count in stats.n.unique().tolist():
         for index in torch.nonzero(stats.n == count).reshape(-1).split(step):
-            parts.append((index, _denoise(stats.select(index), gaussian, d)))
+            part = stats if len(index) == len(stats) else stats.select(index)
+            parts.append((index, _denoise(part, gaussian, d)))
     return Denoised(tuple(parts))
 
 
@@ -207,7 +239,21 @@ def _blocks(r: int) -> Tensor:
     return torch.nn.functional.one_hot(member).double()
 
 
-class _DenseBasis:
+class _Basis:
+    """Directions of b examples; `offset` is (b,), and what is shared by all examples has one row."""
+
+    offset: Tensor
+
+    def select(self, index: Tensor) -> Self:
+        """Those of the examples at `index`."""
+        chosen = copy(self)
+        for name, kept in vars(self).items():
+            if isinstance(kept, Tensor) and len(kept) == len(self.offset):
+                setattr(chosen, name, kept[index])
+        return chosen
+
+
+class _DenseBasis(_Basis):
     """Whitened directions in which the gradients are uncorrelated, strongest first, as columns of a k × k matrix."""
 
     def __init__(self, stats: Statistics) -> None:
@@ -243,7 +289,7 @@ class _DenseBasis:
         return push(self.vectors.mT.to(self.dtype)).double().square().sum(-1)
 
 
-class _FactoredBasis:
+class _FactoredBasis(_Basis):
     """The same, as combinations Q of fewer rows γ − a z than there are coordinates; nothing k × k is made."""
 
     def __init__(self, stats: Statistics) -> None:
@@ -329,19 +375,28 @@ def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
     if not matrices.is_cuda or len(matrices) <= FEW_MATRICES or matrices.shape[-1] > SMALL_MATRIX:
         values, vectors = torch.linalg.eigh(matrices)
         return values.flip(-1), vectors.flip(-1)
-    # eigh takes matrices one by one on a GPU; this takes all at once, but stumbles over repeated eigenvalues
+    # eigh takes matrices one by one on a GPU; gesvda takes all at once, but stumbles over repeated eigenvalues. It
+    # works on the square of what it is given, so it gets a factor R with RᵀR the matrix: V is then orthonormal.
     spread = torch.linspace(1, 2, matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
-    parted = matrices + torch.diag(spread) * (CUT / 10 * matrices.diagonal(dim1=-2, dim2=-1).amax(-1))[:, None, None]
-    found = []
-    for part in parted.split(32):
-        try:
-            vectors, values, _ = torch.linalg.svd(part, driver="gesvda")
-        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
-            values, vectors = torch.linalg.eigh(part)
-            values, vectors = values.flip(-1), vectors.flip(-1)
-        found.append((values, vectors))
-    values, vectors = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return values, vectors
+    size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
+    parted = matrices / torch.where(size > 0, size, 1.0) + torch.diag(spread) * (CUT / 10)
+    factors = torch.linalg.cholesky_ex(parted).L.mT
+    values, vectors = (torch.cat(found) for found in zip(*map(_together, factors.split(64)), strict=True))
+    return values * size[..., 0], vectors
+
+
+def _together(factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenpairs of RᵀR for a few factors R at once; those that make it stumble are singled out."""
+    try:
+        _, roots, rows = torch.linalg.svd(factors, driver="gesvda")
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+        if len(factors) > 1:
+            halves = [_together(half) for half in factors.split(-(-len(factors) // 2))]
+            values, vectors = (torch.cat(found) for found in zip(*halves, strict=True))
+            return values, vectors
+        values, vectors = torch.linalg.eigh(factors.mT @ factors)
+        return values.flip(-1), vectors.flip(-1)
+    return roots.square(), rows.mT
 
 
 _TINY = torch.finfo(torch.float64).tiny
