@@ -460,8 +460,12 @@ class Interactions:
         chosen = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index].reshape(-1)
         if not len(chosen):
             raise IndexError("wanted at least one example.")
+        return self._at(chosen)
+
+    def _at(self, chosen: Tensor) -> Interactions:
+        """The examples at these indices, which lie on the CPU."""
         where = chosen.to(self.device)
-        return replace(
+        part = replace(
             self,
             inputs=self.inputs[where],
             statistics=self.statistics.select(where),
@@ -473,6 +477,13 @@ class Interactions:
             precision_error=None if self.precision_error is None else self.precision_error[where],
             denoised=None if self.denoised is None else self.denoised.select(where),
         )
+        known = self.__dict__.get("_denoised")
+        return part if known is None else part._knowing(known.select(where))
+
+    def _knowing(self, denoised: Denoised) -> Interactions:
+        """Itself, with a denoised estimate that was worked out before."""
+        self.__dict__["_denoised"] = denoised
+        return self
 
     def __iter__(self) -> Iterator[Interactions]:
         return (self[i] for i in range(len(self)))
@@ -485,10 +496,14 @@ class Interactions:
         first = results[0]
         if not all(_alike(first, r) for r in results):
             raise ValueError(
-                "results can be put side by side only when Gaussian, design, groups and feature shape agree."
+                "results can be put side by side only when Gaussian, design, kind, groups and feature shape agree."
             )
-        targets = [r.target for r in results if r.target is not None]
-        return replace(
+        return first._beside(results)
+
+    def _beside(self, results: Sequence[Interactions]) -> Interactions:
+        """Results that are like this one, the first of them, side by side."""
+        first, targets = self, [r.target for r in results if r.target is not None]
+        whole = replace(
             first,
             inputs=torch.cat([r.inputs for r in results]),
             statistics=concatenate([r.statistics for r in results]),
@@ -502,6 +517,8 @@ class Interactions:
             precision_error=_cat([r.precision_error for r in results]),
             denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
         )
+        known = [k for r in results if (k := r.__dict__.get("_denoised")) is not None]
+        return whole._knowing(Denoised.cat(known)) if len(known) == len(results) else whole
 
     def merge(self, other: Interactions) -> Interactions:
         """This result and another of the same inputs from other draws, as if made in one run."""
@@ -643,6 +660,7 @@ def _alike(a: Interactions, b: Interactions) -> bool:
     """Whether two results differ in nothing but examples and draws."""
     kind, other = (
         (
+            type(r),
             r.design,
             r.feature_shape,
             r.inputs.shape[1:],

@@ -334,7 +334,8 @@ def from_gradient(fn: Callable[..., tuple[Any, Any]], *, numpy: bool = True) -> 
             return value.reshape(len(points)).clone()
 
         @staticmethod
-        def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             (gradient,) = ctx.saved_tensors
             weight = grad_outputs[0].reshape(-1, *[1] * (gradient.ndim - 1))
             return (weight * gradient, *[None] * (len(ctx.needs_input_grad) - 1))

@@ -18,17 +18,19 @@ from smoothhess.shrink import Shrunk
 from smoothhess.statistics import Segment, Statistics
 
 if TYPE_CHECKING:
+    from smoothhess.exact import Exact
     from smoothhess.interactions import Interactions
 
 FORMAT = "smoothhess.interactions"
-VERSION = 2
-READABLE = ("1", "2")  # the first had neither denoising nor weights of a control variate
+VERSION = 3
+READABLE = ("1", "2", "3")  # 1 had neither denoising nor weights of a control variate, 2 no exact results
 
 
 def save(result: Interactions, path: str | Path) -> None:
     """Write `result` to `path`, whole or not at all."""
+    from smoothhess.exact import Exact
+
     tensors: dict[str, Tensor] = {"inputs": result.inputs, "n_passes": result.n_passes}
-    tensors |= {f"statistics.{name}": t for name, t in result.statistics.tensors().items()}
     gaussian: dict[str, Any] = {}
     for name, v in result.gaussian.state().items():
         if isinstance(v, Tensor):
@@ -36,27 +38,13 @@ def save(result: Interactions, path: str | Path) -> None:
         else:
             gaussian[name] = v
     about: dict[str, Any] = {
-        "design": result.design,
-        "rank": result.statistics.rank,
-        "stream": result.statistics.stream,
+        "kind": type(result).__name__,
         "gaussian": [type(result.gaussian).__name__, gaussian],
         "status": result.status,
-        "control": result.control,
-        "shrink": result.shrink,
-        "unbiased": result.unbiased,
-        "control_note": result.control_note,
-        "precision": result.precision,
-        "tau_probes": result.tau_probes,
         "groups": None if result.grouping is None else result.grouping.count,
     }
     if result.target is not None:
         tensors["target"] = result.target
-    if result.control_weights is not None:
-        tensors["control_weights"] = result.control_weights
-    if result.precision_error is not None:
-        tensors["precision_error"] = result.precision_error
-    if result.denoised is not None:
-        tensors |= {"denoised.hessian": result.denoised.hessian, "denoised.error2": result.denoised.error2}
     if result.grouping is not None:
         grouping = result.grouping
         tensors |= {
@@ -66,8 +54,39 @@ def save(result: Interactions, path: str | Path) -> None:
         }
         if grouping.direction is not None:
             tensors["grouping.direction"] = grouping.direction
-    metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(about)}
+    more_about, more_tensors = _of_derivatives(result) if isinstance(result, Exact) else _of_draws(result)
+    metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(about | more_about)}
+    tensors |= more_tensors
     write_atomically(Path(path), {name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
+
+
+def _of_derivatives(result: Exact) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What an exact result has beside what all results have."""
+    about = {"method": result.method, "note": result.note, "seeds": result.seeds}
+    return about, {f"derivatives.{name}": t for name, t in result.derivatives.tensors().items()}
+
+
+def _of_draws(result: Interactions) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a sampled result has beside what all results have."""
+    tensors = {f"statistics.{name}": t for name, t in result.statistics.tensors().items()}
+    about = {
+        "design": result.design,
+        "rank": result.statistics.rank,
+        "stream": result.statistics.stream,
+        "control": result.control,
+        "shrink": result.shrink,
+        "unbiased": result.unbiased,
+        "control_note": result.control_note,
+        "precision": result.precision,
+        "tau_probes": result.tau_probes,
+    }
+    if result.control_weights is not None:
+        tensors["control_weights"] = result.control_weights
+    if result.precision_error is not None:
+        tensors["precision_error"] = result.precision_error
+    if result.denoised is not None:
+        tensors |= {"denoised.hessian": result.denoised.hessian, "denoised.error2": result.denoised.error2}
+    return about, tensors
 
 
 def write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -93,8 +112,6 @@ def _umask() -> int:
 
 def load(path: str | Path) -> Interactions:
     """The result that was saved to `path`."""
-    from smoothhess.interactions import Interactions
-
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}.")
@@ -115,29 +132,40 @@ def load(path: str | Path) -> Interactions:
             f"{' and '.join(READABLE)}. Use the smoothhess that wrote it, or make the result again."
         )
     try:
-        return _restore(Interactions, json.loads(metadata["about"]), tensors)
+        return _restore(json.loads(metadata["about"]), tensors)
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__} {error} is missing or wrong in it.") from error
 
 
-def _restore(cls: type[Interactions], about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
+def _restore(about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
+    from smoothhess.exact import Attribution, Derivatives, Exact
+    from smoothhess.interactions import Interactions
+
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
-    kind, numbers = about["gaussian"]
-    stream = tuple(tuple(Segment(*s) for s in example) for example in about["stream"])
     grouping = None
     if about["groups"] is not None:
         kept = under("grouping.")
         grouping = Grouping(kept["mask"], kept.get("direction"), about["groups"], kept["scales"], kept["r2"])
-    return cls(
-        inputs=tensors["inputs"],
+    kind, numbers = about["gaussian"]
+    common: dict[str, Any] = {
+        "inputs": tensors["inputs"],
+        "gaussian": Gaussian.from_state(kind, {**numbers, **under("gaussian.")}),
+        "grouping": grouping,
+        "target": tensors.get("target"),
+        "n_passes": tensors["n_passes"],
+        "status": tuple(about["status"]),
+    }
+    if about.get("kind", "Interactions") != "Interactions":
+        cls = {"Exact": Exact, "Attribution": Attribution}[about["kind"]]
+        derivatives = Derivatives(**{"curvature": None, **under("derivatives.")})
+        seeds = tuple(about["seeds"])
+        return cls(**common, derivatives=derivatives, method=about["method"], note=about["note"], seeds=seeds)
+    stream = tuple(tuple(Segment(*s) for s in example) for example in about["stream"])
+    return Interactions(
+        **common,
         statistics=Statistics.from_tensors(about["design"], stream, about["rank"], under("statistics.")),
-        gaussian=Gaussian.from_state(kind, {**numbers, **under("gaussian.")}),
-        grouping=grouping,
-        target=tensors.get("target"),
-        n_passes=tensors["n_passes"],
-        status=tuple(about["status"]),
         control=about["control"],
         shrink=about["shrink"],
         unbiased=about["unbiased"],

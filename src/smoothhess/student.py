@@ -17,13 +17,15 @@ def two_sided_p(t: Tensor, df: Tensor) -> Tensor:
     tensor(0.0734, dtype=torch.float64)
     """
     t, df = torch.broadcast_tensors(t.double().abs(), df.double())
+    finite, t = t.isfinite(), torch.where(t.isinf(), 0.0, t)
     if (df >= HILL_FROM).all():
-        return torch.erfc(_normal_equivalent(t, df) / math.sqrt(2))
-    return torch.where(
+        return torch.where(finite, torch.erfc(_normal_equivalent(t, df) / math.sqrt(2)), t)
+    p = torch.where(
         df >= HILL_FROM,
         torch.erfc(_normal_equivalent(t, df.clamp_min(HILL_FROM)) / math.sqrt(2)),
         _beta_tail(t, df.clamp_max(HILL_FROM)),
     )
+    return torch.where(finite, p, t)  # 0 beyond all bounds, NaN for NaN
 
 
 def quantile(level: float, df: Tensor) -> Tensor:

@@ -91,10 +91,17 @@ def unit_words(result: Interactions) -> str:
 
 
 def quality_words(result: Interactions) -> str:
-    """The quality figures of a result of one example, on one line."""
+    """The quality figures of a result of one example, on one line; the method's name where nothing was sampled."""
+    if result.design == "exact":
+        return getattr(result, "method", "") or "exact"
     error, r2, calls = float(result.relative_error[0]), float(result.r2[0]), int(result.n_calls[0])
     words = [f"relative error {100 * error:.1f} %", f"{calls:,} calls".replace(",", "\u2009")]
     return ", ".join(words if np.isnan(r2) else [words[0], f"R² {r2:.2f}", words[1]])
+
+
+def slope_word(result: Interactions) -> str:
+    """What the gradient of a result is called."""
+    return "gradient" if result.design == "exact" else "SmoothGrad"
 
 
 def caption(ax: Axes, text: str) -> None:

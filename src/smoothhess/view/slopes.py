@@ -54,7 +54,9 @@ def _map(one: Interactions, size: tuple[int, int], limit: float | None, ax: Axes
     )
     bar = ax.figure.colorbar(picture, ax=ax, fraction=0.046, pad=0.03)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.set_label("SmoothGrad: change of the output\nper unit of the pixel", fontsize="small", labelpad=10)
+    bar.set_label(
+        f"{canvas.slope_word(one)}: change of the output\nper unit of the pixel", fontsize="small", labelpad=10
+    )
     ax.set_xticks([])
     ax.set_yticks([])
     canvas.caption(ax, "faint: within noise (|z| < 2)")
@@ -80,7 +82,8 @@ def _bars(one: Interactions, k: int, labels: list[str] | None, ax: Axes | None) 
     ax.set_yticks(y, labels)
     ax.set_ylim(len(chosen) - 0.4, -0.6)
     unit = "the feature" if one.grouping is None else "every feature of the group"
-    ax.set_xlabel(f"SmoothGrad: change of the output\nper unit of {unit}; whiskers: ± 2 s.e.", fontsize="small")
+    whiskers = "" if one.design == "exact" else "; whiskers: ± 2 s.e."
+    ax.set_xlabel(f"{canvas.slope_word(one)}: change of the output\nper unit of {unit}{whiskers}", fontsize="small")
     left_out = d - len(chosen)
     canvas.caption(ax, f"the {len(chosen)} strongest of {d}" if left_out else "")
     ax.tick_params(axis="y", length=0)
