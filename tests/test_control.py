@@ -72,6 +72,18 @@ def test_weights_come_from_draws_of_their_own(x):
     torch.testing.assert_close(with_control.value, without.value)
 
 
+def test_a_saturated_softmax_is_seen(x):
+    """Of one probability all that is left of the gradient is rounding; the others' control does not suffer."""
+    net = mlp(20, 30, 30, seed=1).float()
+    net[-1] = nn.Linear(30, 4)
+    steep = lambda x: (300 * net(x)).softmax(-1)
+    inputs = torch.cat([x, 2 * x, 4 * x]).float()
+    output = steep(inputs)
+    result = SmoothHess(steep).attribute(inputs, output.argmax(1), sigma=0.005, n_calls=200)
+    assert bool((result.output > 1 - 1e-6).any())
+    assert result.control == "kink", result.control_note
+
+
 def test_price_above_the_budget(x):
     net = mlp(20, 30)
     assert SmoothHess(net).attribute(x, sigma=0.3, n_calls=20).control is None
