@@ -7,7 +7,9 @@ rest g̃ − W₁z, which averages to nothing. Rows are sampled of
 
 whatever μ and β, the estimate is unbiased, as long as they do not depend on the rows: they are fitted to a few pairs
 of draws of their own, the pilot. β = 0 needs no frozen passes: W₁ then serves partial blocks, and as a centre to shrink
-to. The pilot also says, before W₁ is made, how much of the gradient's variation single flips explain at all.
+to. In more dimensions than a matrix can have, W₁ is kept in a few directions and serves as a line alone, for which τ
+may be estimated: whatever line is subtracted is added back. The pilot also says, before W₁ is made, how much of the
+gradient's variation single flips explain at all.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from torch import Tensor
 from smoothhess.design import Design, pilot_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.kinks import Expectation, Kinks
+from smoothhess.known import Known
 from smoothhess.oracle import Oracle
 
 PILOT_PAIRS = 8  # draws for the weights; twice that in few dimensions
 FEW = 16  # dimensions
 RIDGE = 0.02  # pull of the weights towards one, in units of the fields' energy
 FLIPS_PER_PAIR = 1.5  # frozen passes for a ± pair: one forward, two backward
+CONTROL_LIMIT = 8192  # dimensions up to which W₁ is kept as a matrix; beyond, in a few directions
+THIN_CALLS, THIN_LEAST, THIN_MOST = 16, 8, 128  # one direction for so many calls, and how many there are
+THIN_PROBES = 64  # random directions for its τ
 MOST_BYTES = 1 << 32  # of the closed forms of all examples that "auto" is willing to keep; four times that on a GPU
 
 
@@ -39,9 +45,9 @@ class Control:
     linear: Tensor  # (B,) μ
     flip: Tensor  # (B,) β; both are 0 where the closed form was not made
 
-    def known(self, index: Tensor) -> Tensor:
-        """What is added back to the Hessian for each row, whitened, (b, k, k)."""
-        return self.linear[index, None, None].to(self.expected.hessian) * self.expected.hessian[index]
+    def known(self, index: Tensor) -> Known:
+        """What is added back to the Hessian for each row, whitened."""
+        return self.expected.hessian.select(index).scaled(self.linear[index])
 
     def left_over(
         self,
@@ -58,8 +64,7 @@ class Control:
         """
         odd, even, weight = rows
         mu, beta = (w[index, None, None].to(odd) for w in (self.linear, self.flip))
-        hessian = self.expected.hessian[index].to(odd)
-        odd = odd - (mu - beta) * (z @ hessian)
+        odd = odd - (mu - beta) * self.expected.hessian.select(index).product(z)
         flipping = torch.nonzero(self.flip[index]).reshape(-1)
         if not len(flipping):
             return odd, even
@@ -83,6 +88,11 @@ class Control:
         each = FLIPS_PER_PAIR if plan.mirrored else 1
         made = (self.linear[index] != 0) | (self.flip[index] != 0)
         return rows * each * (self.flip[index] != 0) + self.expected.passes * made
+
+
+def thin_rank(calls: float) -> int:
+    """In how many directions W₁ is kept where it is not kept as a matrix."""
+    return int(min(max(calls / THIN_CALLS, THIN_LEAST), THIN_MOST))
 
 
 def pilot_pairs(k: int) -> int:
@@ -133,7 +143,9 @@ class Pilot:
     def fit(self, expected: Expectation, chosen: Tensor, always: bool) -> Tensor:
         """Weights (b, 2) of the `chosen` examples, whose W₁ is given; `always` with β, whether it pays or not."""
         z, odd, flips = self.z[chosen], self.odd[chosen], self.flips[chosen]
-        line = z @ expected.hessian.to(z)
+        line = expected.hessian.product(z)
+        if expected.hessian.is_thin:  # it is not what the field has on average, and serves as a line alone
+            return _weights(odd, line, torch.zeros_like(line), always=False)
         return _weights(odd, line, flips - line, always)
 
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from smoothhess.borrow import borrowed
 from smoothhess.closed_form import LAYER_BYTES, ClosedForm, Layer
-from smoothhess.control import MOST_BYTES
+from smoothhess.control import CONTROL_LIMIT, MOST_BYTES, thin_rank
 from smoothhess.design import SMALL, Design, find_design
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping
@@ -35,7 +35,6 @@ STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is gi
 EXACT = 1e-6  # relative error that is never reached by luck
 PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
 WORTH = 3  # the closed form must leave less open than this power of the share of passes that it does not take
-CONTROL_LIMIT = 8192  # dimensions up to which the closed form of a control variate is kept as a matrix
 ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
 
 
@@ -102,7 +101,8 @@ class SmoothHess:
             tau_probes: estimate the closed form's spreads τ from so many random directions instead of exactly: rank/2
                 passes fewer where the network is too large to keep its Jacobian. H₁, and so the estimate, is then
                 biased by about √(2/tau_probes) times its sensitivity to τ; the error is measured, the error bars hold
-                it, and unbiased is False.
+                it, and unbiased is False. Beyond 8192 dimensions H₁ serves in a few directions alone, and without bias
+                whatever τ is: there it is always estimated, from 64 directions by default.
             shrink: report the denoised Hessian, `hessian`, `@`, `eigh` and `taylor` of the result, with its own
                 relative_error. Intervals, pairs, rows and stderr() stay those of the unbiased estimate either way.
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
@@ -180,6 +180,11 @@ class SmoothHess:
         inputs, plan = inputs.detach(), find_design("orthogonal")
         d = inputs[0].numel()
         gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d).to(inputs.device, inputs.dtype)
+        if (k := gaussian.rank(d)) > CONTROL_LIMIT:
+            raise ValueError(
+                f"the closed form keeps a {k} × {k} matrix for each example, and {CONTROL_LIMIT} dimensions are the "
+                "most. Use attribute: its control variate keeps it in a few directions."
+            )
         rows = _rows(check_calls, plan, "check_calls")
         oracle = Oracle(
             self.forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size)
@@ -239,6 +244,8 @@ class SmoothHess:
             if result.control == "kink":
                 sampler.tau_probes = result.tau_probes
                 assert result.control_weights is not None
+                if statistics.known is not None and statistics.known.is_thin:
+                    sampler.thin_rank = statistics.known.core.shape[1] // 2
                 sampler.take_control(_insist(sampler), result.control_weights)
             parts = []
             for index in torch.arange(len(result), device=result.device).split(1):
@@ -470,6 +477,7 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], c
     """Give the sampler its control variate, or say why it goes without; `calls` is how many the run may take."""
     if control is None:
         return "none was asked for"
+    sampler.thin_rank = thin_rank(calls)
     if control == "kink":
         kinks = _insist(sampler)
         try:
@@ -478,15 +486,14 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], c
             raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
         return ""
     k = sampler.gaussian.rank(sampler.inputs[0].numel())
-    size = len(sampler.inputs) * k * k * sampler.inputs.element_size()
-    if k > CONTROL_LIMIT:
-        return f"the closed form is kept for up to {CONTROL_LIMIT} dimensions, not for {k}"
+    rows = k if k <= CONTROL_LIMIT else 2 * sampler.thin_rank
+    size = len(sampler.inputs) * k * rows * sampler.inputs.element_size()
     if size > MOST_BYTES * (4 if sampler.inputs.is_cuda else 1):
         return f"the closed form of {len(sampler.inputs)} examples would hold {size / 2**30:.1f} GiB"
     try:
         kinks = sampler.see_kinks(PRICE * calls)
         pilot = sampler.pilot(kinks, seeds)
-        price, unexplained = kinks.price(k, sampler.tau_probes), pilot.unexplained
+        price, unexplained = sampler.price(kinks), pilot.unexplained
         worth = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
         if not len(worth):
             least = float(unexplained.min())
@@ -504,12 +511,6 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], c
 
 def _insist(sampler: Sampler, refusal: str = "control='kink' cannot be used") -> Kinks:
     """The frozen model, or an error that says why there is none."""
-    k = sampler.gaussian.rank(sampler.inputs[0].numel())
-    if k > CONTROL_LIMIT:
-        raise ValueError(
-            f"{refusal}: it keeps a {k} × {k} matrix for each example, and {CONTROL_LIMIT} dimensions are the most. "
-            "Use attribute with control=None."
-        )
     try:
         return sampler.see_kinks(math.inf)
     except NoKinksError as error:
@@ -524,7 +525,7 @@ def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> Clo
     def among_features(white: Tensor) -> Tensor:
         return symmetric(push(push(white.to(inputs)).mT))
 
-    hessian = among_features(control.expected.hessian)
+    hessian = among_features(control.expected.hessian.dense())
     norm2 = hessian.double().square().sum((-1, -2)).clamp_min(torch.finfo(torch.float64).tiny)
     layers = []
     for call, white in zip(control.kinks.calls, control.expected.layers, strict=False):

@@ -288,8 +288,8 @@ class Interactions:
         """The unbiased H applied to each row of (B, n, d)."""
         if "_unbiased_hessian" in self.__dict__ or not self._features.is_factored:
             return rows @ self._unbiased_hessian.to(rows)
-        head, n = self._features.head, self._features.n[:, None, None].to(self.dtype)
-        return ((rows @ head.odd.mT) @ head.score + (rows @ head.score.mT) @ head.odd) / (2 * n)
+        score, odd = self._features.factors()
+        return ((rows @ odd.mT) @ score + (rows @ score.mT) @ odd) / 2
 
     def row(self, i: int | tuple[int, ...]) -> Estimate:
         """Interactions of feature i with every feature, (B, *feature shape)."""
@@ -301,9 +301,9 @@ class Interactions:
 
     def diagonal(self) -> Estimate:
         """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
-        head = self._features.head
         if self._features.is_factored:
-            value = (head.score * head.odd).sum(1) / self._features.n[:, None]
+            score, odd = self._features.factors()
+            value = (score * odd).sum(1)
         else:
             value = self._unbiased_hessian.diagonal(dim1=-2, dim2=-1)
         return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
@@ -323,11 +323,10 @@ class Interactions:
         k = min(8, d) if k is None else k
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
-        head = self._features.head
-        few = self._features.is_factored and 2 * head.odd.shape[1] < d
+        few = self._features.is_factored and 2 * self._features.factors()[1].shape[1] < d
         if few and "hessian" not in self.__dict__ and self.denoised is None:
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
-            span, _ = torch.linalg.qr(torch.cat([head.score.expand(b, -1, -1), head.odd], 1).mT)
+            span, _ = torch.linalg.qr(torch.cat(self._features.factors(), 1).mT)
             small = span.mT @ self._product(span.mT).mT
             values, vectors = torch.linalg.eigh(symmetric(small))
             vectors = span @ vectors

@@ -24,6 +24,7 @@ from smoothhess.activations import Call, FrozenRun, Tape, freeze, is_opaque, rec
 from smoothhess.bends import is_modelled, moments, second_derivative, slope_change
 from smoothhess.borrow import modules_behind
 from smoothhess.gaussian import Gaussian
+from smoothhess.known import Known
 from smoothhess.oracle import Oracle, is_out_of_memory, release
 
 ROUNDING = 16  # units in the last place that gradients through a softmax may be off
@@ -40,7 +41,7 @@ class NoKinksError(ValueError):
 class Expectation:
     """What the field g̃ of B examples has on average, whitened."""
 
-    hessian: Tensor  # (B, k, k) W₁, in the precision of the inputs
+    hessian: Known  # W₁, in the precision of the inputs
     gradient: Tensor  # (B, k) Γ₁, float64
     passes: float  # of work per example that it took
     layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call, where asked for; their sum is W₁
@@ -52,10 +53,10 @@ class Expectation:
         def among(t: Tensor) -> Tensor:
             return t.new_zeros(count, *t.shape[1:]).index_copy(0, index, t)
 
+        factor = None if self.hessian.factor is None else among(self.hessian.factor)
         drift = None if self.drift is None else among(self.drift)
-        return Expectation(
-            among(self.hessian), among(self.gradient), self.passes, tuple(map(among, self.layers)), drift
-        )
+        hessian = Known(among(self.hessian.core), factor)
+        return Expectation(hessian, among(self.gradient), self.passes, tuple(map(among, self.layers)), drift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +218,7 @@ class Kinks:
         parts = [self.select(index)._expectation(gaussian, index, layers, probes) for index in everyone.split(together)]
         split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
         return Expectation(
-            torch.cat([p.hessian for p in parts]),
+            Known.cat([p.hessian for p in parts]),
             torch.cat([p.gradient for p in parts]),
             parts[0].passes,
             tuple(torch.cat(split, 1)) if split else (),
@@ -240,7 +241,7 @@ class Kinks:
             if layers:
                 parts = tuple(c @ w.mT for c, w in zip(self.per_call(j), self.per_call(weighted), strict=True))
             gradient = (j.double() @ lean[..., None])[..., 0]
-            return Expectation(j @ weighted.mT, gradient, passes, parts, drift)
+            return Expectation(Known(j @ weighted.mT), gradient, passes, parts, drift)
         if squares is None:
             squares = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
             for part in self._all_columns(gaussian, owner):
@@ -258,7 +259,42 @@ class Kinks:
             start = stop
         gradient = gaussian.pull(self.back(lean[:, None], owner))[:, 0].double()
         hessians = (hessians + hessians.mT) / 2
-        return Expectation(hessians.sum(0), gradient, passes, tuple(hessians) if layers else (), drift)
+        return Expectation(Known(hessians.sum(0)), gradient, passes, tuple(hessians) if layers else (), drift)
+
+    def thin_price(self, rank: int, probes: int) -> float:
+        """Passes per example that `thin_expectation` takes."""
+        return 2 * rank + probes / 2
+
+    def thin_expectation(
+        self, gaussian: Gaussian, probes: Tensor, directions: Tensor, index: Tensor | None = None
+    ) -> Expectation:
+        """W₁ as far as it acts in a few directions, for dimensions in which no matrix is made.
+
+        With Q a basis of W₁Ω for random directions Ω (q, k), it is QQᵀW₁ + W₁QQᵀ − QQᵀW₁QQᵀ: 2q products. τ comes from
+        `probes`, so it is not quite W₁, nor is anything said about Γ₁; as a linear control it need not be.
+        """
+        everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
+        found = [self.select(owner)._thin(gaussian, probes, directions, owner) for owner in everyone.split(1)]
+        k = gaussian.rank(self.inputs[0].numel())
+        nothing = torch.zeros(len(everyone), k, dtype=torch.float64, device=self.inputs.device)
+        return Expectation(Known.cat(found), nothing, self.thin_price(len(directions), len(probes)))
+
+    def _thin(self, gaussian: Gaussian, probes: Tensor, directions: Tensor, owner: Tensor) -> Known:
+        """Of one example."""
+        step = max(1, self.oracle.batch_size)
+        moved = [self.moves(gaussian, part, owner).double().square() for part in probes.split(step)]
+        bend, _ = self.weights(torch.cat(moved, 1).mean(1).sqrt())
+
+        def times(vectors: Tensor) -> Tensor:
+            return torch.cat([self.product(gaussian, bend, part, owner)[0] for part in vectors.split(step)])
+
+        basis = torch.linalg.qr(times(directions).mT).Q.mT  # (q, k)
+        turned = times(basis)
+        inner = basis @ turned.mT
+        inner = (inner + inner.mT) / 2
+        one = torch.eye(len(basis)).to(inner)
+        core = torch.cat([torch.cat([-inner, one], 1), torch.cat([one, torch.zeros_like(one)], 1)])
+        return Known(core[None], torch.cat([basis, turned])[None])
 
     def _drift(self, gaussian: Gaussian, owner: Tensor, squares: Sequence[Tensor]) -> Tensor:
         """How the W₁ of each part of the probes differs from their mean, along random vectors, (b, R, k).
@@ -272,10 +308,9 @@ class Kinks:
         off = ((bends - bends.mean(0)) / (len(squares) - 1) ** 0.5).to(moved)
         return torch.cat([gaussian.pull(self.back(moved * part[:, None], owner)).double() for part in off], 1)
 
-    def product(self, gaussian: Gaussian, tau: Tensor, vectors: Tensor) -> Tensor:
-        """W₁ v for whitened vectors (n, k) without making W₁, (B, n, k): a frozen pass for each; τ is (B, units)."""
-        owner = torch.arange(len(self.inputs), device=self.inputs.device)
-        bend, _ = self.weights(tau)
+    def product(self, gaussian: Gaussian, bend: Tensor, vectors: Tensor, owner: Tensor | None = None) -> Tensor:
+        """W₁ v for whitened vectors (n, k) without making W₁, (B, n, k): a frozen pass each; `bend` from `weights`."""
+        owner = torch.arange(len(self.inputs), device=self.inputs.device) if owner is None else owner
         return gaussian.pull(self.back(self.curved(self.moves(gaussian, vectors, owner), bend), owner))
 
     def _all_columns(self, gaussian: Gaussian, owner: Tensor) -> Iterator[Tensor]:

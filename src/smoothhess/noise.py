@@ -318,7 +318,7 @@ class Noise:
         push = self.gaussian.push
 
         def one_sided(rows: Rows) -> Tensor:
-            return _one_sided_norm(rows, push)
+            return _one_sided_norm(rows.score, rows.odd, push)
 
         noise = self.units.of_norm(white.head, one_sided)
         if self.prior is None:
@@ -328,7 +328,7 @@ class Noise:
             prior = (total * self.prior.trace + (self.prior.k + 2) * self._kappa_trace) / 4
             noise = self._weigh(noise, prior, self.prior.df)
         if white.is_factored:
-            norm = one_sided(white.head) / white.n.clamp_min(1).square()
+            norm = _one_sided_norm(*white.factors(), push)
         else:
             mean = symmetric(white.summed() / white.n.clamp_min(1)[:, None, None])
             norm = push(mean.to(white.gradient.dtype)).double().square().sum((-1, -2))
@@ -379,23 +379,29 @@ class Noise:
 def squared_norm(stats: Statistics) -> Tensor:
     """‖Ĥ‖²_F, (B,); never makes k × k where there are fewer rows than that."""
     if stats.is_factored:
-        return _squared_norm(stats.head) / stats.n.clamp_min(1).square()
+        return _pair_norm(*stats.factors())
     return symmetric(stats.summed() / stats.n.clamp_min(1)[:, None, None]).square().sum((-1, -2))
 
 
 def _squared_norm(rows: Rows) -> Tensor:
     """‖sym Σ s gᵀ‖²_F, (B,)."""
-    if rows.odd.shape[1] >= rows.odd.shape[2]:
-        return symmetric(rows.sum()).square().sum((-1, -2))
-    s, g = rows.score.double(), rows.odd.double()
+    return _pair_norm(rows.score, rows.odd)
+
+
+def _pair_norm(s: Tensor, g: Tensor) -> Tensor:
+    """‖sym SᵀG‖²_F of rows S and G, (B,)."""
+    s, g = s.double(), g.double()
+    if g.shape[1] >= g.shape[2]:
+        return symmetric(s.mT @ g).square().sum((-1, -2))
     inner = g @ s.mT
     return ((s @ s.mT) * (g @ g.mT) + inner * inner.mT).sum((-1, -2)) / 2
 
 
-def _one_sided_norm(rows: Rows, push: Callable[[Tensor], Tensor]) -> Tensor:
-    """‖L⁺ᵀ sym Σ s γᵀ‖²_F, (B,)."""
-    if rows.odd.shape[1] >= rows.odd.shape[2]:
-        return push(symmetric(rows.sum()).to(rows.odd.dtype)).double().square().sum((-1, -2))
-    s, y, a, g = (t.double() for t in (rows.score, rows.odd, push(rows.score), push(rows.odd)))
+def _one_sided_norm(score: Tensor, odd: Tensor, push: Callable[[Tensor], Tensor]) -> Tensor:
+    """‖L⁺ᵀ sym SᵀG‖²_F of rows S and G, (B,)."""
+    if odd.shape[1] >= odd.shape[2]:
+        whole = symmetric(score.double().mT @ odd.double())
+        return push(whole.to(odd.dtype)).double().square().sum((-1, -2))
+    s, y, a, g = (t.double() for t in (score, odd, push(score), push(odd)))
     square = (a @ a.mT) * (y @ y.mT) + (g @ g.mT) * (s @ s.mT) + 2 * (a @ g.mT) * (y @ s.mT)
     return square.sum((-1, -2)) / 4

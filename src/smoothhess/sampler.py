@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from smoothhess.control import Control, Pilot, pilot_passes
+from smoothhess.control import CONTROL_LIMIT, THIN_PROBES, Control, Pilot, pilot_passes
 from smoothhess.design import Design, pilot_rows, tau_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
 from smoothhess.kinks import Kinks, NoKinksError
+from smoothhess.known import Known
 from smoothhess.oracle import Oracle, is_out_of_memory
 from smoothhess.precision import AGREEMENT
 from smoothhess.statistics import Rows, Segment, Statistics
@@ -35,6 +36,7 @@ class Sampler:
     extra_passes: float = 0  # per example: calls that are not at perturbed inputs
     control: Control | None = None
     tau_probes: int | None = None  # white vectors that τ is estimated from; None: exact
+    thin_rank: int = 8  # directions that the closed form is kept in where there are too many for a matrix
     checked: bool = False  # that f(x) does not depend on its company
     value: Tensor | None = None  # (B,) f(x)
     plain_gradient: Tensor | None = None  # (B, *shape) ∇f(x)
@@ -81,12 +83,18 @@ class Sampler:
             if is_out_of_memory(error):
                 raise
             raise NoKinksError(f"freezing the activations fails ({error})") from error
-        k = self.gaussian.rank(self.inputs[0].numel())
-        price = kinks.price(k, self.tau_probes) + pilot_passes(k)
+        price = self.price(kinks) + pilot_passes(self.gaussian.rank(self.inputs[0].numel()))
         if price > most:
             raise NoKinksError(f"the closed form would take {price:.0f} passes, more than the budget allows")
         self.extra_passes += 1  # one frozen pass at x
         return kinks
+
+    def price(self, kinks: Kinks) -> float:
+        """Passes that the closed form of an example takes."""
+        k = self.gaussian.rank(self.inputs[0].numel())
+        if k > CONTROL_LIMIT:
+            return kinks.thin_price(self.thin_rank, self.tau_probes or THIN_PROBES)
+        return kinks.price(k, self.tau_probes)
 
     def pilot(self, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
         """A few draws beforehand."""
@@ -109,10 +117,14 @@ class Sampler:
         if isinstance(weights, Tensor):
             chosen = torch.nonzero(weights.any(1)).reshape(-1).to(everyone)
         chosen = everyone if chosen is None else chosen
-        probes = None
-        if self.tau_probes is not None:
-            probes = tau_rows(self.tau_probes, self.gaussian.rank(self.inputs[0].numel())).to(self.inputs)
-        expected = kinks.expectation(self.gaussian, layers, probes, chosen)
+        k, probes = self.gaussian.rank(self.inputs[0].numel()), None
+        if k > CONTROL_LIMIT:
+            drawn = tau_rows((self.tau_probes or THIN_PROBES) + self.thin_rank, k).to(self.inputs)
+            expected = kinks.thin_expectation(self.gaussian, drawn[self.thin_rank :], drawn[: self.thin_rank], chosen)
+        else:
+            if self.tau_probes is not None:
+                probes = tau_rows(self.tau_probes, k).to(self.inputs)
+            expected = kinks.expectation(self.gaussian, layers, probes, chosen)
         if isinstance(weights, Pilot):
             fitted = weights.fit(expected, chosen, always)
             weights = fitted.new_zeros(len(everyone), 2).index_copy(0, chosen, fitted)
@@ -178,15 +190,11 @@ class Sampler:
         known = None if self.control is None else self.control.known(index)
         return stats.extended(self._chunks(stats, rows, index, bar), self._group_known(known, index))
 
-    def _group_known(self, known: Tensor | None, index: Tensor) -> Tensor | None:
+    def _group_known(self, known: Known | None, index: Tensor) -> Known | None:
         if known is None or self.grouping is None:
             return known
         grouping = self.grouping.select(index)
-
-        def summed(rows: Tensor) -> Tensor:
-            return grouping.sum(self.gaussian.push(rows))
-
-        return summed(summed(known.to(self.inputs)).mT).mT
+        return known.map(lambda rows: grouping.sum(self.gaussian.push(rows)))
 
     def _chunks(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Iterator[Rows]:
         example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.gaussian import Gaussian
+from smoothhess.known import Known
 from smoothhess.statistics import Statistics, symmetric
 
 FIRST_BLOCK = 4  # directions in the first blocks,
@@ -109,7 +110,7 @@ class Part:
     constant: Tensor  # (b,) c
     damped: Tensor  # (b, r, r) M
     risk: Tensor  # (b, r, r) expected squared error of the entries of M
-    known: Tensor | None  # (b, k, k)
+    known: Known | None
     error2: Tensor  # (b,)
     norm2: Tensor  # (b,)
     explained: Tensor  # (b,)
@@ -118,19 +119,20 @@ class Part:
         """Each row of (b, n, k) times the whitened Hessian."""
         result = self.constant[:, None, None].to(q) * q
         if self.known is not None:
-            result = result + q @ self.known.to(q)
+            result = result + self.known.product(q)
         return result + self.basis.combined(self.basis.along(q) @ self.damped.to(q))
 
     def dense(self) -> Tensor:
         """The whitened Hessian, (b, k, k) float64."""
         whole = self.basis.combined(self.basis.combined(self.damped).mT)
         whole.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
-        return symmetric(whole if self.known is None else whole + self.known.double())
+        return symmetric(whole if self.known is None else whole + self.known.dense().double())
 
     def select(self, index: Tensor) -> Part:
         """The examples at `index`."""
         chosen = {n: t[index] for n, t in vars(self).items() if isinstance(t, Tensor)}
-        return replace(self, basis=self.basis.select(index), **chosen)
+        known = None if self.known is None else self.known.select(index)
+        return replace(self, basis=self.basis.select(index), known=known, **chosen)
 
     def group_error2(self, sums: Callable[[Tensor], Tensor]) -> Tensor:
         """As `error2`, for sums over groups of features, (b,)."""
@@ -341,14 +343,17 @@ class _FactoredBasis(_Basis):
 
 def _norms(part: Part, gaussian: Gaussian, precisions: Tensor) -> tuple[Tensor, Tensor]:
     """‖Ĥ‖²_F among the features, and E‖Ĥδ‖², (b,) each."""
-    basis = part.basis
-    if isinstance(basis, _DenseBasis) or part.known is not None:
-        dtype = part.known.dtype if part.known is not None else basis.dtype if isinstance(basis, _DenseBasis) else None
+    basis, known = part.basis, part.known
+    if isinstance(basis, _DenseBasis) or (known is not None and not known.is_thin):
+        dtype = basis.dtype if isinstance(basis, _DenseBasis) else basis.odd.dtype
         half = gaussian.push(part.dense().to(dtype))
         return gaussian.push(half.mT).double().square().sum((-1, -2)), half.double().square().sum((-1, -2))
-    c, inner = part.constant, basis.combine @ part.damped @ basis.combine.mT
-    pushed = gaussian.push(basis.rows)
-    white, once = _inner(basis.rows, basis.rows), _inner(pushed, pushed)
+    c, inner, rows = part.constant, basis.combine @ part.damped @ basis.combine.mT, basis.rows
+    if known is not None and known.factor is not None:  # one more set of rows with a matrix of their own between them
+        inner = torch.stack([torch.block_diag(a, b) for a, b in zip(inner, known.core.to(inner), strict=True)])
+        rows = torch.cat([rows, known.factor.to(rows)], 1)
+    pushed = gaussian.push(rows)
+    white, once = _inner(rows, rows), _inner(pushed, pushed)
     both = _inner(gaussian.push(gaussian.whiten(pushed)), pushed)
     turned = inner @ once
 

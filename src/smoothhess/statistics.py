@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from smoothhess.known import Known, mean
+
 HEAD_LEAST = 1024  # rows
 HEAD_FACTOR = 4  # or this many times k, whichever is more
 PROBES = 16  # random directions in which group sums watch the noise of the whole Hessian
@@ -89,7 +91,7 @@ class Statistics:
     stein: Tensor  # (B, 2, 3) float64, see Rows
     rank: int  # dimensions that the draws live in; k unless these are group sums
     skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
-    known: Tensor | None = None  # (B, k, k) exact expectation that was subtracted from a row, on average over rows
+    known: Known | None = None  # exact expectation that was subtracted from a row, on average over rows
     drift: Tensor | None = None  # (B, R, k) D v for random white v, D the bias of `known` where it is not exact
     drift_norm2: Tensor | None = None  # (B,) ‖D‖²_F, whitened
     gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
@@ -137,10 +139,10 @@ class Statistics:
         start = max(s.stop for s in self.stream[example] if s.seed == seed)
         return Segment(seed, start, start)
 
-    def extended(self, chunks: Iterable[Rows], known: Tensor | None = None) -> Statistics:
+    def extended(self, chunks: Iterable[Rows], known: Known | None = None) -> Statistics:
         """With further rows of the same streams, from `next_row` on; all examples must have seen equally many.
 
-        `known` (B, k, k) was subtracted from each of the further rows.
+        `known` was subtracted from each of the further rows.
         """
         before = n = int(self.n.max())
         kept, total = [self.head] if n else [], self.total
@@ -180,7 +182,7 @@ class Statistics:
             value_sum=value_sum,
             stein=stein,
             skew=skew,
-            known=_mean(self.known, self.n, known, torch.full_like(self.n, added)),
+            known=mean(self.known, self.n, known, torch.full_like(self.n, added)),
         )
 
     def _refuse_large(self, rows: int) -> None:
@@ -196,31 +198,40 @@ class Statistics:
 
     def summed(self) -> Tensor:
         """Σ s oddᵀ over all rows, and what is known beforehand for each of them, (B, k, k), float64."""
-        known = 0 if self.known is None else self.known.double() * self.n[:, None, None]
         if self.total is not None:
-            return self.total + known
+            return self.total + self._known_sum()
         if self.k > DENSE_LIMIT:
             raise ValueError(
                 f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
                 "row(i), diagonal() or eigh(k), which never make it."
             )
-        return self.head.sum() + known
+        return self.head.sum() + self._known_sum()
+
+    def _known_sum(self) -> Tensor | float:
+        return 0.0 if self.known is None else self.known.dense().double() * self.n[:, None, None]
 
     @property
     def is_factored(self) -> bool:
-        """Whether the head alone is the whole estimate."""
-        return self.total is None and self.known is None
+        """Whether the head, and factors of what is known, are the whole estimate."""
+        return self.total is None and (self.known is None or self.known.is_thin)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Rows S and G, (B, r, k) each, with Ĥ = sym SᵀG, where the estimate is factored."""
+        n = self.n[:, None, None].clamp_min(1).to(self.head.score)
+        score, odd = (self.head.score / n).expand(len(self), -1, -1), self.head.odd
+        if self.known is None:
+            return score, odd
+        pairs = self.known.pairs()
+        return torch.cat([score, pairs[0].to(score)], 1), torch.cat([odd, pairs[1].to(odd)], 1)
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Statistics:
         """The same statistics in other coordinates: one linear map serves scores, gradients and sums alike."""
-        total, known = (
-            None if m is None else linear(linear(m.to(self.gradient.dtype)).mT).mT for m in (self.total, self.known)
-        )
+        total = None if self.total is None else linear(linear(self.total.to(self.gradient.dtype)).mT).mT
         return replace(
             self,
             head=self.head.map(linear),
             total=None if total is None else total.double(),
-            known=known,
+            known=None if self.known is None else self.known.map(linear),
             drift=None if self.drift is None else linear(self.drift),
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
@@ -243,7 +254,7 @@ class Statistics:
             value=self.value[index],
             gradient=self.gradient[index],
             stein=self.stein[index],
-            known=None if self.known is None else self.known[index],
+            known=None if self.known is None else self.known.select(index),
             drift=None if self.drift is None else self.drift[index],
             drift_norm2=None if self.drift_norm2 is None else self.drift_norm2[index],
             skew=None if self.skew is None else self.skew[index],
@@ -257,9 +268,9 @@ class Statistics:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; with `design` and `stream` they are the whole of it."""
-        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "known", "drift", "drift_norm2")
-        names += ("skew", "gram")
-        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "drift", "drift_norm2", "skew")
+        own = {name: getattr(self, name) for name in (*names, "gram") if getattr(self, name) is not None}
+        own |= {} if self.known is None else self.known.tensors()
         return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
     @staticmethod
@@ -269,7 +280,10 @@ class Statistics:
         """The inverse of `tensors`."""
         head = Rows(**{k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")})
         own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
-        return Statistics(design=design, stream=stream, rank=rank, head=head, total=own.pop("total", None), **own)
+        factor = own.pop("known.factor", None)
+        known = Known(own.pop("known"), factor) if "known" in own else None
+        total = own.pop("total", None)
+        return Statistics(design=design, stream=stream, rank=rank, head=head, total=total, known=known, **own)
 
 
 def symmetric(matrix: Tensor) -> Tensor:
@@ -308,7 +322,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         gradient=torch.cat([p.gradient for p in parts]),
         stein=torch.cat([p.stein for p in parts]),
         rank=parts[0].rank,
-        known=_cat([p.known for p in parts]),
+        known=None if parts[0].known is None else Known.cat([p.known for p in parts if p.known is not None]),
         drift=_cat([p.drift for p in parts]),
         drift_norm2=_cat([p.drift_norm2 for p in parts]),
         skew=_cat([p.skew for p in parts]),
@@ -350,21 +364,8 @@ def _merge_one(a: Statistics, b: Statistics) -> Statistics:
         value_sum=a.value_sum + b.value_sum,
         stein=a.stein + b.stein,
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
-        known=_mean(a.known, a.n, b.known, b.n),
+        known=mean(a.known, a.n, b.known, b.n),
     )
-
-
-def _mean(a: Tensor | None, n_a: Tensor, b: Tensor | None, n_b: Tensor) -> Tensor | None:
-    """(B, k, k) over the rows of both; what is not there is zero."""
-    if a is None and b is None:
-        return None
-    if a is not None and b is not None and torch.equal(a, b.to(a)):
-        return a
-    share = (n_a / (n_a + n_b).clamp_min(1))[:, None, None]
-    like = a if a is not None else b
-    assert like is not None
-    mean = (0.0 if a is None else share * a.double()) + (0.0 if b is None else (1 - share) * b.double())
-    return torch.as_tensor(mean).to(like)
 
 
 def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:

@@ -1,0 +1,111 @@
+"""What is known of W before anything is sampled: a symmetric matrix, whole or as a few directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """K = FᵀCF of B examples; without a factor F, K is C itself.
+
+    >>> whole = Known(torch.eye(3).expand(2, 3, 3))
+    >>> thin = Known(torch.ones(2, 1, 1), torch.ones(2, 1, 3))
+    >>> thin.product(torch.eye(3).expand(2, 3, 3)).shape, thin.diagonal()[0]
+    (torch.Size([2, 3, 3]), tensor([1., 1., 1.]))
+    >>> torch.equal((whole.scaled(torch.tensor([2.0, 1.0]))).dense()[0], 2 * torch.eye(3))
+    True
+    """
+
+    core: Tensor  # (B, r, r)
+    factor: Tensor | None = None  # (B, r, k)
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether it is kept as factors."""
+        return self.factor is not None
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Each row of (B or 1, n, k) times K, (B, n, k)."""
+        if self.factor is None:
+            return rows @ self.core.to(rows)
+        return (rows @ self.factor.to(rows).mT) @ self.core.to(rows) @ self.factor.to(rows)
+
+    def dense(self) -> Tensor:
+        """(B, k, k)."""
+        return self.core if self.factor is None else self.factor.mT @ self.core @ self.factor
+
+    def diagonal(self) -> Tensor:
+        """(B, k)."""
+        if self.factor is None:
+            return self.core.diagonal(dim1=-2, dim2=-1)
+        return (self.factor * (self.core @ self.factor)).sum(1)
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Rows S and G, (B, r, k) each, with SᵀG = K."""
+        if self.factor is None:
+            return torch.eye(self.core.shape[-1]).to(self.core).expand_as(self.core), self.core
+        return self.factor, self.core @ self.factor
+
+    def map(self, linear: Callable[[Tensor], Tensor]) -> Known:
+        """In other coordinates: one linear map of rows on both sides."""
+        if self.factor is None:
+            return Known(linear(linear(self.core).mT).mT)
+        return Known(self.core, linear(self.factor))
+
+    def scaled(self, weight: Tensor) -> Known:
+        """Times a number for each example, (B,)."""
+        return Known(weight.to(self.core)[:, None, None] * self.core, self.factor)
+
+    def select(self, index: Tensor) -> Known:
+        """The examples at `index`."""
+        return Known(self.core[index], None if self.factor is None else self.factor[index])
+
+    def same_as(self, other: Known) -> bool:
+        """Whether all numbers agree, up to rounding."""
+        if self is other:
+            return True
+        mine, others = ([t for t in (k.core, k.factor) if t is not None] for k in (self, other))
+        return len(mine) == len(others) and all(
+            a.shape == b.shape and float((a - b.to(a)).norm()) <= 100 * torch.finfo(a.dtype).eps * float(a.norm())
+            for a, b in zip(mine, others, strict=True)
+        )
+
+    def plus(self, other: Known) -> Known:
+        """The sum; thin where both are."""
+        if self.factor is None or other.factor is None:
+            return Known(self.dense() + other.dense())
+        core = torch.stack([torch.block_diag(a, b) for a, b in zip(self.core, other.core.to(self.core), strict=True)])
+        return Known(core, torch.cat([self.factor, other.factor.to(self.factor)], 1))
+
+    @staticmethod
+    def cat(parts: Sequence[Known]) -> Known:
+        """Of different examples, side by side."""
+        factors = [p.factor for p in parts if p.factor is not None]
+        if len(factors) < len(parts):
+            return Known(torch.cat([p.dense() for p in parts]))
+        most = max(f.shape[1] for f in factors)
+        pad = torch.nn.functional.pad
+        return Known(
+            torch.cat([pad(p.core, (0, most - p.core.shape[1]) * 2) for p in parts]),
+            torch.cat([pad(f, (0, 0, 0, most - f.shape[1])) for f in factors]),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, for files."""
+        return {"known": self.core} | ({} if self.factor is None else {"known.factor": self.factor})
+
+
+def mean(a: Known | None, n_a: Tensor, b: Known | None, n_b: Tensor) -> Known | None:
+    """Over the rows of both; what is not there is zero."""
+    if a is None and b is None:
+        return None
+    if a is not None and b is not None and a.same_as(b):
+        return a
+    share = (n_a / (n_a + n_b).clamp_min(1)).double()
+    parts = [k.scaled(w) for k, w in ((a, share), (b, 1 - share)) if k is not None]
+    return parts[0] if len(parts) == 1 else parts[0].plus(parts[1])
