@@ -18,11 +18,15 @@ NAMES = [
     "Pair",
     "SmoothHess",
     "Taylor",
+    "attack",
     "diagnose",
     "evaluate",
     "from_gradient",
+    "minimize_in_ball",
     "perturbation_mse",
+    "rivals",
     "smooth_hvp",
+    "sweep",
 ]
 
 

@@ -7,11 +7,11 @@
 (torch.Size([1, 4, 4]), 3)
 """
 
-from smoothhess import evaluate
+from smoothhess import evaluate, rivals
 from smoothhess.closed_form import ClosedForm
 from smoothhess.diagnosis import diagnose
 from smoothhess.estimator import NeuronSmoothHess, SmoothHess, smooth_hvp
-from smoothhess.evaluate import perturbation_mse
+from smoothhess.evaluate import attack, minimize_in_ball, perturbation_mse, sweep
 from smoothhess.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
 from smoothhess.interactions import Estimate, Interactions
 from smoothhess.oracle import from_gradient
@@ -33,9 +33,13 @@ __all__ = [
     "Pair",
     "SmoothHess",
     "Taylor",
+    "attack",
     "diagnose",
     "evaluate",
     "from_gradient",
+    "minimize_in_ball",
     "perturbation_mse",
+    "rivals",
     "smooth_hvp",
+    "sweep",
 ]
