@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy.stats import ttest_rel
 
 from smoothhess import Isotropic, SmoothHess, Taylor
 from smoothhess.evaluate import Comparison, compare, perturbation_mse
@@ -197,3 +198,25 @@ def test_names_and_radii_that_are_not_there():
         compared.difference("G", "H")
     with pytest.raises(ValueError, match=r"wanted one of the radii 0.3, 1, got 0.5"):
         compared.mean("G", 0.5)
+
+
+def test_p_values_are_those_of_the_paired_t_test():
+    compared = table(n_samples=300)
+    expected = ttest_rel(compared.errors[1].numpy(), compared.errors[2].numpy(), axis=1).pvalue
+    torch.testing.assert_close(compared.difference("SG", "G").p_value, torch.from_numpy(expected), rtol=1e-6, atol=0)
+    assert (compared.difference("G", "G").p_value == 1).all()
+    alone = compare(F, X[:1], {"a": lambda p: p.sum(-1), "b": lambda p: 0 * p.sum(-1)}, 1.0, n_samples=50)
+    assert alone.difference("a", "b").p_value.isnan().all()
+
+
+def test_a_table_beside_one_method():
+    compared = table(n_samples=300)
+    lines = compared.to_markdown(against="SG").splitlines()
+    apart = compared.difference("G", "SG")
+    assert f"({float(apart.value[1]):+.2g} ± {float(apart.stderr[1]):.1g}) |" in lines[4]
+    assert "(" not in lines[3]
+    assert lines[:2] == compared.to_markdown().splitlines()[:2]
+    with pytest.raises(ValueError, match="wanted one of the methods"):
+        compared.to_markdown(against="H")
+    pair = {"a": lambda p: p.sum(-1), "b": lambda p: 0 * p.sum(-1)}
+    assert "nan" not in compare(F, X[:1], pair, 1.0, n_samples=50).to_markdown(against="a")

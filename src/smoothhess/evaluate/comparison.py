@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from smoothhess import student
 from smoothhess.evaluate.perturbation import Surrogate, check_radius, measure
 
 
@@ -28,6 +29,13 @@ class Difference:
     stderr: Tensor  # (R,) paired, over points; NaN for a single point
     per_point: Tensor  # (R, B)
     per_point_stderr: Tensor  # (R, B) paired, over samples
+
+    @property
+    def p_value(self) -> Tensor:
+        """Student's paired test over points: is the mean difference zero? (R,); NaN for a single point."""
+        t = torch.where(self.value == 0, 0.0, self.value / self.stderr)
+        df = torch.tensor(float(max(self.per_point.shape[1] - 1, 1)))
+        return torch.where(self.stderr.isnan(), torch.nan, student.two_sided_p(t.nan_to_num(0), df))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,12 +119,15 @@ class Comparison:
             seeds,
         )
 
-    def to_markdown(self) -> str:
-        """A table of methods by radii, mean ± standard error."""
+    def to_markdown(self, against: str | None = None) -> str:
+        """A table of methods by radii, mean ± standard error.
+
+        `against` adds to each other method its paired difference to that one.
+        """
         rows = [
             ["P_MSE", *(f"r = {r:g}" for r in self.radii)],
             ["---"] * (len(self.radii) + 1),
-            *self._cells(),
+            *self._cells(against),
         ]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -136,14 +147,22 @@ class Comparison:
         note = f"  ± one standard error over points; that of sampling is at most {float(share):.1%} of a mean"
         return "\n".join([*lines, note])
 
-    def _cells(self) -> list[list[str]]:
+    def _cells(self, against: str | None = None) -> list[list[str]]:
         """Name and mean ± standard error at each radius; over samples where there is one point only."""
         table = []
+        if against is not None:
+            self._method(against)
         for m, name in enumerate(self.methods):
             averages = [self.mean(name, r) for r in self.radii]
             if len(self) == 1:
                 averages = [Average(a.value, float(self.stderr[m, i, 0])) for i, a in enumerate(averages)]
-            table.append([name, *(f"{a.value:.3g} ± {a.stderr:.1g}" for a in averages)])
+            cells = [f"{a.value:.3g} ± {a.stderr:.1g}" for a in averages]
+            if against is not None and name != against:
+                apart = self.difference(name, against)
+                stderr = apart.stderr if len(self) > 1 else apart.per_point_stderr[:, 0]
+                found = zip(cells, apart.value.tolist(), stderr.tolist(), strict=True)
+                cells = [f"{c} ({v:+.2g} ± {e:.1g})" for c, v, e in found]
+            table.append([name, *cells])
         return table
 
     def _method(self, name: str) -> int:
@@ -191,9 +210,7 @@ def compare(
             f"surrogates must be a mapping {{name: surrogate}} with at least one, got {type(surrogates).__name__}"
             f"{' without entries' if isinstance(surrogates, Mapping) else ''}."
         )
-    chosen = _radii(radii)
-    if not chosen or len(set(chosen)) != len(chosen):
-        raise ValueError(f"wanted at least one radius and each once, got {list(chosen)}.")
+    chosen = as_radii(radii)
     moments = measure(
         forward_func,
         inputs,
@@ -220,13 +237,16 @@ def compare(
     )
 
 
-def _radii(radii: Any) -> tuple[float, ...]:
-    """One number, or anything that holds several, as a tuple."""
+def as_radii(radii: Any) -> tuple[float, ...]:
+    """One number, or anything that holds several, as a tuple of different positive numbers."""
     listed = radii.tolist() if hasattr(radii, "tolist") else radii
     listed = list(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else [listed]
     for radius in listed:
         check_radius(radius)
-    return tuple(map(float, listed))
+    chosen = tuple(map(float, listed))
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ValueError(f"wanted at least one radius and each once, got {list(chosen)}.")
+    return chosen
 
 
 def _root_diagonal(covariance: Tensor) -> Tensor:

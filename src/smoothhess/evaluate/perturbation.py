@@ -92,8 +92,8 @@ def measure(
     """
     check_inputs(inputs)
     check_sampling(sampling)
-    _check_whole(n_samples, "n_samples", 2)
-    _check_whole(seed, "seed", 0)
+    check_whole(n_samples, "n_samples", 2)
+    check_whole(seed, "seed", 0)
     for radius in radii:
         check_radius(radius)
     inputs = inputs.detach()
@@ -162,7 +162,8 @@ def check_radius(radius: Any) -> None:
         raise ValueError(f"radius must be a positive number, that of the ball around each input, got {radius!r}.")
 
 
-def _check_whole(number: Any, name: str, least: int) -> None:
+def check_whole(number: Any, name: str, least: int) -> None:
+    """Raise unless `number` is an integer of at least `least`."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise TypeError(f"{name} must be an integer, got {type(number).__name__}.")
     if number < least:
@@ -176,8 +177,12 @@ def _check_surrogate(name: str, surrogate: Any, inputs: Tensor) -> None:
             f"surrogate {name!r} must be a Taylor or a callable points (B, n, *shape) → (B, n), "
             f"got {type(surrogate).__name__}.{advice}"
         )
-    if not isinstance(surrogate, Taylor):
-        return
+    if isinstance(surrogate, Taylor):
+        check_centre(name, surrogate, inputs, ", or lambda points: surrogate(points) if other centres are meant")
+
+
+def check_centre(name: str, surrogate: Taylor, inputs: Tensor, otherwise: str = "") -> None:
+    """Raise unless a surrogate was made around exactly these inputs."""
     centre = surrogate.inputs
     if centre.shape != inputs.shape or centre.dtype != inputs.dtype or centre.device != inputs.device:
         wanted, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
@@ -188,5 +193,5 @@ def _check_surrogate(name: str, surrogate: Any, inputs: Tensor) -> None:
     if not torch.equal(centre, inputs):
         raise ValueError(
             f"surrogate {name!r} must be made around these inputs, got one around others of the same shape. Pass the "
-            "same batch in the same order, or lambda points: surrogate(points) if other centres are meant."
+            f"same batch in the same order{otherwise}."
         )

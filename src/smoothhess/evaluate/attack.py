@@ -1,0 +1,203 @@
+"""Attacks: the inputs inside a ball at which a surrogate of the model is lowest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.evaluate.box import Box
+from smoothhess.evaluate.perturbation import check_radius
+from smoothhess.evaluate.spectrum import Spectrum
+from smoothhess.interactions import Interactions
+from smoothhess.taylor import Taylor
+
+
+def attack(
+    surrogate: Interactions | Taylor,
+    radius: float | Tensor,
+    *,
+    order: int = 2,
+    bounds: Any = None,
+    maximize: bool = False,
+) -> Tensor:
+    """The inputs (B, *shape) inside the ball of `radius` at which the surrogate of the explained output is lowest.
+
+    Order 1 is the step −r G/‖G‖ (none where G = 0); order 2 the global minimum of Gᵀδ + ½δᵀHδ, exact. Any result with a
+    Taylor surrogate attacks; the explained output is the one it was made for: a probability, a logit, a `margin`.
+
+    Args:
+        surrogate: a result, or a Taylor of one.
+        radius: of the ball, or one per example (B,).
+        order: 1 leaves the Hessian out. A `Taylor` of order 1 has none.
+        bounds: (low, high), numbers or tensors that broadcast against the inputs; perturbed inputs stay inside. To
+            first order the step is the best one in ball and box; to second order it is stationary in their intersection
+            and not worse than the clipped step, nor than the first-order one.
+        maximize: raise the explained output instead.
+
+    >>> f = lambda x: x.square().sum(1) - 2 * x[:, 0]
+    >>> from smoothhess import SmoothHess
+    >>> result = SmoothHess(f).attribute(torch.zeros(1, 3).double(), sigma=0.1, n_calls=60)
+    >>> attack(result, 0.5).round(decimals=6).abs()
+    tensor([[0.5000, 0.0000, 0.0000]], dtype=torch.float64)
+    >>> attack(result, 2.0).round(decimals=6).abs()  # the minimum lies inside
+    tensor([[1., 0., 0.]], dtype=torch.float64)
+    """
+    return AttackPath.of(surrogate, order=order, bounds=bounds, maximize=maximize)(radius)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttackPath:
+    """The attack as a function of the radius: one eigendecomposition serves them all.
+
+    >>> f = lambda x: x[:, 0] * x[:, 1]
+    >>> from smoothhess import SmoothHess
+    >>> path = AttackPath.of(SmoothHess(f).attribute(torch.ones(1, 2).double(), sigma=0.1, n_calls=40))
+    >>> [path(r).sum().round(decimals=3).item() for r in (0.1, 1.0)]
+    [1.859, 1.0]
+    """
+
+    taylor: Taylor
+    box: Box | None
+    sign: int  # −1: upwards
+
+    @staticmethod
+    def of(
+        surrogate: Interactions | Taylor, *, order: int = 2, bounds: Any = None, maximize: bool = False
+    ) -> AttackPath:
+        """The arguments are those of `attack`."""
+        if order not in (1, 2):
+            raise ValueError(f"order must be 1 or 2, got {order!r}.")
+        if isinstance(surrogate, Interactions):
+            taylor = surrogate.taylor(order)
+        elif isinstance(surrogate, Taylor):
+            taylor = surrogate if order == 2 else Taylor(surrogate.inputs, surrogate.value, surrogate.gradient, None)
+        else:
+            raise TypeError(
+                f"an attack wants a result (Interactions) or a Taylor of one, got {type(surrogate).__name__}. "
+                "For a gradient of your own: smoothhess.rivals, or Taylor(inputs, value, gradient, None)."
+            )
+        if not torch.isfinite(taylor.gradient).all():
+            raise ValueError("the surrogate's gradient holds NaN or infinity. Look at result.gradient.")
+        box = None if bounds is None else Box.around(taylor.inputs, bounds)
+        return AttackPath(taylor, box, -1 if maximize else 1)
+
+    def __call__(self, radius: float | Tensor) -> Tensor:
+        """Perturbed inputs (B, *shape); `radius` may be one per example (B,)."""
+        points = self.taylor.inputs + self.step(radius).reshape(self.taylor.inputs.shape)
+        return points if self.box is None else self.box.contain(points)
+
+    def step(self, radius: float | Tensor) -> Tensor:
+        """The displacements alone, (B, d)."""
+        radii = self._radii(radius)
+        if self.box is None:
+            return self._in_ball(radii)
+        first = self.box.steepest(self._gradient, radii)
+        if self.taylor.product is None:
+            return first
+        starts = torch.stack([self._in_ball(radii), first], 1)
+        return self.box.descend(starts, self._gradient, self._product, radii)
+
+    def widened(self, radii: Sequence[float]) -> AttackPath:
+        """The same path, made ready for these radii: it matters where H is too large for an eigendecomposition."""
+        if self.taylor.product is None:
+            return self
+        ready = replace(self)
+        ready.__dict__["_spectrum"] = self._spectrum.widened(list(radii))
+        return ready
+
+    def change(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """What the surrogate says of displacements (B, d): the gradient's part Gᵀδ and the Hessian's ½δᵀHδ, (B,)."""
+        linear = (self.taylor.gradient * step).sum(1)
+        if self.taylor.product is None:
+            return linear, torch.zeros_like(linear)
+        return linear, (self.taylor.product(step[:, None])[:, 0] * step).sum(1) / 2
+
+    def _radii(self, radius: float | Tensor) -> Tensor:
+        """One radius per example, (B,)."""
+        inputs = self.taylor.inputs
+        if not isinstance(radius, Tensor) or radius.ndim == 0:
+            check_radius(radius)
+            return torch.full((len(inputs),), float(radius), dtype=inputs.dtype, device=inputs.device)
+        if radius.shape != (len(inputs),):
+            raise ValueError(
+                f"radius must be a number or one per example, ({len(inputs)},), got {tuple(radius.shape)}."
+            )
+        if not (torch.isfinite(radius) & (radius > 0)).all():
+            raise ValueError("radius must be positive and finite for every example.")
+        return radius.to(inputs)
+
+    # --- lowering the surrogate, or raising it: the same with both signs turned -----------------------------------
+
+    @property
+    def _gradient(self) -> Tensor:
+        return self.sign * self.taylor.gradient
+
+    def _product(self, rows: Tensor) -> Tensor:
+        assert self.taylor.product is not None
+        return self.sign * self.taylor.product(rows)
+
+    def _in_ball(self, radii: Tensor) -> Tensor:
+        if self.taylor.product is None:
+            length = self._gradient.norm(dim=1, keepdim=True)
+            return torch.where(length > 0, -radii[:, None] * self._gradient / length, 0)
+        return self._spectrum.minimize(radii)
+
+    @cached_property
+    def _spectrum(self) -> Spectrum:
+        product = self.taylor.product
+        assert product is not None
+        owner = getattr(product, "__self__", None)  # the result that a Taylor comes from, which knows its own rank
+        found = Spectrum.of(self.taylor.gradient, owner if isinstance(owner, Interactions) else product)
+        return found if self.sign > 0 else -found
+
+
+# --- what to attack ---------------------------------------------------------------------------------------------------
+
+
+def margin(forward_func: Callable[..., Any]) -> Callable[..., Tensor]:
+    """The lead of one class over another as a forward function: gap(x, own, other, *args) = s_own − s_other, (N,).
+
+    Explain and attack it to move inputs from one class to a chosen other one: the prediction turns where it crosses 0.
+    `own` and `other` are ints, or tensors with one class per example, passed as additional_forward_args.
+
+    >>> from smoothhess import SmoothHess
+    >>> net = torch.nn.Linear(3, 4).double()
+    >>> x = torch.randn(5, 3).double()
+    >>> own, other = net(x).topk(2).indices.unbind(1)  # the predicted class and the runner-up
+    >>> result = SmoothHess(margin(net)).attribute(x, None, (own, other), radius=0.5, n_calls=60)
+    >>> bool((net(attack(result, 50.0)).argmax(1) != own).all())
+    True
+    """
+
+    def gap(points: Tensor, own: int | Tensor, other: int | Tensor, *args: Any) -> Tensor:
+        scores = forward_func(points, *args)
+        if not isinstance(scores, Tensor) or scores.ndim != 2:
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(f"a margin wants a model with scores (N, C), got {got}.")
+        return _column(scores, own, "own") - _column(scores, other, "other")
+
+    return gap
+
+
+def _column(scores: Tensor, index: Any, name: str) -> Tensor:
+    """The score of one class for each row."""
+    if isinstance(index, Tensor):
+        whole = not index.is_floating_point() and index.dtype != torch.bool
+        good = whole and index.shape in ((), (1,), scores.shape[:1])
+    else:
+        good = isinstance(index, int) and not isinstance(index, bool)
+    if not good:
+        got = f"a tensor {tuple(index.shape)} {index.dtype}" if isinstance(index, Tensor) else type(index).__name__
+        raise ValueError(
+            f"{name} must be a class index or a tensor with one for each example, got {got}. Pass "
+            "additional_forward_args=(own, other)."
+        )
+    rows = torch.as_tensor(index, device=scores.device).reshape(-1).expand(len(scores))
+    if ((rows < 0) | (rows >= scores.shape[1])).any():
+        raise ValueError(f"{name} holds classes outside 0 … {scores.shape[1] - 1}.")
+    return scores.gather(1, rows[:, None])[:, 0]

@@ -1,0 +1,506 @@
+"""Which σ, or which β: the candidates scored on validation points, all on the same ones.
+
+P_MSE needs a surrogate's values f(x) + r gᵀu + ½ r² uᵀHu at displacements r·u alone. The two forms gᵀu and uᵀHu are
+made once for each candidate, serve every radius r, and need no Hessian: one Hessian–vector product for each
+displacement, which is cheaper than the matrix wherever there are fewer displacements than features. The model's own
+values at x + r·u are made once for each radius and serve every candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from smoothhess import rivals
+from smoothhess.borrow import borrowed
+from smoothhess.estimator import SmoothHess
+from smoothhess.evaluate.attack import AttackPath
+from smoothhess.evaluate.comparison import as_radii
+from smoothhess.evaluate.contest import Judge
+from smoothhess.evaluate.neighbourhood import check_sampling, displacements
+from smoothhess.evaluate.perturbation import CHUNK_ROWS, check_centre, check_radius, check_whole
+from smoothhess.interactions import Interactions
+from smoothhess.oracle import ROW_BYTES, Oracle, check_batch_size, check_inputs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from smoothhess.taylor import Taylor
+
+Method = str | Callable[[float], Interactions]
+
+SIGMA_METHODS = ("smoothhess", "smoothgrad")
+METHODS = (*SIGMA_METHODS, "softplus", "swish")
+SCORES = {"pmse": "P_MSE", "attack": "unchanged predictions"}
+SIGMA_SHARES = (
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+)  # default candidates, of the radius rule σ = r/√d; the paper tries ½, ¾ and 1
+BETAS = tuple(10 ** (k / 6) for k in range(-6, 19))  # 0.1 … 1000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Selection:
+    """Scores of C candidates on B points at one radius; low is good. Made by `select`.
+
+    All candidates are scored on the same points and draws, so they are compared point by point: a candidate is `tied`
+    with the best where it is worse by at most one standard error of the paired difference, however large the standard
+    error of its own score is.
+    """
+
+    method: str
+    parameter: str  # what the values are: "σ" or "β"
+    score: str  # "pmse" or "attack"
+    radius: float
+    values: Tensor  # (C,) ascending: the candidates that were scored
+    per_point: Tensor  # (C, B)
+    per_sample: Tensor | None  # (C, n) mean over points at each displacement; None of attacks
+    n_candidates: int  # of the whole grid
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def scores(self) -> Tensor:
+        """Mean over points, (C,)."""
+        return self.per_point.mean(1)
+
+    @property
+    def stderr(self) -> Tensor:
+        """Standard error of `scores` over points and samples, (C,); over samples where there is one point."""
+        return self._error(self.per_point, self.per_sample)
+
+    @property
+    def best_index(self) -> int:
+        """Where the lowest score is; the first of equal ones."""
+        return int(self.scores.argmin())
+
+    @property
+    def best(self) -> float:
+        """The candidate with the lowest score."""
+        return float(self.values[self.best_index])
+
+    @property
+    def difference(self) -> Tensor:
+        """Score of each candidate less that of the best, (C,)."""
+        return self.scores - self.scores[self.best_index]
+
+    @property
+    def difference_stderr(self) -> Tensor:
+        """Its paired standard error over points and samples, (C,)."""
+        best, samples = self.best_index, self.per_sample
+        apart = None if samples is None else samples - samples[best]
+        return self._error(self.per_point - self.per_point[best], apart)
+
+    @property
+    def tied(self) -> Tensor:
+        """Which candidates cannot be told from the best, (C,): worse by one paired standard error at most."""
+        return (self.difference == 0) | (self.difference <= self.difference_stderr)
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best candidate is the smallest or the largest, so that a wider grid may hold a better."""
+        return len(self) > 1 and self.best_index in (0, len(self) - 1)
+
+    @staticmethod
+    def _error(per_point: Tensor, per_sample: Tensor | None) -> Tensor:
+        """Points and displacements are crossed: the variance of a mean over both is the sum of two."""
+        variances = [t.var(1) / t.shape[1] for t in (per_point, per_sample) if t is not None and t.shape[1] > 1]
+        return torch.stack(variances).sum(0).sqrt() if variances else torch.full_like(per_point[:, 0], torch.nan)
+
+    def to_markdown(self) -> str:
+        """A table of candidates."""
+        head, *rows = self._cells()
+        return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---:"] * len(head), *rows])
+
+    def __repr__(self) -> str:
+        rows = self._cells()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        skipped = "" if len(self) == self.n_candidates else f" {self.n_candidates}, {len(self)} of them scored"
+        lines = [
+            f"{self.parameter} of {self.method} by {SCORES[self.score]} at radius {self.radius:g}, "
+            f"{self.per_point.shape[1]} point(s): best {self.best:g} of{skipped or f' {len(self)}'}",
+            *("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows),
+            "  ± one standard error over points and samples; differences are paired; *: best, =: tied with it",
+        ]
+        if self.at_edge:
+            lines.append("  The best candidate lies at the edge of the grid: a wider one may hold a better.")
+        return "\n".join(lines)
+
+    def _cells(self) -> list[list[str]]:
+        rows = [[self.parameter, SCORES[self.score], "less that of the best", ""]]
+        columns = (self.values, self.scores, self.stderr, self.difference, self.difference_stderr, self.tied)
+        for c, (value, score, error, apart, apart_error, tied) in enumerate(
+            zip(*(t.tolist() for t in columns), strict=True)
+        ):
+            mark = "*" if c == self.best_index else "=" if tied else ""
+            beyond = "" if c == self.best_index else f"{apart:.2g} ± {apart_error:.1g}"
+            rows.append([f"{value:.4g}", f"{score:.3g} ± {error:.1g}", beyond, mark])
+        return rows
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """The curve: bars are paired standard errors of the difference to the best, the band is that of the score."""
+        from smoothhess.view import canvas
+
+        ax = canvas.new_axes(ax, 6.0, 3.6)
+        x, score, band, bar = map(canvas.array, (self.values, self.scores, self.stderr, self.difference_stderr))
+        ax.fill_between(x, score - band, score + band, color=canvas.NEGATIVE, alpha=0.15, linewidth=0)
+        ax.errorbar(x, score, yerr=bar, color=canvas.NEGATIVE, marker="o", markersize=4, capsize=2, linewidth=1.2)
+        ax.plot([self.best], [score.min()], marker="o", markersize=8, color=canvas.POSITIVE, linestyle="none")
+        if x.max() > 10 * x.min():
+            ax.set_xscale("log")
+        if self.score == "pmse" and score.min() > 0 and score.max() > 10 * score.min():
+            ax.set_yscale("log")
+        ax.set_xlabel(
+            f"{self.parameter} of {self.method}\nbars: paired with the best; band: of each alone", fontsize="small"
+        )
+        ax.set_ylabel(SCORES[self.score])
+        canvas.caption(ax, f"radius {self.radius:g}, {self.per_point.shape[1]} points: best {self.best:.4g}")
+        canvas.hide_spines(ax, "top", "right")
+        return ax
+
+
+def select(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    *,
+    radius: float,
+    method: Method = "smoothhess",
+    values: Iterable[float] | Tensor | None = None,
+    order: int = 2,
+    score: str = "pmse",
+    coarse_to_fine: bool = False,
+    n_samples: int = 500,
+    sampling: str = "ball",
+    bounds: Any = None,
+    decide: Callable[[Any], Tensor] | None = None,
+    internal_batch_size: int | None = None,
+    seed: int = 0,
+    show_progress: bool = False,
+    **options: Any,
+) -> Selection:
+    """Choose σ or β on validation points: the candidate with the lowest score, and those that cannot be told from it.
+
+    Args:
+        forward_func: the model, borrowed and given back as it was.
+        inputs: (B, *shape), the validation points; others than those that are explained afterwards.
+        target: which output; see `smoothhess.target`.
+        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        radius: of the ball that the surrogate is for.
+        method: "smoothhess" or "smoothgrad" (values are σ, standard deviations), "softplus" or "swish" (values are β),
+            or a function value → result around these inputs.
+        values: the candidates; (¼, ½, ¾, 1, 1½)·r/√d for σ and 0.1 … 1000 for β when None.
+        order: of the surrogate; 1 leaves the Hessian out. "smoothgrad" is "smoothhess" of order 1.
+        score: "pmse", mean of (f̃ − f)² over the ball, or "attack", share of the points whose prediction survives the
+            exact attack on the surrogate; low is good in both.
+        coarse_to_fine: score about √C of the candidates, then halve the distance to the neighbours of the best one.
+            Finds the best of all where scores fall and then rise along the grid; else a local one.
+        n_samples: displacements in the ball, for P_MSE. Where there are fewer of them than features, β is scored by
+            products with them and no Hessian is made.
+        sampling: "ball" or "radius", as in `perturbation_mse`.
+        bounds: (low, high) of the inputs for attacks; see `smoothhess.evaluate.attack`.
+        decide: from the model's output to classes (N,), for attacks; the largest of (N, C) scores when None.
+        internal_batch_size: rows per forward pass; chosen by memory when None.
+        seed: of the displacements, and of the draws of SmoothHess: common to all candidates.
+        show_progress: a progress bar over candidates.
+        options: of `SmoothHess.attribute` (n_calls, control, …), or of the rival.
+
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).double()
+    >>> chosen = select(net, torch.randn(20, 4).double(), radius=0.5, method="softplus", values=[0.1, 5, 1000])
+    >>> chosen.best, chosen.scores.shape, chosen.tied
+    (5.0, torch.Size([3]), tensor([False,  True, False]))
+    """
+    check_radius(radius)
+    (only,) = _select(
+        _Question(forward_func, inputs, target, additional_forward_args, internal_batch_size),
+        (float(radius),),
+        method=method,
+        values=values,
+        order=order,
+        score=score,
+        coarse_to_fine=coarse_to_fine,
+        n_samples=n_samples,
+        sampling=sampling,
+        bounds=bounds,
+        decide=decide,
+        seed=seed,
+        show_progress=show_progress,
+        options=options,
+    )
+    return only
+
+
+def select_radii(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    radii: Sequence[float] | Tensor,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    **options: Any,
+) -> tuple[Selection, ...]:
+    """A choice for each of several radii, as `select` makes it and with its options.
+
+    A candidate's surrogate is made once and scored at every radius. With `values=None` each radius has σ of its own to
+    choose from.
+
+    >>> f = lambda x: torch.relu(x.sum(1))
+    >>> x = torch.zeros(1, 2).double()
+    >>> [s.best for s in select_radii(f, x, [0.1, 1.0], method="softplus", values=[1, 3, 10, 30])]
+    [30.0, 3.0]
+    """
+    chosen = as_radii(radii)
+    if options.get("values") is None and options.get("method", "smoothhess") in SIGMA_METHODS:
+        return tuple(select(forward_func, inputs, target, additional_forward_args, radius=r, **options) for r in chosen)
+    known = {name: options.pop(name, default) for name, default in (select.__kwdefaults__ or {}).items()}
+    rows = known.pop("internal_batch_size")
+    return _select(
+        _Question(forward_func, inputs, target, additional_forward_args, rows), chosen, options=options, **known
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """What is explained, and where."""
+
+    forward_func: Callable[..., Any]
+    inputs: Tensor  # (B, *shape)
+    target: Any
+    args: Any
+    rows: int | None  # per forward pass
+
+    def __post_init__(self) -> None:
+        check_inputs(self.inputs)
+        check_batch_size(self.rows)
+        object.__setattr__(self, "inputs", self.inputs.detach())
+
+    def oracle(self) -> Oracle:
+        return Oracle(self.forward_func, self.inputs, self.target, self.args, self.rows)
+
+
+def _select(
+    asked: _Question,
+    radii: tuple[float, ...],
+    *,
+    method: Any,
+    values: Any,
+    order: int,
+    score: str,
+    coarse_to_fine: bool,
+    n_samples: int,
+    sampling: str,
+    bounds: Any,
+    decide: Any,
+    seed: int,
+    show_progress: bool,
+    options: dict[str, Any],
+) -> tuple[Selection, ...]:
+    if order not in (1, 2):
+        raise ValueError(f"order must be 1 or 2, got {order!r}.")
+    if score not in SCORES:
+        raise ValueError(f'score must be "pmse" or "attack", got {score!r}.')
+    name, parameter = _describe(method)
+    order = 1 if method == "smoothgrad" else order
+    grid = _grid(values, method, radii[0] / asked.inputs[0].numel() ** 0.5)
+    judged: _Score
+    if score == "pmse":
+        judged = _Perturbation(asked, radii, n_samples, sampling, seed)
+    else:
+        judged = _Attack(asked, radii, bounds, decide)
+    make = _maker(method, asked, order == 2 and judged.wants_matrix, seed, options)
+    scored: dict[int, tuple[Tensor, Tensor | None]] = {}
+    with tqdm(desc=f"select {parameter}", unit="candidate", disable=not show_progress, leave=False) as bar:
+
+        def visit(indices: Iterable[int]) -> None:
+            for i in indices:
+                if 0 <= i < len(grid) and i not in scored:
+                    taylor = make(grid[i]).taylor(order)
+                    check_centre(f"{parameter} = {grid[i]:g}", taylor, asked.inputs)
+                    scored[i] = judged(taylor)
+                    bar.update()
+
+        if coarse_to_fine:
+            for r in range(len(radii)):
+                _refine(len(grid), visit, lambda i, r=r: float(scored[i][0][r].mean()))
+        else:
+            visit(range(len(grid)))
+    visited = sorted(scored)
+    points = torch.stack([scored[i][0] for i in visited])  # (C, R, B)
+    samples = [s for i in visited if (s := scored[i][1]) is not None]
+    return tuple(
+        Selection(
+            method=name,
+            parameter=parameter,
+            score=score,
+            radius=radius,
+            values=torch.tensor([grid[i] for i in visited], dtype=torch.float64),
+            per_point=points[:, r],
+            per_sample=torch.stack(samples)[:, r] if samples else None,
+            n_candidates=len(grid),
+        )
+        for r, radius in enumerate(radii)
+    )
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+
+
+def _describe(method: Any) -> tuple[str, str]:
+    """Name of the method and of its parameter."""
+    if isinstance(method, str) and method in METHODS:
+        return method, "σ" if method in SIGMA_METHODS else "β"
+    if callable(method):
+        return getattr(method, "__name__", type(method).__name__), "value"
+    known = ", ".join(f'"{m}"' for m in METHODS)
+    raise ValueError(f"method must be one of {known}, or a function value → result, got {method!r}.")
+
+
+def _grid(values: Any, method: Any, rule: float) -> list[float]:
+    """The candidates, ascending, each once."""
+    if values is None:
+        if not isinstance(method, str):
+            raise ValueError("values must be given for a method of your own.")
+        values = [share * rule for share in SIGMA_SHARES] if method in SIGMA_METHODS else BETAS
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(listed, int | float | str) or not hasattr(listed, "__iter__"):
+        raise TypeError(f"values must hold several candidates: pass a list, got {type(values).__name__}.")
+    grid = []
+    for value in listed:
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"candidates must be positive numbers, got {type(value).__name__}.") from error
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError(f"candidates must be positive, finite numbers, got {number:g}.")
+        grid.append(number)
+    if not grid or len(set(grid)) != len(grid):
+        raise ValueError(f"wanted at least one candidate and each once, got {sorted(grid)}.")
+    return sorted(grid)
+
+
+def _maker(
+    method: Any, asked: _Question, matrix: bool, seed: int, options: dict[str, Any]
+) -> Callable[[float], Interactions]:
+    """From a candidate to its result."""
+    where = (asked.forward_func, asked.inputs, asked.target, asked.args)
+    shared = {"internal_batch_size": asked.rows, **options}
+    if method == "smoothhess":
+        return lambda sigma: SmoothHess(where[0]).attribute(*where[1:], sigma=sigma, seed=seed, **shared)
+    if method == "smoothgrad":
+        return lambda sigma: rivals.smoothgrad(*where, sigma=sigma, seed=seed, **shared)
+    if method in ("softplus", "swish"):
+        find = rivals.softplus if method == "softplus" else rivals.swish
+        if not matrix:
+            shared.setdefault("dense", False)
+        return lambda beta: find(*where, beta=beta, **shared)
+    if options:
+        raise TypeError(f"options of a method of your own belong into it, got {', '.join(sorted(options))}.")
+
+    def own(value: float) -> Interactions:
+        result = method(value)
+        if not isinstance(result, Interactions):
+            raise TypeError(f"the method must give a result (Interactions), got {type(result).__name__}.")
+        return result
+
+    return own
+
+
+def _refine(count: int, visit: Callable[[Iterable[int]], None], score: Callable[[int], float]) -> None:
+    """Every s-th candidate, then neighbours of the best at s/2, s/4, … 1; s is a power of two, about √count."""
+    stride = 1 << max(0, round(math.log2(max(count, 1)) / 2))
+    seen = {*range(0, count, stride), count - 1}
+    visit(sorted(seen))
+    while stride > 1:
+        stride //= 2
+        best = min(sorted(seen), key=score)
+        seen |= {i for i in (best - stride, best + stride) if 0 <= i < count}
+        visit(sorted(seen))
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+class _Score(Protocol):
+    wants_matrix: bool  # whether a Hessian as a matrix is cheaper than the products that the score needs
+
+    def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
+        """Scores (R, B), and means over points at each sample (R, n) where there are samples."""
+        ...
+
+
+class _Perturbation:
+    """P_MSE at R radii on one set of the model's values."""
+
+    def __init__(self, asked: _Question, radii: Sequence[float], n_samples: Any, sampling: str, seed: Any) -> None:
+        check_sampling(sampling)
+        check_whole(n_samples, "n_samples", 2)
+        check_whole(seed, "seed", 0)
+        self.inputs, self.radii, self.n = asked.inputs, radii, int(n_samples)
+        self.sampling, self.seed = sampling, int(seed)
+        batch, d = len(self.inputs), self.inputs[0].numel()
+        self.wants_matrix = self.n >= d
+        self.step = max(1, min(CHUNK_ROWS, ROW_BYTES // (d * self.inputs.element_size())) // batch)
+        oracle, owner = asked.oracle(), torch.arange(batch, device=self.inputs.device)
+        rows: list[list[Tensor]] = [[] for _ in radii]
+        with borrowed(asked.forward_func, self.inputs.device), torch.no_grad():
+            for unit in self._chunks():
+                for radius, found in zip(radii, rows, strict=True):
+                    points = self.inputs[:, None] + (radius * unit).to(self.inputs).reshape(
+                        1, -1, *self.inputs.shape[1:]
+                    )
+                    values = oracle.values(points.flatten(0, 1), owner.repeat_interleave(len(unit)))
+                    found.append(values.reshape(batch, -1).double().cpu())
+        self.truth = torch.stack([torch.cat(found, 1) for found in rows])  # (R, B, n)
+
+    def _chunks(self) -> Iterable[Tensor]:
+        """Displacements in the unit ball, (c, d) float64 on the CPU."""
+        d = self.inputs[0].numel()
+        for start in range(0, self.n, self.step):
+            yield displacements(self.sampling, self.seed, start, min(start + self.step, self.n), d)
+
+    def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
+        forms = [self._forms(taylor, unit) for unit in self._chunks()]
+        linear, square = (torch.cat(parts, 1) for parts in zip(*forms, strict=True))  # (B, n)
+        value = taylor.value.double().cpu()[:, None]
+        r = torch.tensor(self.radii, dtype=torch.float64)[:, None, None]
+        errors = (value + r * linear + r.square() / 2 * square - self.truth).square()  # (R, B, n)
+        return errors.mean(2), errors.mean(1)
+
+    def _forms(self, taylor: Taylor, unit: Tensor) -> tuple[Tensor, Tensor]:
+        """gᵀu and uᵀHu of each example, (B, c) float64 on the CPU."""
+        u = unit.to(self.inputs)
+        linear = (taylor.gradient @ u.mT).double().cpu()
+        if taylor.product is None:
+            return linear, torch.zeros_like(linear)
+        product = taylor.product(u.expand(len(self.inputs), -1, -1))
+        return linear, (product * u).sum(-1).double().cpu()
+
+
+class _Attack:
+    """Whether the prediction of each point survives the attack at R radii."""
+
+    wants_matrix = True
+
+    def __init__(self, asked: _Question, radii: Sequence[float], bounds: Any, decide: Any) -> None:
+        self.asked, self.radii, self.bounds = asked, radii, bounds
+        self.judge = Judge(asked.forward_func, asked.inputs, asked.args, decide, asked.rows)
+        with borrowed(asked.forward_func, asked.inputs.device), torch.no_grad():
+            self.before = self.judge(asked.inputs)
+
+    def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
+        path = AttackPath.of(taylor, bounds=self.bounds)
+        perturbed = [path(radius) for radius in self.radii]
+        with borrowed(self.asked.forward_func, self.asked.inputs.device), torch.no_grad():
+            survived = [self.judge(points) == self.before for points in perturbed]
+        return torch.stack(survived).double().cpu(), None

@@ -1,0 +1,414 @@
+"""The same question at several scales, asked with the same random numbers.
+
+A design is a function of (seed, block) alone, so one seed gives the same whitened directions z at every scale, and
+δ = c L z differs in c only. The change of the Hessian between scales c_a L and c_b L is then a smoothed Hessian too,
+
+    H_a − H_b = ∇²E[F(x + L z)],      with the rows   z (γ_a/c_a² − γ_b/c_b²)ᵀ      where γ_c = (c L)ᵀ∇f(x + c L z),
+
+and whatever is known about the noise of one result holds for it: its errors are paired, and much smaller than those of
+two separate estimates where the two scales see the same kinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from smoothhess import student
+from smoothhess.estimator import SmoothHess
+from smoothhess.gaussian import Gaussian
+from smoothhess.interactions import Estimate, Interactions
+from smoothhess.known import Known
+from smoothhess.oracle import check_inputs
+from smoothhess.statistics import Rows, Segment, Statistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, eq=False)
+class Curve(Estimate):
+    """One number of each of B examples at S scales, (S, B), with the standard errors of each scale alone.
+
+    Scales share their draws, so errors of neighbours go together: how sure a *change* is says `Sweep.difference`.
+    """
+
+    sigmas: Tensor  # (S,)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of the confidence interval at each scale, (S, B)."""
+        width = student.quantile(level, self.df).to(self.stderr)
+        reach = torch.where(self.stderr > 0, width * self.stderr, 0.0)
+        return self.value - reach, self.value + reach
+
+    def plot(self, *, example: int | None = None, level: float = 0.95, ax: Axes | None = None) -> Axes:
+        """Against σ, with intervals; all examples, or one of them."""
+        from smoothhess.view import canvas
+
+        ax = canvas.new_axes(ax, 6.0, 3.6)
+        low, high = self.interval(level)
+        shown = range(self.value.shape[1]) if example is None else [example]
+        sigmas = canvas.array(self.sigmas)
+        for b in shown:
+            middle, below, above = (canvas.array(t[:, b]) for t in (self.value, low, high))
+            ax.errorbar(sigmas, middle, yerr=[middle - below, above - middle], marker="o", capsize=2, label=str(b))
+        if sigmas.max() > 10 * sigmas.min():
+            ax.set_xscale("log")
+        ax.axhline(0, color=canvas.INK, linewidth=0.8, zorder=1)
+        ax.set_xlabel(f"σ\nbars: {level * 100:g} % intervals of each scale alone", fontsize="small")
+        if len(shown) > 1:
+            ax.legend(title="example", fontsize="small", frameon=False)
+        canvas.hide_spines(ax, "top", "right")
+        return ax
+
+
+class Change(Interactions):
+    """H_a − H_b of two scales of one sweep as a result of its own, with paired errors. Made by `Sweep.difference`.
+
+    Everything that a result can be asked can be asked of the change: `top_pairs` names the pairs that changed, with
+    intervals and false-discovery control, `bilinear` and `row` have paired errors, `relative_error` is that of the
+    change (inf where it cannot be told from zero), `taylor()` is the difference of the two surrogates. The estimate is
+    the unbiased one. `r2` is NaN: the two scales keep too little of each other to tell.
+    """
+
+    @property
+    def r2(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """NaN: it is not known of a change, (B,)."""
+        return torch.full_like(self.output, torch.nan)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Interactions", "Change between two scales of the interactions", 1)
+
+    def save(self, path: Any) -> None:
+        """Refused: the two results hold all there is."""
+        raise ValueError("a change between two scales is not saved. Save the two results, and subtract them again.")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sweep(Sequence[Interactions]):
+    """One result per scale, in the order asked for, all from the same draws. Made by `sweep`."""
+
+    results: tuple[Interactions, ...]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @overload
+    def __getitem__(self, index: int) -> Interactions: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sweep: ...
+    def __getitem__(self, index: int | slice) -> Interactions | Sweep:
+        if isinstance(index, slice):
+            return Sweep(self.results[index])
+        return self.results[index]
+
+    @property
+    def sigmas(self) -> Tensor:
+        """σ of each scale, (S,) float64; the root mean square over features where they differ."""
+        d = self.results[0].inputs[0].numel()
+        return torch.stack([r.gaussian.scales(d).double().cpu().square().mean().sqrt() for r in self.results])
+
+    @property
+    def radii(self) -> Tensor:
+        """σ√d of each scale, (S,): how far its draws lie from the input."""
+        return self.sigmas * self.results[0].inputs[0].numel() ** 0.5
+
+    @property
+    def gradient(self) -> Tensor:
+        """SmoothGrad at each scale, (S, B, *feature shape)."""
+        return torch.stack([r.gradient for r in self.results])
+
+    @property
+    def value(self) -> Tensor:
+        """The smoothed value h(x) at each scale, (S, B)."""
+        return torch.stack([r.value for r in self.results])
+
+    @property
+    def relative_error(self) -> Tensor:
+        """Of each scale and example, (S, B)."""
+        return torch.stack([r.relative_error for r in self.results])
+
+    @property
+    def r2(self) -> Tensor:
+        """Of each scale and example, (S, B)."""
+        return torch.stack([r.r2 for r in self.results])
+
+    def entry(self, i: int | tuple[int, ...], j: int | tuple[int, ...]) -> Curve:
+        """H_ij at each scale, (S, B)."""
+        return self.bilinear(*(_unit(self.results[0], index) for index in (i, j)))
+
+    def bilinear(self, u: Tensor, v: Tensor) -> Curve:
+        """uᵀHv at each scale, (S, B)."""
+        found = [r.bilinear(u, v) for r in self.results]
+        value, stderr, df = (torch.stack([getattr(e, name) for e in found]) for name in ("value", "stderr", "df"))
+        return Curve(value, stderr, df, self.sigmas)
+
+    def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Sweep:
+        """The same sweep of interactions between groups; see `Interactions.groups`."""
+        return Sweep(tuple(r.groups(feature_mask, direction) for r in self.results))
+
+    def difference(self, a: int, b: int) -> Change:
+        """H, G and h of scale `a` less those of scale `b`, with paired standard errors.
+
+        Where both scales have seen equally many draws, the difference is that of their unbiased estimates. Where they
+        have not (adaptive runs), it is made of the first draws that both have kept, and `n_calls` says how many.
+        """
+        return _difference(self.results[a], self.results[b])
+
+    def plot(self, i: int | tuple[int, ...], j: int | tuple[int, ...], **options: Any) -> Axes:
+        """The curve of H_ij against σ; options are those of `Curve.plot`."""
+        ax = self.entry(i, j).plot(**options)
+        ax.set_ylabel(f"$H_{{{i}, {j}}}$")
+        return ax
+
+    def to_markdown(self) -> str:
+        """A table of scales; means over examples."""
+        head, *rows = self._cells()
+        return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---:"] * len(head), *rows])
+
+    def __repr__(self) -> str:
+        first = self.results[0]
+        rows = self._cells()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            f"Sweep over {len(self)} scale(s) of {len(first)} example(s), {first.design} design, seed {first.seed}"
+        ]
+        lines += ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([*lines, "  means over examples; all scales share their draws"])
+
+    def _cells(self) -> list[list[str]]:
+        rows = [["σ", "σ√d", "‖G‖", "rel. error", "R²", "calls"]]
+        for r, sigma, radius in zip(self.results, self.sigmas.tolist(), self.radii.tolist(), strict=True):
+            size, error, r2 = r.gradient.flatten(1).norm(dim=1).mean(), r.relative_error.mean(), r.r2.double().nanmean()
+            cells = [f"{sigma:.4g}", f"{radius:.4g}", f"{size:.4g}", f"{error:.3g}", f"{r2:.3f}"]
+            rows.append([*cells, f"{r.n_calls.double().mean():.0f}"])
+        return rows
+
+
+def sweep(
+    explainer: Any,
+    inputs: Tensor,
+    sigmas: Sequence[Any] | Tensor | None = None,
+    *,
+    radii: Sequence[float] | Tensor | None = None,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    **options: Any,
+) -> Sweep:
+    """One `Interactions` per scale, all from the same random numbers.
+
+    Args:
+        explainer: a SmoothHess or NeuronSmoothHess, or a model, which becomes one.
+        inputs: (B, *shape), as for `attribute`.
+        sigmas: the scales: standard deviations, or per-feature arrays, or Gaussians of one rank.
+        radii: the same by radius, σ = r/√d. Pass one of sigmas and radii.
+        target: which output to explain.
+        additional_forward_args: further arguments of the model.
+        options: those of `attribute`: n_calls, seed, design, … (and neuron_selector). The seed is shared by all scales.
+            With n_calls=None each scale takes what it needs, and scales share the draws that both have.
+
+    >>> f = lambda x: x[:, 0].abs()
+    >>> scales = sweep(f, torch.zeros(1, 2).double(), [0.1, 0.2, 0.4], n_calls=400)
+    >>> scales.entry(0, 0).value[:, 0] * scales.sigmas  # √(2/π)/σ: the smaller σ, the sharper the kink
+    tensor([0.7979, 0.7979, 0.7979], dtype=torch.float64)
+    >>> scales.difference(0, 1).top_pairs(1)[0][0].significant  # nothing between the two features changes with σ
+    False
+    """
+    if not hasattr(explainer, "attribute"):
+        explainer = SmoothHess(explainer)
+    check_inputs(inputs)
+    given = [name for name in ("sigma", "radius", "gaussian") if options.get(name) is not None]
+    if given:
+        raise ValueError(f"the scale is what is swept: pass sigmas or radii, each holding several, not {given[0]}.")
+    gaussians = _scales(sigmas, radii, inputs[0].numel())
+    asked = {"additional_forward_args": additional_forward_args, **options}
+    if target is not None:
+        asked["target"] = target
+    return Sweep(tuple(explainer.attribute(inputs, gaussian=g, **asked) for g in gaussians))
+
+
+def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
+    """The Gaussians that were asked for, each once."""
+    if (sigmas is None) == (radii is None):
+        got = "neither" if sigmas is None else "both"
+        raise ValueError(f"which scales: pass sigmas (standard deviations) or radii, got {got}.")
+    listed = radii if sigmas is None else sigmas
+    if isinstance(listed, Gaussian) or not hasattr(listed, "__iter__") or getattr(listed, "ndim", 1) == 0:
+        raise TypeError(f"sigmas and radii hold several scales: pass a list, got {type(listed).__name__}.")
+    gaussians = []
+    for scale in listed:
+        if isinstance(scale, Gaussian):
+            gaussians.append(Gaussian.ensure(gaussian=scale, d=d))
+        else:
+            gaussians.append(Gaussian.ensure(**{"radius" if sigmas is None else "sigma": scale}, d=d))
+    if not gaussians:
+        raise ValueError("wanted at least one scale, got none.")
+    if any(a.same_as(b) for i, a in enumerate(gaussians) for b in gaussians[:i]):
+        raise ValueError("each scale is wanted once, got one of them twice.")
+    return gaussians
+
+
+def _unit(result: Interactions, index: int | tuple[int, ...]) -> Tensor:
+    unit = torch.zeros(result.shape[1], dtype=result.dtype, device=result.device)
+    unit[result._flat_index(index)] = 1
+    return unit
+
+
+# --- the change between two scales ------------------------------------------------------------------------------------
+
+
+def _difference(a: Interactions, b: Interactions) -> Change:
+    c = _ratio(b.gaussian, a.gaussian, a.inputs)  # L_b = c L_a: everything is said in the coordinates of a
+    shared = _shared_rows(a, b)
+    left, right = _restated(a, 1.0, shared), _restated(b, c, shared)
+    grouping = a.grouping if a.grouping is None else a.grouping.without_r2()
+    errors = [r.precision_error for r in (a, b) if r.precision_error is not None]
+    return Change(
+        inputs=a.inputs,
+        statistics=_minus(left, right),
+        gaussian=a.gaussian,
+        grouping=grouping,
+        target=a.target,
+        n_passes=a.n_passes + b.n_passes,
+        status=("calls",) * len(a),
+        control=a.control or b.control,
+        unbiased=a.unbiased and b.unbiased,
+        precision=a.precision,
+        precision_error=torch.stack(errors).amax(0) if errors else None,
+    )
+
+
+def _ratio(gaussian: Gaussian, base: Gaussian, inputs: Tensor) -> float:
+    """c with L = c L_base; ValueError where the two are not of one shape."""
+    d = inputs[0].numel()
+    k = base.rank(d)
+    if gaussian.rank(d) == k:
+        # one random vector tells: a matrix other than zero has it in its kernel with probability zero
+        z = torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        own, other = (g.to("cpu", torch.float64).colour(z) for g in (base, gaussian))
+        c = float(own @ other / (own @ own))
+        if torch.allclose(other, c * own, rtol=1e-5, atol=1e-7 * float(other.abs().max())):  # they may be float32
+            return c
+    raise ValueError(
+        "changes are known between Gaussians that differ in their scale alone, c·Σ; these two differ in shape. Compare "
+        "their numbers, with the standard errors of each."
+    )
+
+
+def _shared_rows(a: Interactions, b: Interactions) -> Tensor | None:
+    """Rows that both results begin with, (B,); None where they have all rows in common."""
+    if a.statistics.stream == b.statistics.stream:
+        return None
+    for first, second in zip(a.statistics.stream, b.statistics.stream, strict=True):
+        if {(s.seed, s.start) for s in first} != {(s.seed, s.start) for s in second} or len(first + second) > 2:
+            raise ValueError("these two scales do not share their draws. Make both in one sweep, with one seed.")
+    return torch.minimum(a.statistics.n_head, b.statistics.n_head)
+
+
+def _restated(result: Interactions, c: float, shared: Tensor | None) -> Statistics:
+    """The statistics of a result with L = c L' in the coordinates of L'; of its first `shared` rows where given."""
+    stats = result.statistics if shared is None else _first_rows(result.statistics, shared)
+    white = result.grouping is None
+    # Whitened, a Hessian is LᵀHL and a gradient Lᵀg; group sums are among the features, and only their scores are not.
+    of_hessian, of_gradient = (c**-2, 1 / c) if white else (1.0, 1.0)
+    of_score, of_odd = (1.0, c**-2) if white else (c, 1 / c)
+    head = stats.head
+    skew = stats.skew
+    if skew is not None:
+        skew = torch.cat([skew[..., : stats.k] / c, skew[..., stats.k :] / c**2], -1)
+    return replace(
+        stats,
+        head=replace(
+            head,
+            score=head.score * of_score,
+            odd=head.odd * of_odd,
+            even=head.even * of_gradient,
+            energy=head.energy / c**2,
+        ),
+        total=_times(stats.total, of_hessian),
+        known=None if stats.known is None else stats.known.scaled(torch.full((len(stats),), of_hessian)),
+        drift=_times(stats.drift, of_odd),
+        drift_norm2=_times(stats.drift_norm2, c**-4),
+        even_sum=stats.even_sum * of_gradient,
+        gradient=stats.gradient * of_gradient,
+        skew=skew,
+        gram=_times(stats.gram, c**2),
+    )
+
+
+def _first_rows(stats: Statistics, rows: Tensor) -> Statistics:
+    """The statistics of the first rows of each example, all of them in the head."""
+    if stats.skew is not None and bool((rows != stats.n).any()):
+        raise ValueError(
+            "group sums do not keep what the noise of part of their draws is known from, and these two scales have "
+            "seen unequal numbers. Pass n_calls to sweep; or sweep without groups, then difference(a, b).groups(mask)."
+        )
+    most = int(rows.max())
+    inside = torch.arange(most, device=rows.device) < rows[:, None]  # (B, most)
+
+    def cut(t: Tensor) -> Tensor:
+        kept = t[:, :most]
+        shape = (len(rows), most, *[1] * (t.ndim - 2))
+        return kept if bool(inside.all()) else torch.where(inside.reshape(shape), kept, 0.0)
+
+    head: Rows = stats.head.each(cut)
+    return replace(
+        stats,
+        stream=tuple(
+            (Segment(s[0].seed, s[0].start, s[0].start + n),) for s, n in zip(stats.stream, rows.tolist(), strict=True)
+        ),
+        n=rows,
+        head=head,
+        total=None,
+        even_sum=head.even.double().sum(1),
+        value_sum=head.value_even.double().sum(1),
+    )
+
+
+def _minus(a: Statistics, b: Statistics) -> Statistics:
+    """Rows less rows, sums less sums; what bounds an error is added."""
+    head = replace(
+        a.head,
+        odd=a.head.odd - b.head.odd,
+        even=a.head.even - b.head.even,
+        value_even=a.head.value_even - b.head.value_even,
+        energy=a.head.energy + b.head.energy,  # serves as a bound of what rows have missed
+    )
+    drift = _less(a.drift, b.drift)
+    if drift is not None and a.skew is not None:
+        raise ValueError("changes of group sums are not known with tau_probes. Use difference(a, b).groups(mask).")
+    return replace(
+        a,
+        head=head,
+        total=_less(a.total, b.total),
+        known=_known_change(a.known, b.known),
+        drift=drift,
+        drift_norm2=None if drift is None else drift.double().square().sum(-1).mean(-1),
+        even_sum=a.even_sum - b.even_sum,
+        value_sum=a.value_sum - b.value_sum,
+        value=torch.zeros_like(a.value),
+        gradient=torch.zeros_like(a.gradient),  # ∇f(x) is the same at every scale
+        stein=torch.zeros_like(a.stein),
+        skew=_less(a.skew, b.skew),
+    )
+
+
+def _known_change(a: Known | None, b: Known | None) -> Known | None:
+    if b is not None:
+        b = b.scaled(-torch.ones(len(b.core)))
+    return a if b is None else b if a is None else a.plus(b)
+
+
+def _times(t: Tensor | None, factor: float) -> Tensor | None:
+    return None if t is None else t * factor
+
+
+def _less(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """a − b, where None is zero."""
+    if a is None or b is None:
+        return a if b is None else -b
+    return a - b

@@ -1,0 +1,662 @@
+"""The exact minimum of a quadratic on a ball, in every form of the Hessian, on every kind of problem."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from smoothhess import Dense, Diagonal, Eigenbasis, Isotropic, SmoothHess
+from smoothhess.evaluate import certified, lanczos
+from smoothhess.evaluate.ball import Spectrum, count_kept, kkt_residual, minimize_in_ball
+from smoothhess.evaluate.secular import minimize_diagonal
+from smoothhess.exact import Attribution, Exact
+
+DIMENSIONS = (1, 2, 3, 7, 30)
+TIGHT = 1e-12  # the promise is 1e-8
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, rng):
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+def objective(gradient, hessian, step):
+    return (gradient * step).sum(-1) + (step * (hessian @ step[..., None])[..., 0]).sum(-1) / 2
+
+
+def spectra(batch, d, rng):
+    """Eigenvalues of every kind, (batch, d)."""
+    w = normal(batch, d, rng=rng)
+    first = torch.arange(d) == 0
+    return {
+        "indefinite": w,
+        "definite": w.abs() + 0.1,
+        "singular": w.abs().masked_fill(first, 0.0),
+        "negative": -w.abs(),
+        "zero": torch.zeros(batch, d).double(),
+        "multiple of the identity": normal(batch, 1, rng=rng).expand(batch, d),
+        "repeated": w[:, :2][:, torch.arange(d) % min(d, 2)],
+        "repeated lowest": torch.where(torch.arange(d) < (d + 1) // 2, -1.0, w.abs()),
+        "nearly repeated": -1 + 1e-15 * w,
+        "rank one": w.masked_fill(~first, 0.0),
+        "wide": w * 10 ** (6 * normal(batch, d, rng=rng)),
+    }
+
+
+def gradients(w, rng):
+    """Coefficients of the gradient of every kind, (batch, d)."""
+    c = normal(*w.shape, rng=rng)
+    lowest = w == w.amin(1, keepdim=True)
+    tiny = 10 ** (-25 * torch.rand(len(w), 1, generator=rng).double())
+    return {
+        "random": c,
+        "zero": torch.zeros_like(c),
+        "hard": c.masked_fill(lowest, 0.0),
+        "nearly hard": torch.where(lowest, tiny * c, c),
+        "lowest alone": c.masked_fill(~lowest, 0.0),
+        "small": 1e-9 * c,
+        "large": 1e9 * c,
+    }
+
+
+def problems(d, batch=20, seed=0):
+    """Names, gradients, Hessians and eigenvalues; rotated, and diagonal ones, whose zeros are exact."""
+    rng = generator(seed)
+    Q = torch.linalg.qr(normal(batch, d, d, rng=rng)).Q
+    for kind, w in spectra(batch, d, rng).items():
+        H = (Q * w[:, None]) @ Q.mT
+        for slope, c in gradients(w, rng).items():
+            yield f"{kind}, {slope}", (Q @ c[..., None])[..., 0], (H + H.mT) / 2, w
+            yield f"diagonal {kind}, {slope}", c, torch.diag_embed(w), w
+
+
+# --- the optimality conditions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_every_problem_is_solved_to_rounding(d):
+    solved = 0
+    for name, g, H, _ in problems(d):
+        for radius in (1e-6, 0.3, 3.0, 1e6):
+            step = minimize_in_ball(g, H, radius)
+            residual = kkt_residual(g, H, radius, step)
+            assert float(residual.max()) <= TIGHT, (name, radius, float(residual.max()))
+            solved += len(g)
+    assert solved > 10_000
+
+
+@pytest.mark.parametrize("scales", [(150, 0, 0), (-150, 0, 0), (0, 150, 0), (0, -150, 0), (0, 0, 150), (0, 0, -150)])
+@pytest.mark.parametrize("others", [(0, 0, 0), (140, 140, 0), (-140, -140, 0), (0, 140, -140), (0, -140, 140)])
+def test_huge_and_tiny_numbers(scales, others):
+    (a, b, c), (p, q, r) = scales, others
+    of_g, of_h, radius = (10.0**e for e in (a + p, b + q, c + r))
+    for name, g, H, w in problems(3, batch=4, seed=1):
+        largest = float(w.abs().max())
+        shortest = float(g.abs().max()) * of_g / max(largest * of_h, 1e-300)
+        if largest * of_h > 1e300 or largest * of_h * radius > 1e300 or shortest < 1e-290 or "wide" in name:
+            continue  # the numbers of the problem, or its solution, are none that float64 has
+        step = minimize_in_ball(of_g * g, of_h * H, radius)
+        residual = kkt_residual(of_g * g, of_h * H, radius, step)
+        assert float(residual.max()) <= TIGHT, (name, float(residual.max()))
+
+
+def test_minimum_exactly_on_the_sphere():
+    """‖H⁻¹g‖ = r: inside and boundary meet."""
+    for d in DIMENSIONS:
+        rng = generator(d)
+        Q = torch.linalg.qr(normal(50, d, d, rng=rng)).Q
+        w, y = normal(50, d, rng=rng).abs() + 0.1, normal(50, d, rng=rng)
+        H = (Q * w[:, None]) @ Q.mT
+        newton = (Q @ y[..., None])[..., 0]
+        g = -(H @ newton[..., None])[..., 0]
+        step = minimize_in_ball(g, (H + H.mT) / 2, newton.norm(dim=1))
+        torch.testing.assert_close(step, newton, rtol=1e-10, atol=1e-12)
+
+
+def test_hard_case_by_hand():
+    g, H = torch.tensor([[0.0, 2.0]]).double(), torch.diag(torch.tensor([-1.0, 1.0])).double()[None]
+    for radius in (1.5, 2.0, 10.0):
+        (step,) = minimize_in_ball(g, H, radius)
+        assert float(step[1]) == pytest.approx(-1.0, abs=1e-14)
+        assert float(step[0].abs()) == pytest.approx((radius**2 - 1) ** 0.5, rel=1e-14)
+    (step,) = minimize_in_ball(g, H, 0.5)  # no room for it
+    torch.testing.assert_close(step, torch.tensor([0.0, -0.5]).double(), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("tiny", [1e-5, 1e-10, 1e-17, 1e-40, 1e-200])
+def test_nearly_hard_cases_keep_all_digits(tiny):
+    """The multiplier is so close to the pole that λ − |w| is lost in λ; the distance itself is not."""
+    w, a = torch.tensor([-1.0, 1.0]).double(), torch.tensor([tiny, 2.0]).double()
+    y, multiplier = minimize_diagonal(w, a, torch.tensor(2.0).double())
+    torch.testing.assert_close(y, torch.tensor([-(3**0.5), -1.0]).double(), rtol=2 * tiny + 1e-14, atol=0)
+    assert float(multiplier) == pytest.approx(1.0, rel=tiny)
+    # and where the rest of the step ends exactly on the sphere: μ³ ≈ tiny²
+    y, _ = minimize_diagonal(w, a, torch.tensor(1.0).double())
+    assert float(y.norm()) == pytest.approx(1.0, rel=1e-14)
+    assert float(y[0]) == pytest.approx(-(tiny ** (1 / 3)), rel=1e-3 if tiny < 1e-8 else 0.1)
+
+
+def test_shortest_of_many_minima_inside():
+    """A singular H leaves directions open in which nothing changes: no part of the radius is spent on them."""
+    rng = generator(3)
+    V = normal(40, 6, 2, rng=rng)
+    H = V @ V.mT
+    g = (H @ normal(40, 6, 1, rng=rng))[..., 0]
+    step = minimize_in_ball(g, H, 1e3)
+    torch.testing.assert_close(
+        step, -(torch.linalg.pinv(H, hermitian=True) @ g[..., None])[..., 0], rtol=1e-6, atol=1e-8
+    )
+    assert torch.equal(minimize_in_ball(0 * g, 0 * H, 1.0), 0 * g)
+    assert torch.equal(minimize_in_ball(0 * g, H, 1.0), 0 * g)
+
+
+# --- other ways to the same answer ------------------------------------------------------------------------------------
+
+
+def test_against_all_angles_in_the_plane():
+    for name, g, H, _ in problems(2, batch=2, seed=4):
+        if "wide" in name or "large" in name:
+            continue
+        found = objective(g, H, minimize_in_ball(g, H, 1.3))
+        for b in range(len(g)):
+            slope, matrix = g[b].numpy(), H[b].numpy()
+
+            def value(angle, length=1.3, slope=slope, matrix=matrix):
+                v = length * np.array([np.cos(angle), np.sin(angle)])
+                return slope @ v + v @ matrix @ v / 2
+
+            angles = np.linspace(0, 2 * np.pi, 721)
+            start = angles[np.argmin([value(t) for t in angles])]
+            best = minimize_scalar(
+                value, bounds=(start - 0.01, start + 0.01), method="bounded", options={"xatol": 1e-12}
+            )
+            lowest = min(best.fun, 0.0)
+            if np.linalg.eigvalsh(matrix)[0] > 1e-9:
+                newton = -np.linalg.solve(matrix, slope)
+                if np.linalg.norm(newton) <= 1.3:
+                    lowest = min(lowest, slope @ newton / 2)
+            assert float(found[b]) == pytest.approx(lowest, rel=1e-9, abs=1e-12), name
+
+
+def test_against_the_semidefinite_program_of_the_paper():
+    cp = pytest.importorskip("cvxpy")
+    rng = generator(5)
+    for d in (2, 5, 8):
+        Q = torch.linalg.qr(normal(1, d, d, rng=rng)).Q
+        for kind, w in spectra(1, d, rng).items():
+            if kind == "wide":
+                continue
+            c = gradients(w, rng)["hard" if d == 5 else "random"]
+            g, H = (Q @ c[..., None])[..., 0], (Q * w[:, None]) @ Q.mT
+            H = (H + H.mT) / 2
+            X, gamma = cp.Variable((d, d), symmetric=True), cp.Variable((d, 1))
+            inside = cp.bmat([[X, gamma], [gamma.T, np.ones((1, 1))]]) >> 0
+            problem = cp.Problem(
+                cp.Minimize(cp.trace(H[0].numpy() / 2 @ X) + g[0].numpy() @ gamma[:, 0]),
+                [cp.trace(X) <= 0.7**2, inside],
+            )
+            relaxed = problem.solve(solver="CLARABEL")
+            found = float(objective(g, H, minimize_in_ball(g, H, 0.7)))
+            assert found == pytest.approx(relaxed, rel=1e-6, abs=1e-7), kind
+
+
+def dense_problem(d=300, batch=5, seed=6, decay=40.0):
+    rng = generator(seed)
+    Q = torch.linalg.qr(normal(batch, d, d, rng=rng)).Q
+    w = normal(batch, d, rng=rng) * torch.exp(-torch.arange(d) / decay)
+    H = (Q * w[:, None]) @ Q.mT
+    return normal(batch, d, rng=rng), (H + H.mT) / 2, w, Q
+
+
+@pytest.mark.parametrize("radius", [0.01, 1.0, 50.0])
+def test_large_dense_problems_need_no_eigendecomposition(radius):
+    g, H, _, _ = dense_problem()
+    _, proven = certified.minimize_certified(g, H, torch.full((5,), radius).double())
+    assert proven.all()
+    step = minimize_in_ball(g, H, radius)
+    torch.testing.assert_close(step, Spectrum.of(g, H).minimize(radius), rtol=1e-9, atol=1e-10 * radius)
+    assert float(kkt_residual(g, H, radius, step).max()) <= TIGHT
+
+
+def test_what_is_not_proven_is_left_to_the_eigendecomposition():
+    g, H, w, Q = dense_problem()
+    hard = (Q @ (Q.mT @ g[..., None]).masked_fill((w == w.amin(1, keepdim=True))[..., None], 0.0))[..., 0]
+    for slope in (torch.zeros_like(g), 1e-3 * hard):
+        _, proven = certified.minimize_certified(slope, H, torch.full((5,), 2.0).double())
+        assert not proven.any()
+        assert float(kkt_residual(slope, H, 2.0, minimize_in_ball(slope, H, 2.0)).max()) <= TIGHT
+    mixed = torch.stack([g[0], 0 * g[0], g[2], hard[3] / 1e3, g[4]])
+    assert float(kkt_residual(mixed, H, 2.0, minimize_in_ball(mixed, H, 2.0)).max()) <= TIGHT
+
+
+def test_a_krylov_space_that_misses_a_direction_is_found_out(monkeypatch):
+    """Without its random vector Lanczos never sees a negative eigenvalue without gradient: the factor does."""
+    d = 200
+    w = torch.linspace(1, 2, d).double()
+    w[0] = -3.0
+    g = torch.ones(1, d).double()
+    g[0, 0] = 0.0
+    H = torch.diag(w)[None]
+    start = lanczos.Space.start
+    monkeypatch.setattr(
+        lanczos.Space, "start", staticmethod(lambda g, product: start(g, product).select(torch.arange(1)))
+    )
+    monkeypatch.setattr(lanczos, "beside", lambda basis, v: _outside_without_first(basis, v))
+    _, proven = certified.minimize_certified(g, H, torch.full((1,), 100.0).double())
+    assert not proven.any()
+    monkeypatch.undo()
+    step = minimize_in_ball(g, H, 100.0)
+    assert float(kkt_residual(g, H, 100.0, step)) <= TIGHT
+    assert float(step[0, 0].abs()) > 99
+
+
+def _outside_without_first(basis, v):
+    v = v.clone()
+    if float(v.norm()) == 0:
+        v = torch.linspace(-1, 1, v.shape[1]).double().expand_as(v).clone()
+    v[:, 0] = 0.0
+    for _ in range(3):
+        v = v - ((v[:, None] @ basis.mT) @ basis)[:, 0]
+        v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return v
+
+
+# --- Hessians that are not a matrix -----------------------------------------------------------------------------------
+
+
+class Counted:
+    """Products with a matrix, counted."""
+
+    def __init__(self, H):
+        self.H, self.products = H, 0
+
+    def __call__(self, rows):
+        self.products += rows.shape[1]
+        return rows @ self.H
+
+
+@pytest.fixture
+def matrix_free(monkeypatch):
+    monkeypatch.setattr("smoothhess.evaluate.spectrum.DENSE_PAYS", 4)
+    monkeypatch.setattr("smoothhess.evaluate.ball.DENSE_PAYS", 4)
+
+
+@pytest.mark.parametrize("d", [5, 40, 150])
+def test_lanczos_solves_every_problem(matrix_free, d):
+    for name, g, H, _ in problems(d, batch=2, seed=7):
+        if "diagonal" in name or (d == 150 and "nearly" in name):
+            continue
+        for radius in (0.3, 30.0):
+            step = minimize_in_ball(g, Counted(H), radius)
+            assert float(kkt_residual(g, H, radius, step).max()) <= 1e-8, (name, radius)
+            exact = objective(g, H, Spectrum.of(g, H).minimize(radius))
+            torch.testing.assert_close(objective(g, H, step), exact, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_lanczos_stops_early_and_restarts(matrix_free, monkeypatch):
+    g, H, _, _ = dense_problem(d=400, batch=2)
+    product = Counted(H)
+    step = minimize_in_ball(g, product, 1.0)
+    assert product.products < 80
+    assert float(kkt_residual(g, H, 1.0, step).max()) <= 1e-11
+    monkeypatch.setattr(lanczos, "MOST_VECTORS", 40)
+    monkeypatch.setattr(lanczos, "LOWEST", 8)
+    monkeypatch.setattr(lanczos, "LEAST", 20)
+    slow = torch.linspace(-1, 1, 400).double().expand(2, -1)
+    c = 1e-3 * normal(2, 400, rng=generator(8))
+    for slope in (c, c.masked_fill(torch.arange(400) == 0, 0.0)):
+        product = Counted(torch.diag_embed(slow))
+        step = minimize_in_ball(slope, product, 1.0)
+        assert 60 < product.products < 1500  # more than a space has room for
+        assert float(kkt_residual(slope, torch.diag_embed(slow), 1.0, step).max()) <= 1e-8
+    monkeypatch.setattr(lanczos, "MOST_PRODUCTS", 10)
+    with pytest.warns(UserWarning, match="close to the minimum, not at it"):
+        minimize_in_ball(c, Counted(torch.diag_embed(slow)), 1.0)
+
+
+def test_widened_spaces_are_used_again(matrix_free):
+    g, H, _, _ = dense_problem(d=200, batch=2)
+    product = Counted(H)
+    radii = [0.1, 1.0, 10.0]
+    wide = Spectrum.of(g, product).widened(radii)
+    made = product.products
+    paths = [wide.minimize(radii), torch.stack([wide.minimize(r) for r in radii])]
+    assert product.products == made
+    for path in paths:
+        torch.testing.assert_close(path, Spectrum.of(g, H).minimize(radii), rtol=1e-8, atol=1e-9)
+    (-wide).minimize(1.0)
+    assert float(kkt_residual(-g, -H, 1.0, (-wide).minimize(1.0)).max()) <= 1e-8
+
+
+def net(x):
+    x = x.flatten(1)
+    k = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device)
+    waves = torch.stack([(0.2 * j + x @ torch.sin(j * k) / x.shape[1] ** 0.5).cos() for j in range(1, 8)])
+    return waves.sum(0) + (x @ torch.cos(0.5 * k)) / x.shape[1] ** 0.5
+
+
+D = 300
+DIRECTIONS = torch.eye(D).double()[:3] + 0.1
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+@pytest.mark.parametrize(
+    "gaussian",
+    [
+        Isotropic(0.3),
+        Eigenbasis(DIRECTIONS, [0.5, 0.4, 0.3], rest=0.1),
+        Eigenbasis(DIRECTIONS, [0.5, 0.4, 0.3], rest=0.0),
+        Diagonal(torch.linspace(0.1, 0.5, D)),
+        Diagonal(torch.linspace(0.0, 0.5, D)),
+        Dense(torch.diag(torch.linspace(0.1, 0.2, D)) + 0.01),
+    ],
+    ids=lambda g: f"{type(g).__name__} {getattr(g, 'rest', '')}",
+)
+def test_results_are_solved_in_their_own_form(gaussian, shrink, monkeypatch):
+    """Factored where that is exact, matrix-free where it is not; both as good as the dense matrix."""
+    monkeypatch.setattr("smoothhess.evaluate.spectrum.DENSE_PAYS", 10)
+    x = normal(3, 6, D // 6, rng=generator(9))
+    result = SmoothHess(net).attribute(x, gaussian=gaussian, n_calls=60, shrink=shrink, control=None)
+    g = result.gradient
+    spectrum = Spectrum.of(g, result)
+    free = shrink and isinstance(gaussian, Diagonal | Dense)
+    assert (spectrum.space is not None) == free
+    assert free or spectrum.values.shape[1] <= 66
+    H = result.hessian
+    result.__dict__.pop("hessian")
+    radii = torch.tensor([0.1, 2.0, 20.0]).double()
+    step = minimize_in_ball(g, result, radii)
+    assert "hessian" not in result.__dict__  # it was never made
+    assert float(kkt_residual(g, H, radii, step).max()) <= 1e-10
+    assert float(kkt_residual(g, result, radii, step).max()) <= 1e-10
+    exact = objective(g.flatten(1), H, minimize_in_ball(g, H, radii))
+    torch.testing.assert_close(objective(g.flatten(1), H, step), exact, rtol=1e-10, atol=0)
+
+
+def test_results_in_many_chunks(monkeypatch):
+    x = normal(5, D, rng=generator(10))
+    result = SmoothHess(net).attribute(x, sigma=0.3, n_calls=60, control=None)
+    whole = minimize_in_ball(result.gradient, result, 1.0)
+    monkeypatch.setattr("smoothhess.evaluate.ball.CHUNK_BYTES", 2 * 32 * D * D)
+    torch.testing.assert_close(minimize_in_ball(result.gradient, result, 1.0), whole, rtol=1e-9, atol=1e-12)
+    dense = minimize_in_ball(result.gradient, result.hessian, 1.0)
+    torch.testing.assert_close(dense, whole, rtol=1e-8, atol=1e-10)
+
+
+def test_exact_results_and_operators():
+    rng = generator(11)
+    x, A = normal(2, 4, rng=rng), normal(2, 4, 4, rng=rng)
+    H, g = A + A.mT, normal(2, 4, rng=rng)
+    wanted = minimize_in_ball(g, H, 0.8)
+    for result in (
+        Exact.make(x, x.sum(1), g, H),
+        Exact.make(x, x.sum(1), g, operator=lambda rows: rows @ H),
+        Exact.make(x, x.sum(1), g, H).taylor().product,
+    ):
+        torch.testing.assert_close(minimize_in_ball(g, result, 0.8), wanted, rtol=1e-12, atol=1e-14)
+    flat = minimize_in_ball(g, Exact.make(x, x.sum(1), g), 0.8)
+    torch.testing.assert_close(flat, -0.8 * g / g.norm(dim=1, keepdim=True))
+
+
+def test_group_sums_are_quadratics_too():
+    x = normal(2, 12, rng=generator(12))
+    result = SmoothHess(net).attribute(x, sigma=0.3, n_calls=100).groups(torch.arange(12) // 3)
+    step = minimize_in_ball(result.gradient, result, 1.0)
+    assert step.shape == (2, 4)
+    assert float(kkt_residual(result.gradient, result.hessian, 1.0, step).max()) <= TIGHT
+
+
+# --- radii, batches, dtypes -------------------------------------------------------------------------------------------
+
+
+def test_one_eigendecomposition_serves_all_radii():
+    g, H, _, _ = dense_problem(d=20, batch=4)
+    spectrum = Spectrum.of(g, H)
+    radii = [0.1, 1.0, 10.0]
+    path = spectrum.minimize(radii)
+    assert path.shape == (3, 4, 20)
+    for i, radius in enumerate(radii):
+        torch.testing.assert_close(path[i], spectrum.minimize(radius), rtol=1e-13, atol=0)
+        torch.testing.assert_close(path[i], minimize_in_ball(g, H, radius), rtol=1e-13, atol=0)
+    own = torch.tensor([0.1, 0.5, 2.0, 9.0]).double()
+    each = spectrum.minimize(own)
+    for b in range(4):
+        torch.testing.assert_close(each[b], spectrum.minimize(float(own[b]))[b], rtol=1e-13, atol=0)
+    table = torch.stack([own, 2 * own])
+    torch.testing.assert_close(spectrum.minimize(table)[1], spectrum.minimize(2 * own), rtol=1e-13, atol=0)
+    values = objective(g, H, path)
+    assert (values[1:] < values[:-1]).all()  # a larger ball reaches lower
+
+
+def test_the_other_sign_gives_the_maximum():
+    g, H, _, _ = dense_problem(d=20, batch=4)
+    spectrum = Spectrum.of(g, H)
+    torch.testing.assert_close((-spectrum).minimize(1.0), minimize_in_ball(-g, -H, 1.0), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close((-(-spectrum)).minimize(1.0), spectrum.minimize(1.0), rtol=1e-12, atol=1e-14)
+    cut = minimize_in_ball(-g, -H, 1.0, keep=0.5)
+    torch.testing.assert_close((-spectrum.cut(0.5)).minimize(1.0), cut, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("d", [6, 200])
+def test_examples_do_not_see_each_other(d):
+    g, H, _, _ = dense_problem(d=d, batch=4)
+    g[1] = 0
+    radii = torch.tensor([0.1, 1.0, 5.0, 100.0]).double()
+    whole = minimize_in_ball(g, H, radii)
+    for b in range(4):
+        alone = minimize_in_ball(g[b : b + 1], H[b : b + 1], float(radii[b]))
+        torch.testing.assert_close(alone[0], whole[b], rtol=1e-9, atol=1e-12 * float(radii[b]))
+
+
+@pytest.mark.parametrize("d", [5, 150])
+def test_single_precision_is_solved_in_double(d):
+    g, H, _, _ = dense_problem(d=d, batch=3)
+    g, H = g.float(), H.float()
+    step = minimize_in_ball(g, H, 0.7)
+    assert step.dtype == torch.float32
+    torch.testing.assert_close(step, minimize_in_ball(g.double(), H.double(), 0.7).float(), rtol=1e-5, atol=1e-7)
+    assert float(kkt_residual(g, H, 0.7, step).max()) <= 1e-6
+    half = minimize_in_ball(g.bfloat16(), H.bfloat16(), 0.7)
+    assert half.dtype == torch.bfloat16
+
+
+def test_inputs_may_be_images_and_stay_as_they_are():
+    g, H, _, _ = dense_problem(d=12, batch=2)
+    images, kept, matrix = g.reshape(2, 3, 4).requires_grad_(), g.clone(), H.clone()
+    step = minimize_in_ball(images, H.mT, 0.5)
+    assert step.shape == (2, 12)
+    assert not step.requires_grad
+    torch.testing.assert_close(step, minimize_in_ball(g, H, 0.5))
+    torch.testing.assert_close(kkt_residual(images, H, 0.5, step.reshape(2, 3, 4)), kkt_residual(g, H, 0.5, step))
+    assert torch.equal(g, kept)
+    assert torch.equal(H, matrix)
+
+
+def test_the_global_generator_does_not_move():
+    before = torch.random.get_rng_state()
+    g, H, _, _ = dense_problem(d=150, batch=2)
+    minimize_in_ball(g, H, 0.5)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+# --- the paper's reduction --------------------------------------------------------------------------------------------
+
+
+def test_keep_is_the_fewest_eigenvectors_that_hold_the_share():
+    w = torch.tensor([[4.0, -3.0, 2.0, -1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]).double()
+    for keep, wanted in [(0.3, [1, 1, 1]), (0.4, [1, 1, 1]), (0.41, [2, 1, 1]), (0.9, [3, 1, 1]), (1.0, [4, 1, 1])]:
+        assert count_kept(w, keep).tolist() == wanted, keep
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.8, 0.98, 1.0])
+def test_keep_drops_the_rest_of_the_gradient(keep):
+    g, H, _, _ = dense_problem(d=25, batch=6)
+    g[1] = 0
+    step = minimize_in_ball(g, H, 0.9, keep=keep)
+    values, vectors = torch.linalg.eigh(H)
+    for b in range(6):
+        order = values[b].abs().argsort(descending=True)
+        held = values[b].abs()[order].cumsum(0)
+        k = int((held < keep * held[-1]).sum()) + 1
+        V, w = vectors[b][:, order[:k]], values[b][order[:k]]
+        small = minimize_in_ball((V.mT @ g[b])[None], torch.diag(w)[None], 0.9)[0]
+        wanted = objective((V.mT @ g[b])[None], torch.diag(w)[None], small[None])
+        torch.testing.assert_close(
+            objective(g[b : b + 1], H[b : b + 1], step[b : b + 1]), wanted, rtol=1e-10, atol=1e-13
+        )
+        torch.testing.assert_close(V @ (V.mT @ step[b]), step[b], rtol=1e-10, atol=1e-12)  # nothing outside
+    best = objective(g, H, minimize_in_ball(g, H, 0.9))
+    assert (objective(g, H, step) >= best - 1e-12).all()
+
+
+def test_keep_with_one_eigenvector_and_no_gradient():
+    """Examples that keep fewer than others get no step in what the others keep."""
+    H = torch.stack([torch.diag(torch.tensor([-2.0, 0, 0])), torch.diag(torch.tensor([-1.0, -1, -1]))]).double()
+    step = minimize_in_ball(torch.zeros(2, 3).double(), H, 0.5, keep=0.9)
+    torch.testing.assert_close(step[0].abs(), torch.tensor([0.5, 0, 0]).double())
+    torch.testing.assert_close(step.norm(dim=1), torch.tensor([0.5, 0.5]).double())
+
+
+def test_keep_of_results_and_callables():
+    x = normal(2, 8, rng=generator(13))
+    result = SmoothHess(net).attribute(x, sigma=0.3, n_calls=100)
+    wanted = minimize_in_ball(result.gradient, result.hessian, 0.5, keep=0.9)
+    for hessian in (result, result.taylor().product):
+        torch.testing.assert_close(minimize_in_ball(result.gradient, hessian, 0.5, keep=0.9), wanted)
+
+
+# --- what the residual sees -------------------------------------------------------------------------------------------
+
+
+def test_residual_by_hand():
+    """The four numbers of its definition, one example at a time, in numpy."""
+    rng = generator(14)
+    g, H = normal(200, 4, rng=rng), normal(200, 4, 4, rng=rng)
+    H = H + H.mT
+    steps = 0.9 * minimize_in_ball(g, H, 1.0) + 0.2 * normal(200, 4, rng=rng) * torch.rand(200, 1, generator=rng)
+    found = kkt_residual(g, H, 1.0, steps)
+    for b in range(200):
+        slope, matrix, v = g[b].numpy(), H[b].numpy(), steps[b].numpy()
+        w, length, size = np.linalg.eigvalsh(matrix), np.linalg.norm(v), np.linalg.norm(matrix, 2)
+        options = []
+        for lam in (0.0, max(0.0, -v @ (matrix @ v + slope) / (v @ v))):
+            stationarity = np.linalg.norm(matrix @ v + lam * v + slope)
+            stationarity /= np.linalg.norm(slope) + (size + lam) * length
+            complementarity = lam * max(1 - length, 0) / (size + np.linalg.norm(slope))
+            curvature = max(-w[0] - lam, 0) / (size + lam)
+            options.append(max(stationarity, complementarity, curvature))
+        assert float(found[b]) == pytest.approx(max(min(options), length - 1), rel=1e-9)
+
+
+def test_residual_sees_what_is_wrong():
+    g, H = torch.tensor([[0.3, 0.1]]).double(), torch.diag(torch.tensor([-2.0, 1.0])).double()[None]
+    step = minimize_in_ball(g, H, 1.0)
+    wrong = {
+        "nothing done": 0 * step,
+        "the other side, a local minimum or a saddle": -step,
+        "too far": 1.01 * step,
+        "not far enough": 0.99 * step,
+        "against the gradient": -g / g.norm(),
+        "slightly turned": torch.nn.functional.normalize(step + torch.tensor([[0.0, 1e-3]]).double()),
+    }
+    assert float(kkt_residual(g, H, 1.0, step)) <= 1e-15
+    for name, other in wrong.items():
+        assert float(kkt_residual(g, H, 1.0, other)) > 1e-5, name
+    stationary = -(torch.linalg.solve(H, g[..., None]))[..., 0]  # a saddle inside
+    assert float(kkt_residual(g, H, 1.0, stationary)) > 0.5
+    local = minimize_diagonal(
+        torch.tensor([-2.0, 1.0]).double(), -g[0] * torch.tensor([1.0, -1.0]), torch.tensor(1.0).double()
+    )[0]
+    local = local * torch.tensor([1.0, 1.0])
+    assert float(kkt_residual(g, H, 1.0, local[None])) > 1e-2
+
+
+@pytest.mark.parametrize("scale", [1e-120, 1e-3, 1e120])
+def test_residual_has_no_scale(scale):
+    rng = generator(15)
+    g, H, v = normal(30, 4, rng=rng), normal(30, 4, 4, rng=rng), normal(30, 4, rng=rng) / 3
+    H = H + H.mT
+    wanted = kkt_residual(g, H, 1.0, v)
+    for changed in (
+        kkt_residual(scale * g, scale * H, 1.0, v),
+        kkt_residual(scale * g, H, scale, scale * v),
+        kkt_residual(g, H / scale, scale, scale * v),
+    ):
+        torch.testing.assert_close(changed, wanted, rtol=1e-9, atol=1e-14)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+G, EYE = torch.ones(2, 3), torch.eye(3).expand(2, 3, 3)
+LOPSIDED = EYE + torch.tensor([[0.0, 1e-2, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("gradient", "hessian", "radius", "match"),
+    [
+        (G, EYE, 0.0, "radius must be positive"),
+        (G, EYE, -1.0, "radius must be positive"),
+        (G, EYE, float("nan"), "radius must be positive and finite"),
+        (G, EYE, float("inf"), "radius must be positive and finite"),
+        (G, EYE, torch.tensor([1.0, 0.0]), "radius must be positive"),
+        (G, EYE, torch.ones(3), "one per example \\(2,\\)"),
+        (G, EYE, torch.ones(3, 1), "Spectrum.of"),
+        (G, EYE, [1.0, 2.0], "Spectrum.of"),
+        (G, EYE, "1", "radius must be a number"),
+        (G, EYE, None, "radius must be a number"),
+        (G * float("nan"), EYE, 1.0, "gradient must be finite"),
+        (G, EYE * float("inf"), 1.0, "hessian must be finite"),
+        (G, EYE.clone().index_fill(1, torch.tensor(0), float("nan")), 1.0, "hessian must be finite"),
+        (G, LOPSIDED, 1.0, "hessian must be symmetric, that of example 0 .* 0.01 "),
+        (G, EYE[:1], 1.0, "hessian must be \\(B, d, d\\) = \\(2, 3, 3\\)"),
+        (G, torch.eye(4).expand(2, 4, 4), 1.0, "hessian must be"),
+        (G, torch.eye(3), 1.0, "hessian must be"),
+        (G[0], torch.eye(3), 1.0, "examples in dimension 0"),
+        (torch.ones(2, 0), torch.ones(2, 0, 0), 1.0, "gradient must be"),
+        (G.long(), EYE, 1.0, "floating point"),
+        (G, EYE.long(), 1.0, "floating point"),
+        (G, None, 1.0, "hessian must be a tensor"),
+        (G, lambda rows: rows[..., :1], 1.0, "must map rows"),
+        (G, lambda rows: rows * float("nan"), 1.0, "must be finite"),
+        (G, lambda rows: rows @ LOPSIDED, 1.0, "hessian must be symmetric"),
+    ],
+)
+def test_bad_input(gradient, hessian, radius, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        minimize_in_ball(gradient, hessian, radius)
+
+
+@pytest.mark.parametrize("keep", [0.0, -0.1, 1.1, float("nan"), True, "all"])
+def test_bad_keep(keep):
+    with pytest.raises(ValueError, match="keep must be the share"):
+        minimize_in_ball(G, EYE, 1.0, keep=keep)
+
+
+def test_rounding_is_no_asymmetry():
+    rng = generator(16)
+    A = torch.randn(2, 50, 50, generator=rng)
+    H = A @ A.mT - A.mT @ A  # symmetric but for the order of sums
+    H = H + 1e-6 * A * H.abs().max()
+    step = minimize_in_ball(torch.randn(2, 50, generator=rng), H, 1.0)
+    assert torch.isfinite(step).all()
+
+
+def test_more_that_is_refused():
+    with pytest.raises(ValueError, match="step must have the gradient's shape"):
+        kkt_residual(G, EYE, 1.0, torch.ones(2, 2))
+    with pytest.raises(ValueError, match="one per example"):
+        kkt_residual(G, EYE, torch.ones(4, 1), G)
+    with pytest.raises(ValueError, match="an attribution, not a Hessian"):
+        minimize_in_ball(G, Attribution.make(G, G.sum(1), G, EYE, method="a game's index"), 1.0)
+    x = torch.zeros(1, 1500)
+    result = SmoothHess(net).attribute(x, sigma=0.3, n_calls=20, control=None)
+    with pytest.raises(ValueError, match="needs all 1500 eigenvalues"):
+        Spectrum.of(result.gradient, result).cut(0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        minimize_in_ball(result.gradient, result, 1.0)
