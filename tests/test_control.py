@@ -84,6 +84,18 @@ def test_a_saturated_softmax_is_seen(x):
     assert result.control == "kink", result.control_note
 
 
+def test_a_model_that_cuts_its_batch_goes_without(x):
+    net = mlp(20, 30, 30)
+    cut = lambda x: torch.cat([net(part) for part in x.split(80)])
+    with pytest.raises(ValueError, match="another path"):
+        SmoothHess(cut).attribute(x, sigma=0.1, n_calls=120, control="kink")
+    result = SmoothHess(cut).attribute(x, sigma=0.1, n_calls=120)
+    assert result.control is None
+    assert "another path" in result.control_note
+    plain = SmoothHess(net).attribute(x, sigma=0.1, n_calls=120, control=None)
+    torch.testing.assert_close(result.hessian, plain.hessian)
+
+
 def test_price_above_the_budget(x):
     net = mlp(20, 30)
     assert SmoothHess(net).attribute(x, sigma=0.3, n_calls=20).control is None

@@ -5,7 +5,7 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import nn
 
-from smoothhess import Interactions
+from smoothhess import Interactions, SmoothHess
 from smoothhess.pairs import benjamini_hochberg
 from tests.truths import OneHidden, Plain, gaussians
 
@@ -362,3 +362,17 @@ def test_moves_to_a_device():
     result = make().to("cpu")
     assert result.device.type == "cpu"
     assert result.hessian.shape == (2, 12, 12)
+
+
+def test_what_does_not_fit_together_is_named():
+    x = torch.zeros(2, 3).double()
+    one, other = (
+        SmoothHess(lambda x: x.prod(1)).attribute(x, sigma=s, n_calls=20, seed=i) for i, s in enumerate((1, 2))
+    )
+    with pytest.raises(ValueError, match=r"differ in Gaussian \(Isotropic σ = 1 and Isotropic σ = 2\)"):
+        one.merge(other)
+    with pytest.raises(ValueError, match="differ in Gaussian"):
+        Interactions.cat([one, other])
+    unlike = SmoothHess(lambda x: x.prod(1)).attribute(x, sigma=1, n_calls=20, design="iid")
+    with pytest.raises(ValueError, match=r"design \(orthogonal and iid\)"):
+        one.merge(unlike)

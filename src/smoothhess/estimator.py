@@ -24,7 +24,7 @@ from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.noise import Noise
 from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs, is_out_of_memory
 from smoothhess.precision import check_precision
-from smoothhess.sampler import Sampler
+from smoothhess.sampler import OtherPathError, Sampler
 from smoothhess.statistics import Statistics, concatenate, most_rows, symmetric
 
 FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
@@ -147,7 +147,14 @@ class SmoothHess:
             seeds = _seeds(seed, len(inputs))
             rounding = None if precision == "float32" else sampler.measure_precision(seeds)
             note = _take_control(sampler, control, seeds, n_calls if n_calls is not None else max_calls / 4)
-            result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
+            try:
+                result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
+            except OtherPathError as error:
+                if control != "auto":
+                    raise
+                sampler.control, note = None, str(error)
+                bar.reset()
+                result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
         return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
 
     def closed_form(
@@ -200,10 +207,11 @@ class SmoothHess:
         assert sampler.control is not None
         closed = _closed_form(sampler, check, tolerance)
         if bool(closed.suspect.any()):
-            off = closed.error[closed.suspect].max()
+            off, unseen = closed.error[closed.suspect].max(), kinks.unmodelled
+            reason = f"it knows nothing of {unseen}, or many units flip" if unseen else "many units flip"
             warnings.warn(
                 f"the closed form of {int(closed.suspect.sum())} of {len(closed)} example(s) is seen to be off by more "
-                f"than {tolerance:g} (up to {float(off):.2g}): many units flip within this sigma. Use attribute, which "
+                f"than {tolerance:g} (up to {float(off):.2g}): {reason} within this sigma. Use attribute, which "
                 "samples what is missing, or a smaller sigma.",
                 stacklevel=2,
             )
@@ -449,14 +457,16 @@ def _warn_unfinished(result: Interactions, budget: _Budget) -> None:
         warnings.warn(
             f"{zeros} of {len(result)} example(s): H cannot be told from zero. Interactions explain less than "
             f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
-            "model is linear there, or no kink was met and a larger sigma would meet some.",
+            "model is linear there, its output is saturated (explain a logit instead), or no kink was met and a larger "
+            "sigma would meet some. smoothhess.diagnose tells which.",
             stacklevel=4,
         )
 
 
 def _warn_inconsistent(result: Interactions) -> None:
     first, second = (result.stein_z.abs() > STEIN_LIMIT).T
-    first, second = (flags & (result.statistics.n >= STEIN_ROWS) for flags in (first, second))
+    exact = result.precision == "float32"  # less exact gradients differ from the values' by rounding alone
+    first, second = (flags & (result.statistics.n >= STEIN_ROWS) & exact for flags in (first, second))
     if first.any():
         warnings.warn(
             f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "

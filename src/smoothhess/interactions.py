@@ -493,10 +493,9 @@ class Interactions:
         if not results:
             raise ValueError("wanted at least one result.")
         first = results[0]
-        if not all(_alike(first, r) for r in results):
-            raise ValueError(
-                "results can be put side by side only when Gaussian, design, kind, groups and feature shape agree."
-            )
+        for result in results:
+            if differ := _differences(first, result):
+                raise ValueError(f"results can be put side by side only when they agree; they differ in {differ[0]}.")
         return first._beside(results)
 
     def _beside(self, results: Sequence[Interactions]) -> Interactions:
@@ -521,9 +520,13 @@ class Interactions:
 
     def merge(self, other: Interactions) -> Interactions:
         """This result and another of the same inputs from other draws, as if made in one run."""
-        summed_alike = self.grouping is None or self.grouping.same_as(other.grouping)
-        if not (_alike(self, other) and summed_alike and torch.equal(self.inputs, other.inputs)):
-            raise ValueError("only results of the same inputs, Gaussian, design, control and groups can be merged.")
+        differ = _differences(self, other)
+        if not differ and self.grouping is not None and not self.grouping.same_as(other.grouping):
+            differ = ["groups"]
+        if not differ and not torch.equal(self.inputs, other.inputs):
+            differ = ["inputs"]
+        if differ:
+            raise ValueError(f"only results of the same question can be merged; these differ in {', '.join(differ)}.")
         if not torch.allclose(self.output, other.output, rtol=1e-4, atol=1e-6):
             raise ValueError("the outputs of the two results differ: they come from different models or targets.")
         status = tuple(a if a == b else "calls" for a, b in zip(self.status, other.status, strict=True))
@@ -591,7 +594,7 @@ class Interactions:
         lines = [
             f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
             f"{'' if self.control is None else f', control {self.control}'}{', denoised' if self.shrink else ''}"
-            f"{'' if self.unbiased else ', biased'}{'' if self.precision == 'float32' else f', {self.precision}'}, "
+            f"{'' if self.unbiased else ', biased'}{self._precision_text}, "
             f"seed {self.seed}",
             "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
         ]
@@ -602,6 +605,12 @@ class Interactions:
                 f"{float(self.r2[i]):6.3f}  {int(self.n_calls[i]):7d}  {self.status[i]}"
             )
         return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
+
+    @property
+    def _precision_text(self) -> str:
+        if self.precision_error is None:
+            return ""
+        return f", {self.precision} (noise up to {float(self.precision_error.max()):.0%} of a gradient's change)"
 
     @property
     def gaussian_text(self) -> str:
@@ -655,21 +664,23 @@ def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(given) if given else None
 
 
-def _alike(a: Interactions, b: Interactions) -> bool:
-    """Whether two results differ in nothing but examples and draws."""
-    kind, other = (
-        (
-            type(r),
-            r.design,
-            r.feature_shape,
-            r.inputs.shape[1:],
-            r.dtype,
-            r.control,
-            r.shrink,
-            r.unbiased,
-            r.precision,
-            r.grouping is None,
-        )
-        for r in (a, b)
-    )
-    return kind == other and a.gaussian.same_as(b.gaussian)
+def _differences(a: Interactions, b: Interactions) -> list[str]:
+    """What two results differ in beside examples and draws, in words."""
+
+    def kinds(r: Interactions) -> dict[str, object]:
+        return {
+            "kind": type(r).__name__,
+            "design": r.design,
+            "feature shape": r.feature_shape,
+            "input shape": tuple(r.inputs.shape[1:]),
+            "dtype": r.dtype,
+            "control": r.control,
+            "shrink": r.shrink,
+            "unbiased": r.unbiased,
+            "precision": r.precision,
+            "grouped": r.grouping is not None,
+        }
+
+    mine, other = kinds(a), kinds(b)
+    found = [f"{name} ({mine[name]} and {other[name]})" for name in mine if mine[name] != other[name]]
+    return found if a.gaussian.same_as(b.gaussian) else [*found, f"Gaussian ({a.gaussian_text} and {b.gaussian_text})"]

@@ -134,6 +134,12 @@ class Kinks:
         return tuple(self.tape.calls[i] for i in self.bent)
 
     @property
+    def unmodelled(self) -> str:
+        """The calls whose curvature is not modelled, in words; empty where there are none."""
+        kinds = [c.operator or c.kind for i, c in enumerate(self.tape.calls) if i not in self.bent]
+        return ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
+
+    @property
     def units(self) -> int:
         """How many units of an example bend."""
         return sum(p[0].numel() for p in self.pre)

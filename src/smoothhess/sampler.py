@@ -24,6 +24,10 @@ CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
 PRECISION_PAIRS = 4  # pairs of points at which less exact gradients are compared with exact ones
 
 
+class OtherPathError(ValueError):
+    """The frozen model does not make the calls that were recorded."""
+
+
 @dataclass(eq=False)
 class Sampler:
     """Evaluates rows of the design around the inputs."""
@@ -234,7 +238,7 @@ class Sampler:
             try:
                 odd, even = self.control.left_over(self.gaussian, there, z, rows, index, self.plan.mirrored)
             except ValueError as error:
-                raise ValueError(
+                raise OtherPathError(
                     f"the model takes another path for larger batches: {error} Pass control=None."
                 ) from error
         return Rows(
