@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="of the ResNet")
     options = parser.parse_args()
     device = torch.device(options.device)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # as inside the library
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
     print(
         f"{time.strftime('%Y-%m-%d')}, {name}, {torch.get_num_threads()} thread(s), "
