@@ -19,7 +19,7 @@ from smoothhess.skew import Prior, Skew
 from smoothhess.statistics import PROBES, Rows, Statistics, symmetric
 from smoothhess.units import Units
 
-SEEN, NOTHING = 8, 1e-6  # rows that must meet what a control variate leaves over, and the share that counts as nothing
+SEEN, NOTHING = 8, 1e-10  # rows that must meet what a control variate leaves over, and the share that counts as nothing
 ROW_DF = 3  # weight of rows inside blocks as witnesses of the gradient's and the value's noise, beside blocks
 ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # random signs of units for the operator norm, and how many units that needs

@@ -33,7 +33,7 @@ from smoothhess.statistics import Statistics, symmetric
 FIRST_BLOCK = 4  # directions in the first blocks,
 GROWTH = 1.5  # and how the blocks' ends grow
 # The rule is fitted to the numbers that it is applied to: its squared error exceeds what it says by this,
-OPTIMISM = 1.2
+OPTIMISM, CENTRED = 1.2, 1.5  # the latter where the centre is a closed form, whose own error is not so evenly spread,
 PARTIAL = 0.4  # and by so much more where no block of the design is complete
 RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
 CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
@@ -187,7 +187,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     estimate = basis.estimate
     damped, risk, noise = _damp(symmetric(estimate), (estimate - estimate.mT) / 2)
     constant = basis.offset - basis.trace(damped) / k
-    optimism = OPTIMISM * (1 + PARTIAL * max(0.0, 1 - m / k))
+    optimism = (OPTIMISM if stats.known is None else CENTRED) * (1 + PARTIAL * max(0.0, 1 - m / k))
     risk = optimism * risk
     p, precisions = basis.lengths(gaussian.push), gaussian.precisions(d).double().to(constant)
     weigh = p[:, :, None] * p[:, None]
