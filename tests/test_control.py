@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import Isotropic, SmoothHess
+from smoothhess import Interactions, Isotropic, SmoothHess
 from smoothhess.control import FLIPS_PER_PAIR, pilot_passes
 from tests.truths import OneHidden
 
@@ -59,7 +59,30 @@ def test_examples_choose_for_themselves_and_do_not_see_each_other(x):
         own = torch.zeros(2).double() if one.control is None else one.control_weights[0]
         torch.testing.assert_close(own, batch.control_weights[i], rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(one.hessian[0], batch.hessian[i], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(one.relative_error[0], batch.relative_error[i], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(one.stderr()[0], batch.stderr()[i], rtol=1e-6, atol=1e-9)
         assert one.n_passes[0] == batch.n_passes[i]
+
+
+def test_results_whose_pilots_disagree_go_together(x):
+    """Side by side, merged with other draws, gone on with: as if each had been made with its own control."""
+    net = mlp(20, 40, 40, 40, 40)
+    inputs = torch.cat([x, 30 * x])
+    batch = SmoothHess(net).attribute(inputs, sigma=1.5, n_calls=60)
+    ones = [SmoothHess(net).attribute(inputs[i : i + 1], sigma=1.5, n_calls=60) for i in range(6)]
+    assert {one.control for one in ones} == {None, "kink"}
+    for order in (ones, ones[::-1]):
+        whole = Interactions.cat(order)
+        wanted = batch if order is ones else batch[[5, 4, 3, 2, 1, 0]]
+        torch.testing.assert_close(whole.hessian, wanted.hessian, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(whole.control_weights, wanted.control_weights, rtol=1e-6, atol=1e-9)
+    for i, one in enumerate(ones):
+        longer = SmoothHess(net).more(batch[i], 40)
+        torch.testing.assert_close(longer.hessian, SmoothHess(net).more(one, 40).hessian, rtol=1e-6, atol=1e-9)
+    options = {"sigma": 1.5, "n_calls": 60, "shrink": False}
+    unlike = [SmoothHess(net).attribute(x[:1], seed=s, control=c, **options) for s, c in ((1, "kink"), (2, None))]
+    merged = unlike[0].merge(unlike[1])
+    torch.testing.assert_close(merged.hessian, (unlike[0].hessian + unlike[1].hessian) / 2)
 
 
 def test_weights_come_from_draws_of_their_own(x):

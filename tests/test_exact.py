@@ -7,7 +7,7 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import nn
 
-from smoothhess import Diagonal, Interactions, SmoothHess, krylov
+from smoothhess import Diagonal, Interactions, SmoothHess, krylov, rivals
 from smoothhess.exact import Attribution, Exact
 from smoothhess.krylov import leading_eigenpairs
 from smoothhess.statistics import DENSE_LIMIT
@@ -277,7 +277,7 @@ class TestAttribution:
                 result.taylor(order)
 
     def test_is_not_put_beside_a_hessian(self):
-        with pytest.raises(ValueError, match="only when Gaussian, design, kind"):
+        with pytest.raises(ValueError, match="they differ in kind"):
             Interactions.cat([make()[0], make(cls=Attribution)[0]])
 
 
@@ -301,7 +301,7 @@ class TestRefusals:
 
     def test_not_put_beside_other_kinds(self):
         x = torch.ones(2, 3)
-        with pytest.raises(ValueError, match="only when Gaussian, design, kind"):
+        with pytest.raises(ValueError, match="they differ in kind"):
             Interactions.cat([sampled(), Exact.make(x, x[:, 0], x)])
         with pytest.raises(ValueError, match="only results of one method can be put side by side, got a, b"):
             Interactions.cat([make(method="a")[0], make(method="b")[0]])
@@ -329,7 +329,7 @@ class TestRefusals:
         x = torch.ones(2, 3)
         with pytest.raises(TypeError, match="operator must be callable"):
             Exact.make(x, x[:, 0], x, operator=x)
-        with pytest.raises(ValueError, match=r"must map rows \(2, 1, 3\) to rows of that shape"):
+        with pytest.raises(ValueError, match=r"to rows of that shape"):
             Exact.make(x, x[:, 0], x, operator=lambda rows: rows[:1]) @ x[0]
 
 
@@ -404,3 +404,25 @@ class TestKrylov:
         spectrum = torch.linspace(-1, 1, 1000).double()
         with pytest.warns(UserWarning, match="the 2 leading eigenpairs are known to"):
             leading_eigenpairs(lambda rows: rows * spectrum, torch.zeros(1, 1000).double(), 2)
+
+
+def test_what_was_made_of_samples_is_not_called_significant():
+    """Nothing is known of the errors of its entries, so nothing stands out."""
+    f = lambda x: (x[:, 0] + x[:, 1]).abs()
+    x = torch.full((1, 2), 0.1).double()
+    squares = rivals.squared(SmoothHess(f).attribute(x, sigma=0.5, n_calls=40, control=None))
+    assert bool((squares.relative_error > 0).all())
+    assert not squares.top_pairs(1)[0][0].significant
+    assert bool(squares.stderr().isinf().all())
+    own = rivals.squared(rivals.hessian(lambda x: x.prod(1), x))
+    assert own.top_pairs(1)[0][0].significant
+    again = Interactions.cat([squares, squares])
+    assert bool((again.relative_error == squares.relative_error).all())
+
+
+def test_an_operator_that_is_not_symmetric_is_refused():
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match="this operator is not"):
+        Exact.make(x, x.sum(1), x, operator=lambda rows: rows @ torch.triu(torch.ones(3, 3)))
+    with pytest.raises(ValueError, match="rows of that shape"):
+        Exact.make(x, x.sum(1), x, operator=lambda rows: rows[..., :2])

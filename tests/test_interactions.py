@@ -164,7 +164,7 @@ def test_examples_can_be_taken_apart_and_put_together():
     assert torch.equal(result[[2, 0]].inputs, result.inputs[[2, 0]])
     with pytest.raises(IndexError):
         result[4]
-    with pytest.raises(ValueError, match="only when Gaussian, design"):
+    with pytest.raises(ValueError, match="they differ in Gaussian"):
         Interactions.cat([result, make(kind="dense")])
 
 

@@ -228,7 +228,8 @@ class SmoothHess:
     ) -> Interactions:
         """`n` further calls of the same stream for every example of `result`, with the model that made it.
 
-        n₁ calls and then more(n₂) equal one run of n₁ + n₂.
+        n₁ calls and then more(n₂) equal one run of n₁ + n₂ with the same control variate; under control="auto" a run of
+        n₁ + n₂ may have decided for another one.
 
         >>> f = lambda x: x.prod(1)
         >>> first = SmoothHess(f).attribute(torch.ones(1, 2), sigma=0.1, n_calls=100)
@@ -236,6 +237,8 @@ class SmoothHess:
         tensor([160])
         """
         statistics = result.statistics  # derivatives that were not sampled have none, and say so
+        if type(result) is not Interactions:
+            raise ValueError(f"a {type(result).__name__} cannot be gone on with: it is made of other results.")
         plan = find_design(result.design)
         rows = _rows(n, plan, "n")
         target = None if result.target is None else [tuple(t) for t in result.target.tolist()]
@@ -252,8 +255,7 @@ class SmoothHess:
             if result.control == "kink":
                 sampler.tau_probes = result.tau_probes
                 assert result.control_weights is not None
-                if statistics.known is not None and statistics.known.is_thin:
-                    sampler.thin_rank = statistics.known.core.shape[1] // 2
+                sampler.thin_rank = result.control_rank or sampler.thin_rank
                 sampler.take_control(_insist(sampler), result.control_weights)
             parts = []
             for index in torch.arange(len(result), device=result.device).split(1):
@@ -396,6 +398,7 @@ def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) ->
         control=None if control is None else "kink",
         control_weights=None if control is None else torch.stack([control.linear, control.flip], 1)[index],
         unbiased=control is None or control.drift is None or not bool(control.flip.any()),
+        control_rank=sampler.thin_rank if control is not None and control.expected.hessian.is_thin else None,
         tau_probes=None if control is None else sampler.tau_probes,
         shrink=shrink and sampler.grouping is None and stats.k > SMALL,
     )
@@ -412,7 +415,10 @@ def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
     if not only_units:  # an error that few directions share is known less well, and must be smaller for it
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
     # a few rows without a kink, or with nothing that the closed form does not know, prove nothing
-    exact = (error <= EXACT) & (((error > 0) & (result.control is None)) | (rows >= LEAST_ROWS))
+    plain = torch.ones(len(result), dtype=torch.bool, device=error.device)
+    if result.control_weights is not None:
+        plain = ~result.control_weights.any(1)
+    exact = (error <= EXACT) & (((error > 0) & plain) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
     zero = enough & _looks_zero(noise)
     last = rows >= budget.most

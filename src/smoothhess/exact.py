@@ -37,6 +37,7 @@ class Derivatives:
     n_calls: Tensor  # (B,) gradients at perturbed inputs, where the gradient is a mean of those
     value_stderr: Tensor | None = None  # (B,); None is zero
     gradient_stderr: Tensor | None = None  # (B, d); None is zero
+    relative_error: Tensor | None = None  # (B,) of what the curvature was made of, where that was sampled; None is zero
 
     def product(self, rows: Tensor) -> Tensor:
         """H applied to each row of (B, n, d)."""
@@ -82,6 +83,12 @@ class Derivatives:
             parts = [
                 replace(p, value_stderr=p.error_of("value"), gradient_stderr=p.error_of("gradient")) for p in parts
             ]
+        if any(p.relative_error is not None for p in parts):
+            none = [p.output.new_zeros(len(p.output)) for p in parts]
+            parts = [
+                replace(p, relative_error=zero if p.relative_error is None else p.relative_error)
+                for p, zero in zip(parts, none, strict=True)
+            ]
         curvatures = [p.curvature for p in parts]
         whole: Tensor | Operator | None = None
         if any(callable(c) for c in curvatures):
@@ -111,6 +118,7 @@ class Derivatives:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; without an operator they are the whole of it."""
         names = ("output", "value", "gradient", "curvature", "n_calls", "value_stderr", "gradient_stderr")
+        names += ("relative_error",)
         return {name: t for name in names if isinstance(t := getattr(self, name), Tensor)}
 
 
@@ -148,15 +156,16 @@ class _Beside:
 
 
 class _Certain(Noise):
-    """Variances of what was not sampled: zero, whatever is asked."""
+    """Variances of what was not sampled: zero, whatever is asked; unknown, so infinite, of what was made of samples."""
 
     def __init__(self, result: Exact) -> None:
         self.shape, self.device = result.shape, result.device
+        self.sampled = result.relative_error > 0
 
     def _zero(self, *sizes: int) -> Variance:
         b = self.shape[0]
-        zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        return Variance(zero.expand(b, *sizes), torch.full((b,), torch.inf, dtype=torch.float64, device=self.device))
+        each = torch.where(self.sampled, torch.inf, 0.0).double().reshape(b, *[1] * len(sizes))
+        return Variance(each.expand(b, *sizes), torch.full((b,), torch.inf, dtype=torch.float64, device=self.device))
 
     def of_mean(self, rows: Tensor) -> Variance:
         return self._zero(*rows.shape[2:])
@@ -219,6 +228,7 @@ class Exact(Interactions):
         n_passes: Tensor | float | None = None,
         gradient_stderr: Tensor | None = None,
         n_calls: Tensor | None = None,
+        relative_error: Tensor | None = None,
         seed: int | Sequence[int] = 0,
         method: str = "",
         note: str = "",
@@ -238,6 +248,8 @@ class Exact(Interactions):
             n_passes: all work in units of a gradient call, (B,) or one number for all; 0 if None.
             gradient_stderr: standard errors of the gradient, where that was sampled.
             n_calls: gradients at perturbed inputs, (B,), where there were any.
+            relative_error: of a sampled Hessian that these were made of, (B,): what that does to each entry is not
+                known, so standard errors are infinite and no pair is significant.
             seed: of what chance had a say in, one or one per example.
             method: how they were made, in a few words.
             note: what to know about them.
@@ -254,6 +266,8 @@ class Exact(Interactions):
             curvature = symmetric(curvature)
         elif operator is not None and not callable(operator):
             raise TypeError(f"operator must be callable, rows (B, n, d) → (B, n, d), got {type(operator).__name__}.")
+        elif operator is not None and not hasattr(operator, "select"):  # those of this library are symmetric
+            _refuse_asymmetric_operator(operator, inputs, d)
         passes = torch.as_tensor(0.0 if n_passes is None else n_passes, dtype=torch.float64, device=inputs.device)
         stderr = None if gradient_stderr is None else _given(gradient_stderr, inputs, (b, d), "gradient_stderr")
         calls = torch.zeros(b, dtype=torch.long, device=inputs.device) if n_calls is None else n_calls.to(inputs.device)
@@ -271,6 +285,7 @@ class Exact(Interactions):
                 curvature=curvature,
                 n_calls=calls,
                 gradient_stderr=stderr,
+                relative_error=None if relative_error is None else relative_error.to(inputs).expand(b),
             ),
             method=method,
             note=note,
@@ -373,8 +388,9 @@ class Exact(Interactions):
 
     @cached_property
     def relative_error(self) -> Tensor:
-        """0, (B,)."""
-        return torch.zeros_like(self.output)
+        """0, (B,); of an attribution made of a sampled Hessian, the error of that."""
+        known = self.derivatives.relative_error
+        return torch.zeros_like(self.output) if known is None else known
 
     @cached_property
     def r2(self) -> Tensor:
@@ -554,6 +570,23 @@ def _each_seed(seed: Any, batch: int) -> tuple[int, ...]:
     if len(seeds) != batch:
         raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
     return tuple(map(int, seeds))
+
+
+def _refuse_asymmetric_operator(operator: Operator, inputs: Tensor, d: int) -> None:
+    """Raise where uᵀHv and vᵀHu differ for random u and v by more than rounding."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 2, d, generator=rng, dtype=torch.float64).to(inputs).expand(len(inputs), 2, d)
+    product = operator(rows)
+    if not isinstance(product, Tensor) or product.shape != rows.shape:
+        got = tuple(product.shape) if isinstance(product, Tensor) else type(product).__name__
+        raise ValueError(f"the operator must map rows {tuple(rows.shape)} to rows of that shape, got {got}.")
+    between = rows.double() @ product.double().mT  # uᵀHv and vᵀHu beside the diagonal
+    size = rows.double().norm(dim=-1).amax(1) * product.double().norm(dim=-1).amax(1)
+    if bool(((between[:, 0, 1] - between[:, 1, 0]).abs() > ASYMMETRY * size).any()):
+        raise ValueError(
+            "a Hessian is symmetric, this operator is not: uᵀHv and vᵀHu differ for random directions. Pass rows "
+            "(B, n, d) → H applied to each of them."
+        )
 
 
 def _refuse_asymmetric(hessian: Tensor) -> None:

@@ -70,6 +70,7 @@ class Interactions:
     status: tuple[str, ...]  # why sampling stopped, per example
     control: str | None = None  # what was really applied
     control_weights: Tensor | None = None  # (B, 2) μ and β of smoothhess.control; β = 0: no frozen pass per call
+    control_rank: int | None = None  # directions that the closed form acts in, where it is not kept as a matrix
     tau_probes: int | None = None  # random directions that the closed form's τ was estimated from; None: exact
     control_note: str = ""  # why no control variate was applied
     shrink: bool = False  # whether hessian, @, eigh, taylor and relative_error are those of the denoised estimate
@@ -275,6 +276,13 @@ class Interactions:
         raise ValueError(
             f"wanted a vector of {d} features, {features} or with {b} examples in front, got {tuple(v.shape)}."
         )
+
+    def product(self, rows: Tensor) -> Tensor:
+        """H applied to each row of (B, n, d), of that shape: `@` where no shape has to be guessed."""
+        b, d, _ = self.shape
+        if rows.ndim != 3 or rows.shape[0] != b or rows.shape[2] != d:
+            raise ValueError(f"wanted rows ({b}, n, {d}), got {tuple(rows.shape)}.")
+        return self._product(rows.to(self.device, self.dtype))
 
     def _product(self, rows: Tensor) -> Tensor:
         """The reported H applied to each row of (B, n, d)."""
@@ -511,7 +519,10 @@ class Interactions:
             target=torch.cat(targets) if len(targets) == len(results) else None,
             n_passes=torch.cat([r.n_passes for r in results]),
             status=tuple(s for r in results for s in r.status),
-            control_weights=_cat([r.control_weights for r in results]),
+            control="kink" if any(r.control for r in results) else None,
+            control_weights=_weights([*results]),
+            control_note=next((r.control_note for r in results if r.control_note), ""),
+            unbiased=all(r.unbiased for r in results),
             precision_error=_cat([r.precision_error for r in results]),
             denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
         )
@@ -533,6 +544,9 @@ class Interactions:
         return replace(
             self,
             statistics=merge(self.statistics, other.statistics),
+            control=self.control or other.control,
+            control_weights=self.control_weights if self.control else other.control_weights,
+            unbiased=self.unbiased and other.unbiased,
             grouping=None if self.grouping is None else self.grouping.without_r2(),
             n_passes=self.n_passes + other.n_passes,
             status=status,
@@ -659,6 +673,14 @@ def _share(error2: Tensor, norm2: Tensor) -> Tensor:
     return torch.where(total > 0, error2 / total.clamp_min(torch.finfo(torch.float64).tiny), 0.0).sqrt()
 
 
+def _weights(results: Sequence[Interactions]) -> Tensor | None:
+    """Of all examples; zero where a result went without a control variate."""
+    like = next((r.control_weights for r in results if r.control_weights is not None), None)
+    if like is None:
+        return None
+    return torch.cat([like.new_zeros(len(r), 2) if (w := r.control_weights) is None else w for r in results])
+
+
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
     given = [t for t in tensors if t is not None]
     return torch.cat(given) if given else None
@@ -674,9 +696,7 @@ def _differences(a: Interactions, b: Interactions) -> list[str]:
             "feature shape": r.feature_shape,
             "input shape": tuple(r.inputs.shape[1:]),
             "dtype": r.dtype,
-            "control": r.control,
             "shrink": r.shrink,
-            "unbiased": r.unbiased,
             "precision": r.precision,
             "grouped": r.grouping is not None,
         }

@@ -65,6 +65,16 @@ class Known:
         """The examples at `index`."""
         return Known(self.core[index], None if self.factor is None else self.factor[index])
 
+    def nothing(self, count: int) -> Known:
+        """Zero for so many examples, in the same form."""
+        factor = None if self.factor is None else self.factor.new_zeros(count, *self.factor.shape[1:])
+        return Known(self.core.new_zeros(count, *self.core.shape[1:]), factor)
+
+    @property
+    def is_zero(self) -> Tensor:
+        """Whose it is zero, (B,)."""
+        return ~self.core.flatten(1).any(1)
+
     def same_as(self, other: Known) -> bool:
         """Whether all numbers agree, up to rounding."""
         if self is other:

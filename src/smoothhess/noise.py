@@ -139,11 +139,12 @@ class Noise:
         """
         if self.white is None or self.white.known is None:
             return None
-        white, scales = self.white, self.gaussian.scales(self.features.k).double()
+        white, known, scales = self.white, self.white.known, self.gaussian.scales(self.features.k).double()
         usual = self.features.head.energy.double().sum(1) / white.n_head.clamp_min(1) * float(scales.square().mean())
         left = white.head.odd.double().square().sum(-1)
         seen = (left > NOTHING * usual[:, None]).sum(1)
-        return (1 - seen / SEEN).clamp_min(0) * white.k * usual / white.n.clamp_min(1).square()
+        doubt = torch.where(known.is_zero, 0.0, (1 - seen / SEEN).clamp_min(0))
+        return doubt * white.k * usual / white.n.clamp_min(1).square()
 
     @cached_property
     def of_luck(self) -> Tensor | float:

@@ -121,6 +121,8 @@ class Sampler:
         if isinstance(weights, Tensor):
             chosen = torch.nonzero(weights.any(1)).reshape(-1).to(everyone)
         chosen = everyone if chosen is None else chosen
+        if not len(chosen):  # nobody's is worth it
+            return
         k, probes = self.gaussian.rank(self.inputs[0].numel()), None
         if k > CONTROL_LIMIT:
             drawn = tau_rows((self.tau_probes or THIN_PROBES) + self.thin_rank, k).to(self.inputs)

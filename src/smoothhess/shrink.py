@@ -187,8 +187,11 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     estimate = basis.estimate
     damped, risk, noise = _damp(symmetric(estimate), (estimate - estimate.mT) / 2)
     constant = basis.offset - basis.trace(damped) / k
-    optimism = (OPTIMISM if stats.known is None else CENTRED) * (1 + PARTIAL * max(0.0, 1 - m / k))
-    risk = optimism * risk
+    optimism = torch.full_like(constant, OPTIMISM)
+    if stats.known is not None:
+        optimism = torch.where(stats.known.is_zero, optimism, CENTRED)
+    optimism = optimism * (1 + PARTIAL * max(0.0, 1 - m / k))
+    risk = optimism[:, None, None] * risk
     p, precisions = basis.lengths(gaussian.push), gaussian.precisions(d).double().to(constant)
     weigh = p[:, :, None] * p[:, None]
     # Of what lies outside of all rows that were seen, H has the share that it has of the rows.

@@ -322,9 +322,9 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         gradient=torch.cat([p.gradient for p in parts]),
         stein=torch.cat([p.stein for p in parts]),
         rank=parts[0].rank,
-        known=None if parts[0].known is None else Known.cat([p.known for p in parts if p.known is not None]),
-        drift=_cat([p.drift for p in parts]),
-        drift_norm2=_cat([p.drift_norm2 for p in parts]),
+        known=_known(parts),
+        drift=_cat_or_zero([p.drift for p in parts], [*map(len, parts)]),
+        drift_norm2=_cat_or_zero([p.drift_norm2 for p in parts], [*map(len, parts)]),
         skew=_cat([p.skew for p in parts]),
         gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )
@@ -371,6 +371,22 @@ def _merge_one(a: Statistics, b: Statistics) -> Statistics:
 def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:
     """The examples at `index`; what all examples share stays shared."""
     return rows if len(rows) == 1 and batch > 1 else rows[index]
+
+
+def _known(parts: Sequence[Statistics]) -> Known | None:
+    """What is known of all examples; zero where a part knows nothing."""
+    like = next((p.known for p in parts if p.known is not None), None)
+    if like is None:
+        return None
+    return Known.cat([like.nothing(len(p)) if p.known is None else p.known for p in parts])
+
+
+def _cat_or_zero(tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
+    like = next((t for t in tensors if t is not None), None)
+    if like is None:
+        return None
+    filled = (like.new_zeros(n, *like.shape[1:]) if t is None else t for t, n in zip(tensors, sizes, strict=True))
+    return torch.cat([*filled])
 
 
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -79,6 +79,7 @@ def _of_draws(result: Interactions) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "control_note": result.control_note,
         "precision": result.precision,
         "tau_probes": result.tau_probes,
+        "control_rank": result.control_rank,
     }
     if result.control_weights is not None:
         tensors["control_weights"] = result.control_weights
@@ -173,6 +174,7 @@ def _restore(about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
         control_note=about.get("control_note", ""),
         precision=about.get("precision", "float32"),
         tau_probes=about.get("tau_probes"),
+        control_rank=about.get("control_rank"),
         precision_error=tensors.get("precision_error"),
         denoised=Shrunk(**under("denoised.")) if "denoised.hessian" in tensors else None,
     )

@@ -78,10 +78,11 @@ class Contest:
         apart, n = only_first - only_second, len(self)
         # the variance of a mean of −1, 0 and 1
         variance = (only_first + only_second).double() / n - (apart / n).double().square()
+        stderr = (variance.clamp_min(0) / n).sqrt() if n > 1 else torch.full_like(variance, torch.nan)
         return Contrast(
             self.radii,
             apart.double() / n,
-            (variance.clamp_min(0) / n).sqrt(),
+            stderr,
             only_first,
             only_second,
             mcnemar(only_first, only_second),

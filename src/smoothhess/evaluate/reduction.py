@@ -42,12 +42,9 @@ def span(result: Interactions) -> Tensor | None:
 
 
 def _sampled_rows(result: Interactions) -> Tensor | None:
-    """H is a sum of symmetrised outer products of scores and gradients, (B, 2m, d)."""
+    """H is a sum of symmetrised outer products of scores and gradients, and of what is known, (B, r, d)."""
     features = result._features
-    if not features.is_factored:
-        return None
-    head = features.head
-    return torch.cat([head.score.expand(len(result), -1, -1), head.odd], 1)
+    return torch.cat(features.factors(), 1) if features.is_factored else None
 
 
 def _denoised_rows(result: Interactions) -> Tensor | None:
@@ -55,13 +52,13 @@ def _denoised_rows(result: Interactions) -> Tensor | None:
     denoised = result._denoised
     if denoised is None:
         return None
-    low_rank = [
-        (index, part.basis.rows)
-        for index, part in denoised.parts
-        if isinstance(part.basis, _FactoredBasis) and part.known is None
-    ]
-    if len(low_rank) < len(denoised.parts):
-        return None
+    low_rank = []
+    for index, part in denoised.parts:
+        factor = None if part.known is None else part.known.factor
+        if not isinstance(part.basis, _FactoredBasis) or (part.known is not None and factor is None):
+            return None
+        rows = part.basis.rows
+        low_rank.append((index, rows if factor is None else torch.cat([rows, factor.to(rows)], 1)))
     rows = result.inputs.new_zeros(len(result), max(r.shape[1] for _, r in low_rank), result.shape[1])
     for index, white in low_rank:
         rows[index, : white.shape[1]] = result.gaussian.push(white)

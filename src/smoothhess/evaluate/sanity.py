@@ -340,7 +340,7 @@ def _randomised(model: nn.Module, layers: Sequence[str], seed: int) -> nn.Module
     """A copy of the model in which these layers have random parameters."""
     changed = copy.deepcopy(model)
     modules = dict(changed.named_modules())
-    with torch.no_grad(), _own_random_state(seed, changed):
+    with torch.no_grad(), _own_random_state(seed):
         for name in layers:
             module = modules[name]
             reset = getattr(module, "reset_parameters", None)
@@ -354,13 +354,14 @@ def _randomised(model: nn.Module, layers: Sequence[str], seed: int) -> nn.Module
 
 
 @contextmanager
-def _own_random_state(seed: int, model: nn.Module) -> Iterator[None]:
+def _own_random_state(seed: int) -> Iterator[None]:
     """`reset_parameters` draws from the global generators: they are put back afterwards."""
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    # torch.manual_seed reaches the generators of all devices, not of the model's alone
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     # A seed that nobody takes by hand: that of the user's own initialisation would bring back the weights that training
     # began with, which trained ones resemble.
     unusual = int(np.random.SeedSequence((seed, _SALT)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    with torch.random.fork_rng([d for d in devices if d is not None]):
+    with torch.random.fork_rng(devices):
         torch.manual_seed(unusual)
         yield
 

@@ -54,12 +54,11 @@ class Spectrum:
         if isinstance(hessian, Tensor):
             return Spectrum.of_dense(flat, dense(hessian, flat))
         g, dtype = flat.double(), flat.dtype
-        if isinstance(hessian, Interactions):
-            directions = span(hessian)
-            if directions is not None and directions.shape[1] < REDUCED_SHARE * g.shape[1]:
-                basis, small = reduced(rows_of(hessian, dtype), directions, g)
-                values, rotation = eigenpairs(small)
-                return _make(g, dtype, values, basis.mT @ rotation)
+        directions = few_directions(hessian)
+        if directions is not None:
+            basis, small = reduced(rows_of(hessian, dtype), directions, g)
+            values, rotation = eigenpairs(small)
+            return _make(g, dtype, values, basis.mT @ rotation)
         if g.shape[1] <= DENSE_PAYS:
             return Spectrum.of_dense(flat, dense(hessian, flat))
         product = rows_of(hessian, dtype)
@@ -146,8 +145,19 @@ def count_kept(values: Tensor, keep: float) -> Tensor:
     return ((held < keep * held[:, -1:]).sum(1) + 1).clamp_max(values.shape[1])
 
 
-def dense(hessian: Hessian, like: Tensor) -> Tensor:
-    """The Hessian as (B, d, d) float64, finite, and symmetric to the last bit; for gradients `like` (B, d)."""
+def few_directions(hessian: Hessian) -> Tensor | None:
+    """Where a reduction pays, the directions (B, r, d) outside of which H is a multiple of the identity."""
+    directions = span(hessian) if isinstance(hessian, Interactions) else None
+    if directions is None or directions.shape[1] >= REDUCED_SHARE * directions.shape[2]:
+        return None
+    return directions
+
+
+def dense(hessian: Hessian, like: Tensor, first: int = 0) -> Tensor:
+    """The Hessian as (B, d, d) float64, finite, and symmetric to the last bit; for gradients `like` (B, d).
+
+    Errors count examples from `first` on.
+    """
     batch, d = like.shape
     if isinstance(hessian, Interactions):
         hessian = hessian.hessian
@@ -162,16 +172,19 @@ def dense(hessian: Hessian, like: Tensor) -> Tensor:
     largest = _largest(hessian)
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("hessian must be finite, got NaN or infinity. Look at how it was computed.")
+    if torch.equal(hessian, hessian.mT):
+        return hessian.detach().double()
     apart = _largest(hessian - hessian.mT)
     wrong = apart > torch.finfo(hessian.dtype).eps ** ASYMMETRY * largest
     if bool(wrong.any()):
         i = int(wrong.nonzero()[0])
         raise ValueError(
-            f"hessian must be symmetric, that of example {i} differs from its transpose by {float(apart[i]):.2g} "
-            f"(largest entry {float(largest[i]):.2g}). Pass (H + H.mT) / 2 if its symmetric part is meant."
+            f"hessian must be symmetric, that of example {first + i} differs from its transpose by "
+            f"{float(apart[i]):.2g} (largest entry {float(largest[i]):.2g}). Pass (H + H.mT) / 2 if its symmetric part "
+            "is meant."
         )
     hessian = hessian.detach().double()
-    return hessian / 2 + hessian.mT / 2 if bool((apart > 0).any()) else hessian
+    return hessian / 2 + hessian.mT / 2
 
 
 def _largest(matrix: Tensor) -> Tensor:
@@ -183,7 +196,7 @@ def _largest(matrix: Tensor) -> Tensor:
 def rows_of(hessian: Interactions | Callable[[Tensor], Tensor], dtype: torch.dtype) -> Product:
     """H times rows (B, n, d), in and out in float64; it computes in its own precision."""
     if isinstance(hessian, Interactions):
-        return lambda rows: (hessian @ rows.mT.to(hessian.dtype)).double().mT
+        return lambda rows: hessian.product(rows.to(hessian.dtype)).double()
 
     def product(rows: Tensor) -> Tensor:
         made = hessian(rows.to(dtype))

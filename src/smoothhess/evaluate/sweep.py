@@ -83,6 +83,10 @@ class Change(Interactions):
     def __repr__(self) -> str:
         return super().__repr__().replace("Interactions", "Change between two scales of the interactions", 1)
 
+    def merge(self, other: Interactions) -> Interactions:
+        """Refused: a change is made of two results, which can be merged."""
+        raise ValueError("a change between scales cannot be merged: merge the results of each scale, then take it.")
+
     def save(self, path: Any) -> None:
         """Refused: the two results hold all there is."""
         raise ValueError("a change between two scales is not saved. Save the two results, and subtract them again.")

@@ -90,6 +90,7 @@ def taylor_cam(
         n_passes=found.n_passes + 1,
         n_calls=found.n_calls,
         gradient_stderr=found.gradient_stderr,
+        relative_error=found.relative_error,
         seed=found.seed,
         method=f"Taylor-CAM, {source.name}",
     )

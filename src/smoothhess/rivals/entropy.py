@@ -79,9 +79,9 @@ def gauss_newton(
         slope.reshape(loss.inputs.shape),
         F.mT @ F if dense else None,
         operator=None if dense else _Gram(F),
-        target=loss.label[:, None].cpu(),
         n_passes=torch.full((batch,), float(classes), dtype=loss.inputs.dtype, device=loss.inputs.device),
         method="Gauss–Newton Hessian of the cross-entropy",
+        note=f"labels {loss.label.tolist()}" if batch <= 16 else "",
     )
 
 

@@ -72,7 +72,7 @@ def cafo(
     length = step.norm(dim=1, keepdim=True)
     scale = torch.full_like(length, math.inf if penalty.l2 == 0 else 1 / (2 * penalty.l2))
     if radius is not None:
-        scale = torch.minimum(scale, radius / length.clamp_min(torch.finfo(torch.float64).tiny))
+        scale = torch.minimum(scale, torch.where(length > 0, radius / length, 0.0))
     step = step * scale
     return Attribution.make(
         loss.inputs,
@@ -124,8 +124,8 @@ def caso(
         options: for what `of` names.
 
     Returns:
-        An Attribution: `gradient` is δ, the matrix holds δ_i H_ij δ_j, the pairs' part of the rise, `output` is the
-        loss and `value` the rise gᵀδ + ½δᵀHδ that is promised.
+        An Attribution: `gradient` is δ, the matrix holds δ_i H_ij δ_j, whose sum is twice the quadratic part of the
+        rise (each pair stands there twice), `output` is the loss and `value` the rise gᵀδ + ½δᵀHδ that is promised.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).double()
     >>> x = torch.ones(1, 3, dtype=torch.float64)
@@ -137,7 +137,7 @@ def caso(
     loss = Loss.of(forward_func, inputs, target, additional_forward_args, internal_batch_size)
     surface = loss.derivatives(of, options)
     step, note = _steepest(surface, penalty)
-    pairs = (surface @ step.to(inputs)).double()  # Hδ, (B, d)
+    pairs = surface.product(step.to(inputs)[:, None])[:, 0].double()  # Hδ, (B, d)
     slope = surface.gradient.flatten(1).double()
     return Attribution.make(
         loss.inputs,
@@ -148,6 +148,7 @@ def caso(
         target=loss.label[:, None].cpu(),
         n_passes=surface.n_passes + 0.5,
         n_calls=surface.n_calls,
+        relative_error=surface.relative_error,
         seed=surface.seed,
         method="CASO",
         note=f"the change that raises the loss most to second order, {penalty}{note}{caution(surface.relative_error)}",
@@ -183,7 +184,7 @@ def _steepest(surface: Interactions, penalty: _Penalty) -> tuple[Tensor, str]:
     if penalty.radius is not None and penalty.l1 == 0:
         return minimize_in_ball(-slope, _bowl(surface, penalty.l2), penalty.radius).double(), ""
 
-    lowest, highest = extremes(lambda rows: (surface @ rows.mT).mT, slope)
+    lowest, highest = extremes(surface.product, slope)
     needed = float(highest.max()) / 2
     if 2 * penalty.l2 <= float(highest.max()):
         if penalty.radius is None:
@@ -196,7 +197,11 @@ def _steepest(surface: Interactions, penalty: _Penalty) -> tuple[Tensor, str]:
             f"the largest eigenvalue of H, {needed:.6g} for these examples, got {penalty.l2:g}. Pass that, or l1=0."
         )
     rounding = torch.finfo(surface.dtype).eps
-    quadratic = Quadratic(slope.double(), lambda v: (surface @ v.to(surface.dtype)).double(), lowest, highest)
+
+    def curved(v: Tensor) -> Tensor:
+        return surface.product(v[:, None].to(surface.dtype))[:, 0].double()
+
+    quadratic = Quadratic(slope.double(), curved, lowest, highest)
     step, residual = maximize_penalized(quadratic, penalty.l1, penalty.l2, penalty.radius, tol=100 * rounding)
     if bool((residual > 1000 * rounding).any()):
         warnings.warn(
@@ -211,7 +216,7 @@ def _bowl(surface: Interactions, l2: float) -> Tensor | Callable[[Tensor], Tenso
     """2·l2·I − H, as a matrix where that is small, else as an operator on rows."""
     if surface.shape[1] <= DENSE:
         return 2 * l2 * torch.eye(surface.shape[1], dtype=surface.dtype, device=surface.device) - surface.hessian
-    return lambda rows: 2 * l2 * rows - (surface @ rows.mT).mT
+    return lambda rows: 2 * l2 * rows - surface.product(rows)
 
 
 def _between(surface: Interactions, step: Tensor) -> dict[str, Any]:
@@ -229,7 +234,7 @@ class _Scaled:
     step: Tensor  # (B, d)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self.step[:, None] * (self.surface @ (rows * self.step[:, None]).mT).mT
+        return self.step[:, None] * self.surface.product(rows * self.step[:, None])
 
     def select(self, index: Tensor) -> _Scaled:
         return _Scaled(self.surface[index], self.step[index])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -82,6 +83,8 @@ def integrated_hessians(
     _check_steps(n_steps)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance!r}.")
+    if "feature_mask" in options:
+        raise ValueError("feature_mask is of no use here: Γ is no sum of sums. Use groups(mask) of the result.")
 
     def at(find: Callable[..., Any], points: Tensor, step: int) -> Any:
         own = {"seed": _reseeded(options.get("seed", 0), step)} if source.is_sampled else {}
@@ -119,6 +122,7 @@ def integrated_hessians(
         value=end.value - begin.value,
         target=targets.entries(target, len(inputs)),
         n_passes=passes + end.n_passes + begin.n_passes,
+        relative_error=error,
         seed=options.get("seed", 0) if source.is_sampled else 0,
         method=f"integrated Hessians, {source.name}",
         note=_completeness(rows, end, begin, noise, tolerance) + caution(error),
@@ -140,7 +144,7 @@ class _Integral:
         if self.second is not None:
             total = total + moved @ self.second
         for share, here in self.rest:
-            total = total + share * (here @ moved.mT).mT
+            total = total + share * here.product(moved)
         return self.move[:, None] * total
 
     def dense(self) -> Tensor:
@@ -179,8 +183,8 @@ def _completeness(rows: Tensor, end: Level, begin: Level, noise: Tensor, toleran
 
 def _reseeded(seed: int | Sequence[int], step: int) -> int | list[int]:
     """Seeds of a point's own, so that the errors of different points average out."""
-    if isinstance(seed, int):
-        return int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+    if isinstance(seed, SupportsIndex):
+        return int(np.random.SeedSequence([operator.index(seed), step]).generate_state(1)[0])
     return [int(np.random.SeedSequence([int(s), step]).generate_state(1)[0]) for s in seed]
 
 

@@ -61,7 +61,7 @@ class _Asked:
     result: Interactions
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return (self.result @ rows.mT).mT
+        return self.result.product(rows)
 
     def select(self, index: Tensor) -> _Asked:
         return _Asked(self.result[index])

@@ -91,6 +91,7 @@ def squared(result: Interactions) -> Attribution:
             gradient=result.gradient.flatten(1).square(),
             curvature=result.hessian.square(),
             n_calls=result.n_calls,
+            relative_error=2 * result.relative_error.to(result.output),  # of a square, to first order
         ),
         method="Gradient-NID",
         note=f"squares of {getattr(result, 'method', '') or 'SmoothHess'}{caution(result.relative_error)}",
