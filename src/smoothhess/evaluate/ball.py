@@ -18,7 +18,7 @@ from torch import Tensor
 
 from smoothhess.evaluate.certified import minimize_certified
 from smoothhess.evaluate.lanczos import Product
-from smoothhess.evaluate.scaling import eigenpairs, exponent, norm, power, unit
+from smoothhess.evaluate.scaling import eigenvalues, exponent, norm, power, unit
 from smoothhess.evaluate.spectrum import (
     DENSE_PAYS,
     Hessian,
@@ -27,6 +27,7 @@ from smoothhess.evaluate.spectrum import (
     check_radii,
     count_kept,
     dense,
+    few_directions,
     rows_of,
 )
 from smoothhess.exact import Exact
@@ -76,20 +77,22 @@ def minimize_in_ball(
             "for every example: Spectrum.of(gradient, hessian).minimize(radii)."
         )
     if keep is not None:
-        if not isinstance(hessian, Tensor):
-            hessian = dense(hessian, flat)
         count_kept(flat.new_ones(1, 1), keep)  # refuses before any work is done
-    if isinstance(hessian, Exact) and flat.shape[1] <= DENSE_PAYS:
+        hessian = hessian if isinstance(hessian, Tensor) else dense(hessian, flat)
+    if isinstance(hessian, Interactions) and flat.shape[1] <= DENSE_PAYS and few_directions(hessian) is None:
         hessian = hessian.hessian
     steps = []
-    for chosen, part in _parts(flat, hessian):
+    for start, part in _parts(flat, hessian):
+        chosen = slice(start, start + len(part)) if isinstance(part, Tensor | Interactions) else slice(None)
         g, r = flat[chosen], radii[chosen]
         if not isinstance(part, Tensor):
             steps.append(Spectrum.of(g, part).minimize(r))
-        elif keep is None:
-            steps.append(_minimize_dense(g, dense(part, g), r))
+            continue
+        matrix = dense(part, g, start)
+        if keep is None:
+            steps.append(_minimize_dense(g, matrix, r))
         else:
-            steps.append(Spectrum.of(g, part).cut(keep).minimize(r))
+            steps.append(Spectrum.of_dense(g, matrix).cut(keep).minimize(r))
     return torch.cat(steps)
 
 
@@ -151,25 +154,24 @@ def kkt_residual(gradient: Tensor, hessian: Hessian, radius: float | Tensor, ste
     return torch.maximum(torch.stack(found).amin(0), feasibility).to(flat.dtype)
 
 
-def _parts(flat: Tensor, hessian: Hessian) -> Iterator[tuple[slice, Hessian]]:
-    """Examples that fit into memory together, and their Hessians."""
+def _parts(flat: Tensor, hessian: Hessian) -> Iterator[tuple[int, Hessian]]:
+    """Hessians of examples that fit into memory together, and the first of them."""
     batch, d = flat.shape
     width = d if d <= DENSE_PAYS or isinstance(hessian, Tensor) else 2 * HEAD_LEAST
     step = max(1, CHUNK_BYTES * (ON_CUDA if flat.is_cuda else 1) // (32 * d * width))
     # an operator may want all of its examples for each product
     if batch <= step or isinstance(hessian, Exact) or not isinstance(hessian, Tensor | Interactions):
-        yield slice(None), hessian
+        yield 0, hessian
         return
     for start in range(0, batch, step):
-        chosen = slice(start, start + step)
-        yield chosen, hessian[chosen]
+        yield start, hessian[start : start + step]
 
 
 def _curvature(gradient: Tensor, hessian: Hessian, radii: Tensor) -> tuple[Tensor, Product]:
     """Eigenvalues of H, at least the outermost, and H as a map of (B, d)."""
     if isinstance(hessian, Tensor):
         matrix = dense(hessian, gradient)
-        return eigenpairs(matrix)[0], lambda v: (v[:, None] @ matrix)[:, 0]
+        return eigenvalues(matrix), lambda v: (v[:, None] @ matrix)[:, 0]
     rows = rows_of(hessian, gradient.dtype)
     return Spectrum.of(gradient, hessian).widened(radii).values, lambda v: rows(v[:, None])[:, 0]
 

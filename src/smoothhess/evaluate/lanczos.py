@@ -6,8 +6,8 @@ that is where the solution lies. The space is good enough when for every radius
 
     ‖(H + λI)δ + g‖ is rounding   and   H + λI ⪰ 0, as far as the lowest Ritz pair (θ, v) tells: λ + θ ≥ ‖Hv − θv‖.
 
-Every new vector is made orthogonal to all before it, three times over. Where memory ends, the space is cut down to the
-solutions, the gradient and the lowest Ritz vectors, and grows again from their residuals.
+Every new vector is made orthogonal to all before it, as often as it takes. Where memory ends, the space is cut down to
+the solutions, the gradient and the lowest Ritz vectors, and grows again from their residuals.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class Space:
         return _grown(nothing, nothing, torch.stack([gradient, torch.zeros_like(gradient)], 1), 1, product)
 
     def grown(self, residuals: Tensor, product: Product, room: int) -> Space:
-        """By a quarter, from the residuals (B, 2, d) of what was found in it; to `room` vectors at most."""
+        """By two blocks or a quarter, from residuals (B, 2, d) of what was found in it; to `room` vectors at most."""
         k = self.values.shape[1]
-        return _grown(self.vectors, self.images, residuals, max(1, min(int(GROWTH * k), room - k) // 2), product)
+        steps = max(1, min(max(int(GROWTH * k), 4), room - k) // 2)
+        return _grown(self.vectors, self.images, residuals, steps, product)
 
     def select(self, index: Tensor) -> Space:
         """Of the operators at `index`."""
@@ -73,7 +74,7 @@ def widen(space: Space, gradient: Tensor, product: Product, radius: Tensor, eps:
                 stacklevel=3,
             )
             return space
-        if k + 2 > room:
+        if k + 2 > room and room < d:
             space = _cut(space, look.coordinates, gradient)
             k = space.values.shape[1]
         space = space.grown(look.residuals, product, room)

@@ -40,6 +40,12 @@ def unit(x: Tensor) -> Tensor:
 
 def eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (B, k), ascending, and eigenvectors (B, k, k) as columns."""
-    of = exponent(matrix.flatten(1))
-    values, vectors = torch.linalg.eigh(matrix * power(-of)[:, None, None])
-    return values * power(of)[:, None], vectors
+    of = exponent(matrix.flatten(1))[:, None]
+    values, vectors = torch.linalg.eigh(matrix * power(-of)[..., None])
+    return values * power(of), vectors
+
+
+def eigenvalues(matrix: Tensor) -> Tensor:
+    """The same without the vectors."""
+    of = exponent(matrix.flatten(1))[:, None]
+    return torch.linalg.eigvalsh(matrix * power(-of)[..., None]) * power(of)

@@ -63,7 +63,7 @@ def _scaled(w: Tensor, a: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """w and a of the same problem with radius 1 and numbers about 1, and the unit that its multipliers are in."""
     mantissa, whole = torch.frexp(r)
     of_r, of_w, of_a = whole.double(), exponent(w), exponent(a)
-    excess = of_w + of_r - of_a  # of Hw·r over a, in powers of two
+    excess = of_w + of_r - of_a  # of w·r over a, in powers of two
     w = w * power(-of_w)[..., None] * (mantissa * power(excess.clamp_max(0)))[..., None]
     a = a * power(-of_a)[..., None] * power(-excess.clamp_min(0))[..., None]
     unit = power(torch.maximum(of_a, of_w + of_r) - of_r) / mantissa
