@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from smoothhess import SmoothHess
-from smoothhess.evaluate.ball import Spectrum, count_kept, kkt_residual, minimize_in_ball
+from smoothhess.ball.minimum import Spectrum, count_kept, kkt_residual, minimize_in_ball
 from smoothhess.reproduce.datasets import mnist
 from smoothhess.reproduce.networks import image_mlp
 from smoothhess.reproduce.weights import load_weights

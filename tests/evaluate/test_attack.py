@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from smoothhess import SmoothHess, Taylor
+from smoothhess.ball.minimum import kkt_residual, minimize_in_ball
 from smoothhess.evaluate.attack import AttackPath, attack, margin
-from smoothhess.evaluate.ball import kkt_residual, minimize_in_ball
 from smoothhess.exact import Attribution, Exact
 from tests.truths import OneHidden, quadratic
 

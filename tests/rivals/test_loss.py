@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from smoothhess import Interactions, SmoothHess
+from smoothhess.ball.minimum import minimize_in_ball
 from smoothhess.evaluate.attack import attack
-from smoothhess.evaluate.ball import minimize_in_ball
 from smoothhess.exact import Attribution
 from smoothhess.rivals import entropy, hessian
 from smoothhess.rivals.entropy import cross_entropy, gauss_newton

@@ -1,7 +1,7 @@
 """How good is an explanation: measured against the model itself."""
 
+from smoothhess.ball.minimum import kkt_residual, minimize_in_ball
 from smoothhess.evaluate.attack import AttackPath, attack, margin
-from smoothhess.evaluate.ball import kkt_residual, minimize_in_ball
 from smoothhess.evaluate.comparison import Average, Comparison, Difference, compare
 from smoothhess.evaluate.contest import Contest, Contrast, post_hoc
 from smoothhess.evaluate.flip import Flip, smallest_flip

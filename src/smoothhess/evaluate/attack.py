@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smoothhess.ball.radius import check_radius
+from smoothhess.ball.spectrum import Spectrum
 from smoothhess.evaluate.box import Box
-from smoothhess.evaluate.perturbation import check_radius
-from smoothhess.evaluate.spectrum import Spectrum
 from smoothhess.interactions import Interactions
 from smoothhess.taylor import Taylor
 

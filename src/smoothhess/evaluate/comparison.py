@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from smoothhess import student
-from smoothhess.evaluate.perturbation import Surrogate, check_radius, measure
+from smoothhess.ball.radius import check_radius
+from smoothhess.evaluate.perturbation import Surrogate, measure
 
 
 class Average(NamedTuple):

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smoothhess.ball.radius import check_radius
 from smoothhess.borrow import borrowed
 from smoothhess.evaluate.attack import AttackPath
 from smoothhess.evaluate.contest import Judge
-from smoothhess.evaluate.perturbation import check_radius, check_whole
+from smoothhess.evaluate.perturbation import check_whole
 from smoothhess.interactions import Interactions
 from smoothhess.taylor import Taylor
 

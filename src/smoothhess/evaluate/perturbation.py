@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from smoothhess.ball.radius import check_radius
 from smoothhess.borrow import borrowed
 from smoothhess.evaluate.moments import Moments
 from smoothhess.evaluate.neighbourhood import check_sampling, displacements
@@ -150,16 +150,6 @@ def _guess(name: str, surrogate: Surrogate, inputs: Tensor, delta: Tensor) -> Te
 
 
 # --- what is refused at the door --------------------------------------------------------------------------------------
-
-
-def check_radius(radius: Any) -> None:
-    """Raise unless `radius` is a positive, finite number."""
-    try:
-        good = math.isfinite(radius) and radius > 0
-    except (TypeError, ValueError, RuntimeError):
-        good = False
-    if not good:
-        raise ValueError(f"radius must be a positive number, that of the ball around each input, got {radius!r}.")
 
 
 def check_whole(number: Any, name: str, least: int) -> None:

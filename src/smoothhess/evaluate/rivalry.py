@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from smoothhess import activations
+from smoothhess import rivals as known
+from smoothhess.ball.radius import check_radius
 from smoothhess.borrow import borrowed
 from smoothhess.estimator import SmoothHess
 from smoothhess.evaluate.comparison import Comparison, compare
 from smoothhess.evaluate.contest import Contest, post_hoc
-from smoothhess.evaluate.perturbation import check_radius
 from smoothhess.interactions import Interactions
 from smoothhess.oracle import Oracle, check_batch_size, check_inputs
 from smoothhess.taylor import Taylor
@@ -111,7 +112,6 @@ def rivalry(
     >>> bool(found.surrogates.difference("gradient", "SmoothHess").value > 0)
     True
     """
-    from smoothhess import rivals as known
 
     check_inputs(inputs)
     check_radius(radius)

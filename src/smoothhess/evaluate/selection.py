@@ -18,13 +18,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess import rivals
+from smoothhess.ball.radius import check_radius
 from smoothhess.borrow import borrowed
 from smoothhess.estimator import SmoothHess
 from smoothhess.evaluate.attack import AttackPath
 from smoothhess.evaluate.comparison import as_radii
 from smoothhess.evaluate.contest import Judge
 from smoothhess.evaluate.neighbourhood import check_sampling, displacements
-from smoothhess.evaluate.perturbation import CHUNK_ROWS, check_centre, check_radius, check_whole
+from smoothhess.evaluate.perturbation import CHUNK_ROWS, check_centre, check_whole
 from smoothhess.interactions import Interactions
 from smoothhess.oracle import ROW_BYTES, Oracle, check_batch_size, check_inputs
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.ball.radius import check_radius
 from smoothhess.borrow import borrowed
-from smoothhess.evaluate.perturbation import check_radius
 from smoothhess.evaluate.ranks import spearman, spearman_p
 from smoothhess.exact import Attribution, Exact
 from smoothhess.gaussian import Gaussian, Isotropic

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.ball import minimize_in_ball
-from smoothhess.evaluate.perturbation import check_radius
+from smoothhess.ball.minimum import minimize_in_ball
+from smoothhess.ball.radius import check_radius
 from smoothhess.exact import Attribution
 from smoothhess.interactions import Interactions
 from smoothhess.rivals.derivatives import gradient

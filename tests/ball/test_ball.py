@@ -8,9 +8,9 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 
 from smoothhess import Dense, Diagonal, Eigenbasis, Isotropic, SmoothHess
+from smoothhess.ball.minimum import Spectrum, count_kept, kkt_residual, minimize_in_ball
+from smoothhess.ball.secular import minimize_diagonal
 from smoothhess.evaluate import certified, lanczos
-from smoothhess.evaluate.ball import Spectrum, count_kept, kkt_residual, minimize_in_ball
-from smoothhess.evaluate.secular import minimize_diagonal
 from smoothhess.exact import Attribution, Exact
 
 DIMENSIONS = (1, 2, 3, 7, 30)
@@ -404,7 +404,7 @@ def test_results_in_many_chunks(monkeypatch):
     x = normal(5, D, rng=generator(10))
     result = SmoothHess(net).attribute(x, sigma=0.3, n_calls=60, control=None)
     whole = minimize_in_ball(result.gradient, result, 1.0)
-    monkeypatch.setattr("smoothhess.evaluate.ball.CHUNK_BYTES", 2 * 32 * D * D)
+    monkeypatch.setattr("smoothhess.ball.minimum.CHUNK_BYTES", 2 * 32 * D * D)
     torch.testing.assert_close(minimize_in_ball(result.gradient, result, 1.0), whole, rtol=1e-9, atol=1e-12)
     H = result.hessian.clone()
     torch.testing.assert_close(minimize_in_ball(result.gradient, H, 1.0), whole, rtol=1e-8, atol=1e-10)

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.certified import minimize_certified
-from smoothhess.evaluate.lanczos import Product
-from smoothhess.evaluate.scaling import eigenvalues, exponent, norm, power, unit
-from smoothhess.evaluate.spectrum import (
+from smoothhess.ball.certified import minimize_certified
+from smoothhess.ball.lanczos import Product
+from smoothhess.ball.scaling import eigenvalues, exponent, norm, power, unit
+from smoothhess.ball.spectrum import (
     DENSE_PAYS,
     Hessian,
     Spectrum,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.lanczos import Look, Space
+from smoothhess.ball.lanczos import Look, Space
 
 MOST_VECTORS = 96  # from about so many on, an eigendecomposition of some hundred features is as fast
 TOLERANCE = 1e-13  # of the stationarity, relative

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.lanczos import Product, Space, widen
-from smoothhess.evaluate.reduction import reduced, span
-from smoothhess.evaluate.scaling import eigenpairs
-from smoothhess.evaluate.secular import minimize_diagonal
+from smoothhess.ball.lanczos import Product, Space, widen
+from smoothhess.ball.reduction import reduced, span
+from smoothhess.ball.scaling import eigenpairs
+from smoothhess.ball.secular import minimize_diagonal
 from smoothhess.exact import ROW_BYTES, Attribution
 from smoothhess.interactions import Interactions
 from smoothhess.statistics import DENSE_LIMIT

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.scaling import unit
+from smoothhess.ball.scaling import unit
 from smoothhess.exact import Exact
 from smoothhess.gaussian import Eigenbasis, Isotropic
 from smoothhess.interactions import Interactions

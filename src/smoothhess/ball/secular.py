@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.scaling import exponent, norm, power
+from smoothhess.ball.scaling import exponent, norm, power
 
 MOST_STEPS = 64  # 16 are the most that were seen
 NEAR = 4.0  # ratio of the bracket's ends from which on Newton's method is left alone

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.reduction import beside
-from smoothhess.evaluate.scaling import eigenpairs, norm, unit
-from smoothhess.evaluate.secular import minimize_diagonal
+from smoothhess.ball.reduction import beside
+from smoothhess.ball.scaling import eigenpairs, norm, unit
+from smoothhess.ball.secular import minimize_diagonal
 
 Product = Callable[[Tensor], Tensor]  # rows (B, n, d) → H times each of them
 
