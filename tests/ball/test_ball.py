@@ -8,9 +8,9 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 
 from smoothhess import Dense, Diagonal, Eigenbasis, Isotropic, SmoothHess
+from smoothhess.ball import certified, lanczos
 from smoothhess.ball.minimum import Spectrum, count_kept, kkt_residual, minimize_in_ball
 from smoothhess.ball.secular import minimize_diagonal
-from smoothhess.evaluate import certified, lanczos
 from smoothhess.exact import Attribution, Exact
 
 DIMENSIONS = (1, 2, 3, 7, 30)
@@ -305,8 +305,8 @@ class Counted:
 
 @pytest.fixture
 def matrix_free(monkeypatch):
-    for module in ("spectrum", "ball"):
-        monkeypatch.setattr(f"smoothhess.evaluate.{module}.DENSE_PAYS", 4)
+    for module in ("spectrum", "minimum"):
+        monkeypatch.setattr(f"smoothhess.ball.{module}.DENSE_PAYS", 4)
 
 
 @pytest.mark.parametrize("d", [5, 30, 81])
@@ -380,8 +380,8 @@ DIRECTIONS = torch.eye(D).double()[:3] + 0.1
 )
 def test_results_are_solved_in_their_own_form(gaussian, shrink, monkeypatch):
     """Factored where that is exact, matrix-free where it is not; both as good as the dense matrix."""
-    for module in ("spectrum", "ball"):
-        monkeypatch.setattr(f"smoothhess.evaluate.{module}.DENSE_PAYS", 10)
+    for module in ("spectrum", "minimum"):
+        monkeypatch.setattr(f"smoothhess.ball.{module}.DENSE_PAYS", 10)
     x = normal(3, 6, D // 6, rng=generator(9))
     result = SmoothHess(net).attribute(x, gaussian=gaussian, n_calls=60, shrink=shrink, control=None)
     g = result.gradient
