@@ -29,7 +29,7 @@ from smoothhess.exact import Exact
 from smoothhess.reproduce.weights import load_weights, save_weights
 
 PATH = 32  # points on the path of Integrated Hessians
-BUDGET = 256  # coalitions, where shapiq approximates
+BUDGET = 256  # coalitions, where shapiq approximates by the method of its own choice
 I, J = torch.triu_indices(FEATURES, FEATURES, 1)
 
 Explain = Callable[["Counted", Tensor, Tensor, dict[str, float]], tuple[Tensor, float]]
@@ -206,10 +206,10 @@ def shapley(index: str, budget: int | None) -> Explain:
                     return model(torch.where(torch.as_tensor(sets, dtype=torch.bool), point, baseline)).double().numpy()
 
             if budget is None:
-                found = shapiq.ExactComputer(game, FEATURES)(index, order=2)  # type: ignore[arg-type]
+                found = shapiq.ExactComputer(game, FEATURES)(index, order=2)
             else:
-                make = shapiq.KernelSHAPIQ if index == "k-SII" else shapiq.SHAPIQ
-                found = make(FEATURES, 2, index, random_state=number).approximate(budget, game)  # type: ignore[arg-type]
+                choose = importlib.import_module("shapiq.explainer.configuration").setup_approximator
+                found = choose("auto", index, 2, FEATURES, random_state=number).approximate(budget, game)
             tables.append(torch.from_numpy(found.get_n_order_values(2)))
         return torch.stack(tables), used / len(x) / 2
 

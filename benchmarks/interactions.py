@@ -20,8 +20,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,8 @@ from known import ADDITIVE, FEATURES, FUNCTIONS, QUADRANTS, shapley_interactions
 from torch import Tensor
 
 from smoothhess import Interactions, SmoothHess, rivals
-from smoothhess.evaluate import compare
+from smoothhess.evaluate import compare, global_interactions
 from smoothhess.evaluate.ranks import spearman
-from smoothhess.evaluate.records import global_interactions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks" / "interactions.md"
@@ -43,7 +41,7 @@ REACH = 0.5  # standard deviations of each feature: the neighbourhood that is as
 SIGMAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 BETAS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0)
 SUMMARIES, RECORDS = 40, 50  # global summaries that look for false discoveries, and the size of each
-STEPS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+STEPS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4)
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,7 @@ def false_discoveries(settings: Settings, q: float = 0.05) -> dict[str, Any]:
 def kept(name: str, settings: Settings, make: Callable[[], dict[str, Any]], fresh: bool) -> dict[str, Any]:
     """What `make` found, from disk where it was found before with the same settings."""
     sizes = {k: v for k, v in asdict(settings).items() if k != "functions"}
-    key = json.loads(json.dumps({"version": 2, "settings": sizes, "methods": [m.name for m in methods()]}))
+    key = json.loads(json.dumps({"version": 4, "settings": sizes, "methods": [m.name for m in methods()]}))
     path = KEPT / f"{name}-{settings.points}.json"
     if path.is_file() and not fresh:
         stored = json.loads(path.read_text())
@@ -253,6 +251,9 @@ def kept(name: str, settings: Settings, make: Callable[[], dict[str, Any]], fres
     part.write_text(json.dumps({"key": key, "found": found}, indent=1))
     part.replace(path)
     return found
+
+
+KNOBS = {"sigma": "σ", "beta": "β", "step": "step"}  # what SmoothHess, SoftPlus and differences leave open
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -288,16 +289,16 @@ def metric_table(results: dict[str, dict[str, Any]], metric: str) -> list[str]:
     return [*table, "", f"Standard errors are at most {max(errors):.2f}."] if errors else table
 
 
-def paired_table(results: dict[str, dict[str, Any]], metric: str) -> list[str]:
-    """SmoothHess against each other method, point by point: on how many functions it is better, worse, or neither."""
+def paired_table(results: dict[str, dict[str, Any]], metric: str, reference: str = "SmoothHess") -> list[str]:
+    """One method against each other, point by point: on how many functions it is better, worse, or neither."""
     names = [n for n in results if FUNCTIONS[n].pairs]
     rows = []
     for method in results[names[0]]["methods"]:
-        if method == "SmoothHess" or metric not in results[names[0]]["methods"][method]:
+        if method == reference or metric not in results[names[0]]["methods"][method]:
             continue
         means, scores = [], []
         for n in names:
-            mine, theirs = (results[n]["methods"][m][metric] for m in ("SmoothHess", method))
+            mine, theirs = (results[n]["methods"][m][metric] for m in (reference, method))
             mean, error = average([a - b for a, b in zip(mine, theirs, strict=True)])
             means.append(mean)
             scores.append(mean / error if error else 0.0)
@@ -305,7 +306,7 @@ def paired_table(results: dict[str, dict[str, Any]], metric: str) -> list[str]:
         lost = [n for n, z in zip(names, scores, strict=True) if z < -2]
         counts = map(str, (better, worse, len(names) - better - worse))
         rows.append([method, f"{sum(means) / len(means):+.3f}", *counts, ", ".join(lost) or "–"])
-    return markdown(["", "SmoothHess minus it", "better", "worse", "neither", "worse on"], rows)
+    return markdown(["", f"{reference} minus it", "better", "worse", "neither", "worse on"], rows)
 
 
 def cost_table(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -330,7 +331,7 @@ def candidate_table(results: dict[str, dict[str, Any]]) -> list[str]:
     """How often each candidate was chosen, and the mean AUC at training points had it been taken everywhere."""
     rows = []
     names = [n for n in results if FUNCTIONS[n].pairs]
-    for knob, label in (("sigma", "σ"), ("beta", "β"), ("step", "step")):
+    for knob, label in KNOBS.items():
         for value in results[names[0]]["candidates"][knob]:
             scores = [results[n]["candidates"][knob][value][1] for n in names]
             times = sum(f"{results[n]['chosen'][knob]:g}" == value for n in names)
@@ -340,15 +341,17 @@ def candidate_table(results: dict[str, dict[str, Any]]) -> list[str]:
 
 def page(results: dict[str, dict[str, Any]], nulls: dict[str, Any], settings: Settings) -> list[str]:
     names = [n for n in results if FUNCTIONS[n].pairs]
+    smallest = {
+        label: [min(c[0] for c in r["candidates"][knob].values()) for r in results.values()]
+        for knob, label in KNOBS.items()
+    }
     fits = markdown(
         ["", *results],
         [
             ["pairs of 45", *(str(len(FUNCTIONS[n].pairs)) for n in results)],
             ["R²", *(f"{r['r2']:.3f}" for r in results.values())],
-            *(
-                [label, *(f"{r['chosen'][knob]:g}" for r in results.values())]
-                for knob, label in (("sigma", "σ"), ("beta", "β"), ("step", "step"))
-            ),
+            *([label, *(f"{r['chosen'][knob]:g}" for r in results.values())] for knob, label in KNOBS.items()),
+            *([f"P_MSE with {label}", *(f"{e:.2g}" for e in errors)] for label, errors in smallest.items()),
         ],
     )
     summaries = {"E[H²]": "square", "mean abs H": "abs"}
@@ -389,6 +392,8 @@ def page(results: dict[str, dict[str, Any]], nulls: dict[str, Any], settings: Se
         "Paired over points, at two standard errors:",
         "",
         *paired_table(results, "point auc"),
+        "",
+        *paired_table(results, "point auc", "SmoothHess, 4096 calls"),
         "",
         "## Per point: rank correlation with the second derivative of the function, over the pairs that interact",
         "",
@@ -461,12 +466,14 @@ def heading(seconds: float, settings: Settings) -> list[str]:
     ]
 
 
-@contextmanager
-def notes(path: Path | None) -> Iterator[list[str]]:
-    """The prose of a page that is there already, from its first line after the marker on."""
+BEGIN, END = "<!-- written by hand, kept by --write -->", "<!-- the rest is written by the script -->"
+
+
+def remarks(path: Path | None) -> list[str]:
+    """What was written by hand into a page that is there already."""
     old = path.read_text() if path and path.is_file() else ""
-    marker = "<!-- written by hand, kept by --write -->"
-    yield [marker, old.split(marker, 1)[1].strip()] if marker in old else [marker]
+    kept = old.split(BEGIN, 1)[1].split(END, 1)[0].strip() if BEGIN in old and END in old else ""
+    return [BEGIN, "", *([kept, ""] if kept else []), END, ""]
 
 
 def main() -> None:
@@ -484,8 +491,8 @@ def main() -> None:
         print(f"{name}: {results[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
     nulls = kept("nulls", settings, lambda: false_discoveries(settings), options.fresh)
     seconds = sum(r["seconds"] for r in (*results.values(), nulls))
-    with notes(options.write) as written:
-        text = "\n".join([*heading(seconds, settings), *page(results, nulls, settings), "", *written]) + "\n"
+    lines = [*heading(seconds, settings), *remarks(options.write), *page(results, nulls, settings)]
+    text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
         options.write.parent.mkdir(parents=True, exist_ok=True)

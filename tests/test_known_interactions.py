@@ -204,7 +204,10 @@ def test_the_quick_run_finds_the_pairs(bench, monkeypatch, tmp_path, capsys):
     first = (tmp_path / "page.md").read_text()
     row = next(line for line in first.splitlines() if line.startswith("| SmoothHess |"))
     assert float(row.split("|")[-2].strip(" *")) > 0.95
-    (tmp_path / "page.md").write_text(first + "A remark.\n")
+    marker = bench.interactions.BEGIN
+    (tmp_path / "page.md").write_text(first.replace(marker, f"{marker}\n\nA remark."))
     bench.interactions.main()  # from what was kept, and so at once
-    assert (tmp_path / "page.md").read_text().endswith("A remark.\n")
+    second = (tmp_path / "page.md").read_text()
+    assert second.count("A remark.") == 1
+    assert second.replace("A remark.\n\n", "") == first
     capsys.readouterr()

@@ -40,7 +40,7 @@ def rank_pairs(
 ) -> list[Pair]:
     """The k pairs i < j of one (d, d) estimate, with its entries' variances, whose effect in `ranking` is largest."""
     d = len(hessian)
-    labels = _labels(names, d, feature_shape)
+    labels = labels_of(names, d, feature_shape)
     if k < 1 or not 0 < q < 1:
         raise ValueError(f"wanted k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
     if len(scales) != d:
@@ -79,7 +79,8 @@ def benjamini_hochberg(p: Tensor) -> Tensor:
     return torch.empty_like(q).index_copy(0, order, q)
 
 
-def _labels(names: Sequence[str] | None, d: int, feature_shape: tuple[int, ...]):
+def labels_of(names: Sequence[str] | None, d: int, feature_shape: tuple[int, ...]):
+    """A function from the number of a feature to its name: the one given, or its place in the shape."""
     if names is not None:
         if len(names) != d:
             raise ValueError(f"wanted one name per feature, {d}, got {len(names)}.")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smoothhess import student
 from smoothhess.interactions import Estimate
-from smoothhess.pairs import Pair, _labels, benjamini_hochberg
+from smoothhess.pairs import Pair, benjamini_hochberg, labels_of
 from smoothhess.storage import write_atomically
 
 FORMAT, VERSION = "smoothhess.global", "1"
@@ -138,7 +138,7 @@ class GlobalInteractions:
         if k < 1 or not 0 < q < 1:
             raise ValueError(f"wanted k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
         size = len(self.scales)
-        labels = _labels(names, size, self.feature_shape)
+        labels = labels_of(names, size, self.feature_shape)
         moves = self.scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1).cpu()
         if len(moves) != size:
             raise ValueError(f"wanted one scale per feature, {size}, got {len(moves)}.")
@@ -165,7 +165,7 @@ class GlobalInteractions:
     def to_records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One plain dictionary per pair i ≤ j, for pandas.DataFrame(…) or a csv writer."""
         size = len(self.scales)
-        labels = _labels(names, size, self.feature_shape)
+        labels = labels_of(names, size, self.feature_shape)
         columns = {"mean": "mean", "mean_abs": "abs", "mean_abs_upper": "abs_upper", "mean_square": "square"}
         tables: dict[str, Tensor] = {}
         for name, kept in columns.items():

@@ -1,7 +1,7 @@
 """Do 95 % intervals hold the truth: of all entries, of the 20 pairs largest in truth, of the 20 reported as largest?
 
-    python benchmarks/coverage.py
-    python benchmarks/coverage.py --data DIR --only mnist --inputs 3 --seeds 2
+    python benchmarks/intervals.py
+    python benchmarks/intervals.py --data DIR --only mnist --inputs 3 --seeds 2
 
 The truth is a long unbiased run (orthogonal design, control variate, no denoising); its own noise makes the coverage
 look a little too small where ours is not much larger.
@@ -60,7 +60,7 @@ def main() -> None:
         parser.error(f"{missing[0]} needs --data DIR (or SMOOTHHESS_DATA).")
     shown = ["DIR" if word == str(options.data) else word for word in sys.argv[1:]]
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
-    print(f"{platform.machine()} CPU, {versions}; `{' '.join(['python benchmarks/coverage.py', *shown])}`\n")
+    print(f"{platform.machine()} CPU, {versions}; `{' '.join(['python benchmarks/intervals.py', *shown])}`\n")
     print("| network | control | calls/2d | all entries | 20 largest in truth | 20 reported as largest |")
     print("|---|---|---|---|---|---|")
     for name in options.only:
