@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint types unit wheel format clean
+.PHONY: demo test test-slow distributed-test lint types unit wheel format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/smoothhess demo
@@ -30,10 +30,14 @@ types: $(VENV)/dev.stamp
 	$(BIN)/basedpyright
 
 unit: $(VENV)/dev.stamp
-	$(BIN)/pytest -q -n 2 -m "not slow" --cov --cov-report=term
+	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/distributed --cov --cov-report=term
 
 test-slow: $(VENV)/dev.stamp
-	$(BIN)/pytest -q -n 2 -m slow
+	$(BIN)/pytest -q -n 2 -m slow --ignore=tests/distributed
+
+# Two processes of torch.distributed on this machine; they use all cores, so one test at a time.
+distributed-test: $(VENV)/dev.stamp
+	$(BIN)/pytest -q tests/distributed
 
 # Builds the wheel and installs it, alone, into a venv of its own, then imports it from there.
 wheel: $(VENV)/dev.stamp

@@ -9,6 +9,7 @@
 
 from smoothhess import evaluate, rivals
 from smoothhess.closed_form import ClosedForm
+from smoothhess.dataset import Store, explain_dataset
 from smoothhess.diagnosis import diagnose
 from smoothhess.estimator import NeuronSmoothHess, SmoothHess, smooth_hvp
 from smoothhess.evaluate import attack, minimize_in_ball, perturbation_mse, sweep
@@ -32,10 +33,12 @@ __all__ = [
     "NeuronSmoothHess",
     "Pair",
     "SmoothHess",
+    "Store",
     "Taylor",
     "attack",
     "diagnose",
     "evaluate",
+    "explain_dataset",
     "from_gradient",
     "minimize_in_ball",
     "perturbation_mse",
