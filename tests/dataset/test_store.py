@@ -252,5 +252,5 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     with torch.random.fork_rng(devices=[]):
         for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
             exec(compile(code, str(PAGE), "exec"), names)
-    assert len(names["store"]) == 100
-    assert "Global interactions of 6 features over 100 record(s)" in capsys.readouterr().out
+    assert len(names["store"]) == 40
+    assert "Global interactions of 6 features over 40 record(s)" in capsys.readouterr().out

@@ -27,6 +27,7 @@ class Writer:
     def __init__(self, store: Store, rank: int, max_bytes: int | None, seconds: float) -> None:
         self.store, self.rank, self.max_bytes, self.seconds = store, rank, max_bytes, seconds
         self.packs: list[Rows] = []
+        self.n_bytes = self.n_records = 0  # of these packs
         self.began = time.monotonic()
         self.serial = shards.next_serial(store.path, rank)
         self.summary: GlobalInteractions | None = None
@@ -47,15 +48,17 @@ class Writer:
         """One pack, whole."""
         for rows, found in parts:
             self.packs.append(rows)
+            self.n_bytes, self.n_records = self.n_bytes + rows.n_bytes, self.n_records + len(rows)
             if found is not None:
                 self.summary = found if self.summary is None else self.summary.to(found.mean.value.device).merge(found)
-        full = sum(p.n_bytes for p in self.packs) >= SHARD_BYTES or sum(map(len, self.packs)) >= SHARD_RECORDS
+        full = self.n_bytes >= SHARD_BYTES or self.n_records >= SHARD_RECORDS
         if full or time.monotonic() - self.began >= self.seconds:
             self.close()
 
     def close(self) -> None:
         """Write what has been collected: a summary first, then the shard, which makes it count."""
         packs, self.packs, self.began = self.packs, [], time.monotonic()
+        self.n_bytes = self.n_records = 0
         if not packs:
             return
         name = Name(self.rank, self.serial, os.urandom(4).hex())

@@ -1,0 +1,115 @@
+"""Finished cells of an experiment, each on disk as soon as it is known, so that a run that was stopped goes on.
+
+A cell is one small JSON file named by its key, written under another name and moved into place: it is whole or absent,
+and several processes may fill one folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Cells", "write_whole"]
+
+
+def write_whole(text: str, path: Path) -> Path:
+    """Write a text file under a temporary name, then move it into place; the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+class Cells:
+    """Values by key in a folder, all made with the same settings.
+
+    Keys and settings are flat dictionaries of strings, numbers and None; values are whatever JSON can hold, and floats
+    come back bit for bit. A folder made with other settings is refused, naming those that differ.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> cells = Cells(folder, {"seed": 0})
+    >>> cells.put({"method": "SG", "epsilon": 0.5}, {"mean": 4.1e-05})
+    >>> again = Cells(folder, {"seed": 0})
+    >>> {"epsilon": 0.5, "method": "SG"} in again, again.get({"method": "SG", "epsilon": 0.5})
+    (True, {'mean': 4.1e-05})
+    >>> Cells(folder, {"seed": 1})
+    Traceback (most recent call last):
+    ...
+    ValueError: ...: seed is 0 there and 1 now. Pass another --out, or remove the folder to start anew.
+    """
+
+    def __init__(self, folder: Path | str, settings: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.settings: dict[str, Any] = json.loads(_canonical(settings))  # tuples become lists, as on disk
+        path = self.folder / "settings.json"
+        if not path.exists():
+            write_whole(json.dumps(self.settings, indent=1, sort_keys=True, ensure_ascii=False), path)
+            return
+        kept = _read(path)
+        names = sorted(kept.keys() | self.settings.keys())
+        differ = [name for name in names if kept.get(name) != self.settings.get(name)]
+        if differ:
+            told = "; ".join(
+                f"{name} is {kept.get(name)!r} there and {self.settings.get(name)!r} now" for name in differ
+            )
+            raise ValueError(
+                f"{self.folder} holds results of another run: {told}. "
+                "Pass another --out, or remove the folder to start anew."
+            )
+
+    def get(self, key: Mapping[str, Any], default: Any = None) -> Any:
+        """The value of a finished cell, or `default`."""
+        path = self._path(key)
+        return _read(path)["value"] if path.exists() else default
+
+    def put(self, key: Mapping[str, Any], value: Any) -> None:
+        """Keep the value of a cell, in the place of an earlier one."""
+        try:
+            text = json.dumps({"key": dict(key), "value": value}, ensure_ascii=False)
+        except TypeError as error:
+            raise TypeError(f"a cell holds what JSON can hold ({error}); pass .tolist() of a tensor") from error
+        write_whole(text, self._path(key))
+
+    def compute(self, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """The value of a cell; `make()` is called, and its answer kept, only if the cell is not there."""
+        if key not in self:
+            self.put(key, make())
+        return self.get(key)
+
+    def __contains__(self, key: Mapping[str, Any]) -> bool:
+        return self._path(key).exists()
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        """(key, value) of every finished cell, in an order that depends on the keys alone."""
+        for path in sorted(self.folder.glob("cell-*.json")):
+            stored = _read(path)
+            yield stored["key"], stored["value"]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.folder.glob("cell-*.json"))
+
+    def _path(self, key: Mapping[str, Any]) -> Path:
+        return self.folder / f"cell-{hashlib.sha256(_canonical(key).encode()).hexdigest()[:24]}.json"
+
+
+def _canonical(record: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(record), sort_keys=True, ensure_ascii=False)
+    except TypeError as error:
+        raise TypeError(f"keys and settings hold strings, numbers and None ({error}), got {record!r}") from error
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it and run again") from error
