@@ -187,7 +187,7 @@ def _parsed(stream: IO[bytes], ending: str, name: str) -> Iterator[Mapping[str, 
 
 def _sas_records(stream: IO[bytes], name: str) -> Iterator[Mapping[str, Any]]:
     try:
-        import pandas as pd
+        import pandas as pd  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(f"{name} is a SAS file, which needs pandas: pip install pandas") from error
     for chunk in _chunks(pd, stream, name):
