@@ -49,7 +49,7 @@ def test_shares_of_layers_are_those_of_the_closed_form():
     line = Eigenbasis(torch.ones(1, 6), [0.7], rest=0.0)
     oracle = Oracle(net, x, 1)
     expected = Kinks.see(oracle, x, *oracle(x, torch.arange(2))).expectation(line, layers=True)
-    shares = torch.stack(expected.layers)[:, :, 0, 0] / expected.hessian[:, 0, 0]
+    shares = torch.stack(expected.layers)[:, :, 0, 0] / expected.hessian.dense()[:, 0, 0]
     found = diagnose(net, x, 1, gaussian=line)
     torch.testing.assert_close(torch.stack([c.share for c in found.calls]), shares, rtol=1e-8, atol=1e-10)
     found = diagnose(net, x, 1, sigma=0.4)
@@ -62,10 +62,10 @@ def test_shares_in_many_dimensions_by_probes():
     oracle = Oracle(net, x, 1)
     gaussian = gaussians(6)["dense"]
     expected = Kinks.see(oracle, x, *oracle(x, torch.arange(1))).expectation(gaussian, layers=True)
-    inner = torch.stack([(w * expected.hessian).sum() for w in expected.layers])
+    inner = torch.stack([(w * expected.hessian.dense()).sum() for w in expected.layers])
     found = diagnose(net, x, 1, gaussian=gaussian, n_pairs=4000)
     shares = torch.stack([c.share[0] for c in found.calls])
-    torch.testing.assert_close(shares, inner / expected.hessian.square().sum(), rtol=0, atol=0.05)
+    torch.testing.assert_close(shares, inner / expected.hessian.dense().square().sum(), rtol=0, atol=0.05)
 
 
 def test_spreads_estimated_from_probes(monkeypatch):

@@ -105,7 +105,7 @@ def test_merge_equals_one_pass_over_both_streams(design):
         both.merge(b)
     grown = explainer.more(both, 100)
     assert grown.n_calls.tolist() == [900] * 3
-    with pytest.raises(ValueError, match="same inputs"):
+    with pytest.raises(ValueError, match="differ in inputs"):
         a.merge(explainer.attribute(x + 1, sigma=0.3, n_calls=400, design=design, seed=1))
 
 
