@@ -160,8 +160,8 @@ def test_other_settings_in_the_same_folder_are_refused(weights, tmp_path):
     options = Options(tmp_path)
     folder = options.folder("pmse") / "cells" / "mnist"
     Cells(folder, {**json.loads(json.dumps(_settings(classifier, options)))})
-    with pytest.raises(ValueError, match=r"points is 5 there and 2 now.*Pass another --out"):
-        pmse.measure(classifier, ("logit",), replace(options, points=2), TINY)
+    with pytest.raises(ValueError, match=r"val is 4 there and 3 now.*Pass another --out"):
+        pmse.measure(classifier, ("logit",), options, replace(TINY, val=3))
     with pytest.raises(ValueError, match=r"seed is 0 there and 1 now"):
         pmse.measure(classifier, ("logit",), replace(options, seed=1), TINY)
     with torch.no_grad():
@@ -171,15 +171,23 @@ def test_other_settings_in_the_same_folder_are_refused(weights, tmp_path):
 
 
 def _settings(classifier, options):
-    x = classifier.inputs("test", TINY.points)
     sizes = {key: value for key, value in vars(TINY).items() if key != "points"}
-    return {
-        **sizes,
-        "points": len(x),
-        "seed": options.seed,
-        "weights": classifier.fingerprint,
-        "images": pmse._digest(x),
-    }
+    return {**sizes, "seed": options.seed, "weights": classifier.fingerprint}
+
+
+def test_a_run_of_more_points_goes_on_from_one_of_fewer(weights, tmp_path, monkeypatch):
+    classifier = mlp_source().classifier(Options(tmp_path, cache=weights))
+    whole = pmse.measure(classifier, ("logit",), Options(tmp_path / "whole"), TINY)
+    some = Options(tmp_path / "some", points=3)
+    pmse.measure(classifier, ("logit",), some, TINY)
+    asked = []
+    monkeypatch.setattr(
+        pmse.Balls, "around", lambda *a, f=pmse.Balls.around, **k: asked.append(len(a[1])) or f(*a, **k)
+    )
+    found = pmse.measure(classifier, ("logit",), replace(some, points=5), TINY)
+    assert asked == [2]  # the second batch alone
+    for one, other in zip(whole.records, found.records, strict=True):
+        torch.testing.assert_close(one.errors, other.errors, rtol=0, atol=0)
 
 
 def test_the_recipe_stands_beside_the_default(weights, tmp_path):

@@ -16,7 +16,7 @@ from smoothhess.reproduce.experiments import find, four_quadrant, nested, plane,
 from smoothhess.reproduce.experiments.rings import ENTRIES, Rings
 from smoothhess.reproduce.networks import plane_mlp
 from smoothhess.reproduce.options import Options
-from smoothhess.reproduce.training import FOUR_QUADRANT
+from smoothhess.reproduce.training import FOUR_QUADRANT, shortened
 from smoothhess.reproduce.weights import read_weights
 from tests.truths import FOUR_QUADRANT_HESSIAN, OneHidden, quadratic
 
@@ -225,7 +225,7 @@ def test_the_surface_and_its_hessian_are_exact():
 
 
 def test_training_is_kept_resumed_and_leaves_the_global_generator_alone(tmp_path, monkeypatch):
-    recipe, sizes, points = plane.shortened(FOUR_QUADRANT, 60), (2, 16, 1), datasets.plane_grid(0.5)
+    recipe, sizes, points = shortened(FOUR_QUADRANT, 60), (2, 16, 1), datasets.plane_grid(0.5)
 
     def fit(folder):
         options = Options(tmp_path / folder)
@@ -264,7 +264,7 @@ def test_training_is_kept_resumed_and_leaves_the_global_generator_alone(tmp_path
 
 
 def test_a_training_stopped_on_purpose_is_the_whole_one_at_that_step(tmp_path, monkeypatch):
-    recipe, sizes, points = plane.shortened(FOUR_QUADRANT, 60), (2, 16, 1), datasets.plane_grid(0.5)
+    recipe, sizes, points = shortened(FOUR_QUADRANT, 60), (2, 16, 1), datasets.plane_grid(0.5)
     train = plane.train
     monkeypatch.setattr(plane, "train", lambda *a, **k: train(*a, **k, checkpoint_every=25))
 
@@ -293,7 +293,7 @@ def _count(steps, most):
 
 
 def test_a_shortened_recipe_falls_at_the_same_shares():
-    short = plane.shortened(FOUR_QUADRANT, 400)
+    short = shortened(FOUR_QUADRANT, 400)
     assert short.n_steps == 400
     assert [short.rate(k) for k in (0, 49, 50, 100, 200)] == [
         FOUR_QUADRANT.rate(100 * k) for k in (0, 49, 50, 100, 200)

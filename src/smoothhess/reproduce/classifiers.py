@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from smoothhess.reproduce import datasets, networks, training
 from smoothhess.reproduce.datasets import ImageData
-from smoothhess.reproduce.experiments.plane import shortened
 from smoothhess.reproduce.options import Options
-from smoothhess.reproduce.training import Recipe, mean_score, train
+from smoothhess.reproduce.training import Recipe, mean_score, shortened, train
 from smoothhess.reproduce.weights import load_weights, save_weights
 
 __all__ = ["CLASSIFIERS", "RESNET101", "Classifier", "NoWeightsError", "Readout", "Source", "wanted"]
@@ -189,9 +188,9 @@ class Source:
         return options.weights / f"{self.run}-{recipe.n_steps}-steps-seed-{options.seed}.safetensors"
 
     def _recipe(self, options: Options) -> Recipe | None:
-        if self.recipe is None or not options.quick or not self.trains_on_cpu:
-            return self.recipe
-        return shortened(self.recipe, QUICK_STEPS)
+        quick = QUICK_STEPS if options.quick and self.trains_on_cpu else None
+        n_steps = options.steps or quick
+        return self.recipe if self.recipe is None or n_steps is None else shortened(self.recipe, n_steps)
 
     def _train(self, network: nn.Module, recipe: Recipe, path: Path, options: Options) -> tuple[str, dict[str, str]]:
         data = _images(self.load, options.data)

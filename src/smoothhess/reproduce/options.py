@@ -35,7 +35,7 @@ class Options:
     dataset: str | None = None  # None: all of them
     function: str | None = None  # "logit" or "neuron"; None: both
     cache: Path | None = None
-    steps: int | None = None  # of a training on the plane; None: all
+    steps: int | None = None  # of a training; None: those of the paper
     show_progress: bool = False
 
     def __post_init__(self) -> None:

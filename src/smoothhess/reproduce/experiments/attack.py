@@ -107,11 +107,9 @@ def measure(
     share = KEEP[classifier.architecture] if keep is None else keep
     settings = {
         **{key: value for key, value in asdict(size).items() if key != "points"},
-        "points": points,
         "keep": share,
         "seed": options.seed,
         "weights": classifier.fingerprint,
-        "images": hashlib.sha256(inputs.cpu().contiguous().numpy().tobytes()).hexdigest()[:12],
     }
     cells = Cells(options.folder(name) / "cells" / classifier.key, settings)
     bench = _Bench(classifier, options, size, cells, share)
@@ -212,6 +210,7 @@ class _Bench:
             asked += [(method, v) for v in values] if method.parameter else [(method, None)]
         asked.sort(key=lambda item: (item[0].parameter or "", item[1] or 0.0))  # both orders of one σ after each other
         batches = list(inputs.split(self.size.batch))
+        images = [hashlib.sha256(x.cpu().contiguous().numpy().tobytes()).hexdigest()[:12] for x in batches]
         work = [(b, method, value) for b in range(len(batches)) for method, value in asked]
         makers: dict[int, Maker] = {}
         found: dict[tuple[str, float | None], list[Row]] = {}
@@ -223,7 +222,7 @@ class _Bench:
                     makers[b] = self._maker(batches[b], self.size.calls, 10_000 * self.options.seed + b)
                 return self._attacked(makers[b], method, value)
 
-            key = {"method": method.name, "value": value, "batch": b}
+            key = {"method": method.name, "value": value, "images": images[b]}
             found.setdefault((method.name, value), []).append(self.cells.compute(key, attacked))
         return Measured.joined(self.classifier, self.epsilons, len(inputs), self.keep, found, chosen, printed)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from smoothhess.reproduce.datasets import four_quadrant
 from smoothhess.reproduce.experiments import Outcome
-from smoothhess.reproduce.experiments.plane import Trained, open_cells, shortened, trained
+from smoothhess.reproduce.experiments.plane import Trained, open_cells, trained
 from smoothhess.reproduce.experiments.scales import (
     LABEL,
     LOOK,
@@ -28,7 +28,7 @@ from smoothhess.reproduce.experiments.scales import (
 )
 from smoothhess.reproduce.options import Options
 from smoothhess.reproduce.tables import COLOURS, COLUMN, panel_title, print_style, save_figure, write_csv, write_page
-from smoothhess.reproduce.training import FOUR_QUADRANT
+from smoothhess.reproduce.training import FOUR_QUADRANT, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,7 @@ from torch.special import gammainc, gammaincc
 from smoothhess.reproduce.cells import Cells
 from smoothhess.reproduce.datasets import nested, plane_grid
 from smoothhess.reproduce.experiments import Outcome
-from smoothhess.reproduce.experiments.plane import Trained, open_cells, shortened, trained
+from smoothhess.reproduce.experiments.plane import Trained, open_cells, trained
 from smoothhess.reproduce.experiments.rings import ENTRIES, Rings
 from smoothhess.reproduce.experiments.scales import (
     LABEL,
@@ -37,7 +37,7 @@ from smoothhess.reproduce.experiments.scales import (
 )
 from smoothhess.reproduce.options import Options
 from smoothhess.reproduce.tables import COLUMN, panel_title, print_style, save_figure, write_csv, write_page
-from smoothhess.reproduce.training import NESTED
+from smoothhess.reproduce.training import NESTED, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from smoothhess.reproduce.options import Options
 from smoothhess.reproduce.training import Recipe, train
 from smoothhess.reproduce.weights import load_weights, save_weights
 
-__all__ = ["Trained", "open_cells", "shortened", "trained"]
+__all__ = ["Trained", "open_cells", "trained"]
 
 
 class _FullPrecision(MLP):
@@ -54,17 +54,6 @@ class Trained:
     def caption(self) -> str:
         """The same, short enough for a figure."""
         return "network: " + self.words.replace("mean squared error", "MSE")
-
-
-def shortened(recipe: Recipe, n_steps: int) -> Recipe:
-    """The same recipe in fewer steps: the learning rate falls at the same shares of the way.
-
-    >>> from smoothhess.reproduce.training import FOUR_QUADRANT
-    >>> [round(shortened(FOUR_QUADRANT, 400).rate(step), 6) for step in (49, 50, 399)]
-    [0.001, 0.0001, 1e-06]
-    """
-    ratio = recipe.n_steps / n_steps
-    return replace(recipe, n_steps=n_steps, rate=lambda step: recipe.rate(round(step * ratio)))
 
 
 def trained(

@@ -67,6 +67,7 @@ class Size:
 # be worth its passes, and noise would hide what is compared, and decide between the σ.
 FULL = Size(200, 15_000, None, 50, None, 200, 200, 500, ("radius", "ball"), 20)
 FULL_CONVOLUTIONAL = Size(100, 15_000, 1_000, 10, 4_096, 50, 6, 300, ("radius",), 1)
+FULL_DEEP = Size(100, 15_000, 500, 10, 4_096, 16, 3, 200, ("radius",), 0)  # a pass costs five times as much again
 QUICK = Size(6, 400, None, 6, None, 6, 4, 60, ("radius",), 1, 0.02, 8)
 QUICK_CONVOLUTIONAL = Size(1, 60, None, 1, 96, 1, 0, 16, ("radius",), 0, 0.0, 16)
 
@@ -123,6 +124,8 @@ def size_of(classifier: Classifier, options: Options) -> Size:
     """How much is done, given whether the run is quick and what a pass of the network costs."""
     if options.quick:
         return QUICK_CONVOLUTIONAL if classifier.is_convolutional else QUICK
+    if classifier.architecture == "resnet101":
+        return FULL_DEEP
     return FULL_CONVOLUTIONAL if classifier.is_convolutional else FULL
 
 
@@ -132,17 +135,15 @@ def measure(classifier: Classifier, asked: Sequence[str], options: Options, size
     inputs = classifier.inputs("test", points)
     settings = {
         **{key: value for key, value in asdict(size).items() if key != "points"},
-        "points": points,
         "seed": options.seed,
         "weights": classifier.fingerprint,
-        "images": _digest(inputs),
     }
     cells = Cells(options.folder(name) / "cells" / classifier.key, settings)
     bench = _Bench(classifier, options, size, cells, _functions(classifier, asked, cells))
     chosen = bench.choices()
     bench.score(inputs, chosen)
     bench.recipes(inputs[: size.recipe_points])
-    return bench.measured(points, chosen)
+    return bench.measured(inputs, chosen)
 
 
 def _digest(inputs: Tensor) -> str:
@@ -255,9 +256,10 @@ class _Bench:
         """P_MSE of all methods on all points; one file for each function, radius and batch of points."""
         batches = list(inputs.split(self.size.batch))
         cells = [(b, f, e) for b in range(len(batches)) for f in self.functions for e in EPSILONS]
+        images = [_digest(x) for x in batches]
         with self._bar(len(cells), "P_MSE") as bar:
             for number, x in enumerate(batches):
-                missing = [(f, e) for b, f, e in cells if b == number and self._key(f, e, b) not in self.cells]
+                missing = [(f, e) for b, f, e in cells if b == number and self._key(f, e, images[b]) not in self.cells]
                 bar.update(len(self.functions) * len(EPSILONS) - len(missing))
                 if not missing:
                     continue
@@ -269,12 +271,13 @@ class _Bench:
                     for epsilon in (e for f, e in missing if f == function):
                         wanted = self._wanted(function, epsilon, chosen)
                         records = [self._record(balls, make, function, epsilon, m, v, known) for m, v in wanted]
-                        self.cells.put(self._key(function, epsilon, number), records)
+                        self.cells.put(self._key(function, epsilon, images[number]), records)
                         bar.update()
 
     @staticmethod
-    def _key(function: Function, epsilon: float, number: int) -> dict[str, Any]:
-        return {"function": function.name, "epsilon": epsilon, "batch": number}
+    def _key(function: Function, epsilon: float, images: str) -> dict[str, Any]:
+        """Batches are known by their images, so that a run of more points goes on from one of fewer."""
+        return {"function": function.name, "epsilon": epsilon, "images": images}
 
     def _wanted(self, function: Function, epsilon: float, chosen: Chosen) -> list[tuple[Method, float | None]]:
         """Methods with every value of their parameter that a table needs, each once."""
@@ -323,7 +326,8 @@ class _Bench:
         if not len(inputs):
             return
         n_calls = 2 * round(self.size.recipe_share * RECIPE_CALLS[self.classifier.architecture] / 2)
-        keys = [({"recipe": f.name, "epsilon": e}, f, e) for f in self.functions for e in EPSILONS]
+        images = _digest(inputs)
+        keys = [({"recipe": f.name, "epsilon": e, "images": images}, f, e) for f in self.functions for e in EPSILONS]
         with self._bar(len(keys), "published recipe") as bar:
             missing = [item for item in keys if item[0] not in self.cells]
             bar.update(len(keys) - len(missing))
@@ -366,11 +370,12 @@ class _Bench:
                 **cost,
             }
 
-    def measured(self, points: int, chosen: Chosen) -> Measured:
+    def measured(self, inputs: Tensor, chosen: Chosen) -> Measured:
         """What the cells hold, put together."""
-        numbers = range(-(-points // self.size.batch))
+        batches = [_digest(x) for x in inputs.split(self.size.batch)]
+        tried = _digest(inputs[: self.size.recipe_points])
         records = [
-            Record.merged(f.name, e, [self.cells.get(self._key(f, e, b)) for b in numbers])
+            Record.merged(f.name, e, [self.cells.get(self._key(f, e, images)) for images in batches])
             for f in self.functions
             for e in EPSILONS
         ]
@@ -378,7 +383,7 @@ class _Bench:
             Record.merged(f.name, e, [found])
             for f in self.functions
             for e in EPSILONS
-            if (found := self.cells.get({"recipe": f.name, "epsilon": e})) is not None
+            if (found := self.cells.get({"recipe": f.name, "epsilon": e, "images": tried})) is not None
         ]
         printed = {
             (f.name, e, m.name): value
@@ -393,7 +398,7 @@ class _Bench:
             units={f.name: f.unit for f in self.functions if f.unit is not None},
             epsilons=EPSILONS,
             samplings=self.size.samplings,
-            n_points=points,
+            n_points=len(inputs),
             n_samples=self.size.samples,
             n_exact=self.size.exact if self._is_rough else None,
             records=[record for cell in records for record in cell],
