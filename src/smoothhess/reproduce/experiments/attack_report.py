@@ -305,6 +305,7 @@ def _panel(ax: Axes, m: Measured) -> None:
     from smoothhess.view.canvas import INK
 
     ax.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    ax.margins(y=0.08)  # no mark touches the frame
     labels = []
     for i, epsilon in enumerate(m.epsilons):
         contest = m.contest(epsilon, m.chosen)

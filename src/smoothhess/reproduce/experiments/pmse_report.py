@@ -539,6 +539,7 @@ def _panel(ax: Axes, m: Measured, function: str) -> None:
     from smoothhess.view.canvas import INK
 
     ax.axhline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    ax.margins(y=0.08)  # no mark touches the frame
     for k, (name, (colour, marker)) in enumerate(_LOOK.items()):
         for i, epsilon in enumerate(m.epsilons):
             ours, other = (m.best(function, epsilon, method, "radius") for method in (OURS, name))
