@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow distributed-test lint types unit wheel format clean
+.PHONY: demo test test-slow distributed-test browser-test docs lint types unit wheel format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/smoothhess demo
@@ -38,6 +38,12 @@ test-slow: $(VENV)/dev.stamp
 # Two processes of torch.distributed on this machine; they use all cores, so one test at a time.
 distributed-test: $(VENV)/dev.stamp
 	$(BIN)/pytest -q tests/distributed
+
+# The pages in a real browser. Without one these tests are skipped in `make test`, with the reason.
+browser-test: $(VENV)/dev.stamp
+	@for b in chromium chromium-browser google-chrome google-chrome-stable chrome; do \
+	  command -v $$b >/dev/null && exit 0; done; echo "browser-test needs Chromium, e.g. apt-get install chromium"; exit 1
+	$(BIN)/pytest -q tests/browser
 
 # Builds the wheel and installs it, alone, into a venv of its own, then imports it from there.
 wheel: $(VENV)/dev.stamp

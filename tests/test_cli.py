@@ -17,7 +17,7 @@ from smoothhess.cli import main
 
 FIGURES = [f"{name}-{figure}.png" for name in ("breast_cancer", "digits") for figure in demonstration.WHICH]
 FIGURES += [f"{name}-{figure}.png" for name in ("breast_cancer", "digits") for figure in ("gradient", "heatmap")]
-RESULTS = ["breast_cancer.safetensors", "digits.safetensors"]
+RESULTS = [f"{name}.{kind}" for name in ("breast_cancer", "digits") for kind in ("html", "safetensors")]
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@
 (torch.Size([1, 4, 4]), 3)
 """
 
-from smoothhess import evaluate, rivals
+from smoothhess import evaluate, rivals, segments
 from smoothhess.closed_form import ClosedForm
 from smoothhess.dataset import Store, explain_dataset
 from smoothhess.diagnosis import diagnose
+from smoothhess.embedding import Embedded
 from smoothhess.estimator import NeuronSmoothHess, SmoothHess, smooth_hvp
 from smoothhess.evaluate import attack, minimize_in_ball, perturbation_mse, sweep
 from smoothhess.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
@@ -26,6 +27,7 @@ __all__ = [
     "Dense",
     "Diagonal",
     "Eigenbasis",
+    "Embedded",
     "Estimate",
     "Gaussian",
     "Interactions",
@@ -43,6 +45,7 @@ __all__ = [
     "minimize_in_ball",
     "perturbation_mse",
     "rivals",
+    "segments",
     "smooth_hvp",
     "sweep",
 ]

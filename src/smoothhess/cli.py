@@ -1,4 +1,4 @@
-"""The command line: `smoothhess demo` and `smoothhess reproduce`."""
+"""The command line: `smoothhess explain`, `smoothhess demo` and `smoothhess reproduce`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def demo(*, out: Path = Path("smoothhess-demo"), seed: int = 0) -> None:
     """Train two small ReLU networks and show which features act together in them.
 
     Handwritten digits (8×8 pixels) and breast cancer (30 named columns), both from scikit-learn; nothing is downloaded.
-    Prints the strongest pairs with 95 % intervals and saves figures and results. Takes less than a minute.
+    Prints the strongest pairs with 95 % intervals; saves an interactive page of each, figures and results. Takes less
+    than a minute.
 
     Args:
-        out: Folder for figures (png) and results (safetensors). Files of an earlier run are replaced.
+        out: Folder for pages (html), figures (png) and results (safetensors). Files of an earlier run are replaced.
         seed: Decides the split into training and test, the first weights and the noise. Same seed, same numbers.
     """
     if seed < 0 or seed >= 2**32:
@@ -71,7 +72,8 @@ def reproduce(
         dataset: One data set instead of all.
         function: One function of the network instead of both: the logit of the predicted class, or a neuron.
         cache: Folder for trained weights, to be used again by other runs; in OUT if not given.
-        steps: Stop the training of a network on the plane (surface, four-quadrant, nested) after so many steps.
+        steps: Stop the training of a network on the plane (surface, four-quadrant, nested) after so many steps; shorten
+            that of an image classifier to them.
     """
     import torch
 
@@ -123,6 +125,7 @@ def _application() -> Any:
     except ImportError as error:
         raise ImportError("the command line needs cyclopts: pip install 'smoothhess[cli]'") from error
     from smoothhess import __version__
+    from smoothhess.explain.command import explain
 
     app = App(
         name="smoothhess",
@@ -131,6 +134,7 @@ def _application() -> Any:
         help_epilogue="With --debug, an error shows its traceback. Exit codes: 0 done, 2 error, 130 interrupted.",
         suppress_keyboard_interrupt=False,
     )
+    app.command(explain)
     app.command(demo)
     app.command(reproduce)
     return app

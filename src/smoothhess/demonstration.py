@@ -60,6 +60,7 @@ class Task:
     names: Sequence[str] | None  # of the columns; None: pixels by (row, column)
     scale: dict[str, float]  # how far to look: radius or sigma
     scale_words: str
+    measured: Tensor | None = None  # the test inputs before they were standardised
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +128,7 @@ def breast_cancer(seed: int) -> Task:
         scale={"sigma": sigma},
         scale_words=f"sigma {sigma:g}: every column moves by about a quarter of its own standard deviation over the "
         "patients, so H is per standard deviation of each column.",
+        measured=test,
     )
 
 
@@ -243,6 +245,22 @@ def gradients(explanation: Explanation) -> Figure:
     return figure
 
 
+def page(explanation: Explanation, path: Path) -> Path:
+    """The interactive page of the three inputs."""
+    task = explanation.task
+    images = task.names is None
+    return explanation.result.report(
+        path,
+        names=task.names,
+        classes=[name.strip('"') for name in task.classes],
+        output="logit",
+        title=f"Which {'pixels' if images else 'measurements'} act together?",
+        headings=[explanation.heading(i) for i in range(len(WHICH))],
+        values=None if task.measured is None else task.measured[explanation.index],
+        note=f"How far we look: {task.scale_words}",
+    )
+
+
 def heatmap(explanation: Explanation) -> Figure:
     """The whole matrix of the typical input."""
     figure = canvas.new_figure(6.6, 5.6)
@@ -253,7 +271,7 @@ def heatmap(explanation: Explanation) -> Figure:
 
 
 def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object] = print, **options: Any) -> list[Path]:
-    """Train, explain, print, and write figures and results into the folder `out`; the files written.
+    """Train, explain, print, and write pages, figures and results into the folder `out`; the files written.
 
     The files appear together at the end, each whole; files of an earlier run are replaced. `options` are those of
     `SmoothHess.attribute`.
@@ -269,6 +287,7 @@ def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object]
             explanation = explain(task, train(task, hidden, epochs, seed), seed, **options)
             say(report(explanation) + "\n")
             explanation.result.save(staging / f"{task.name}.safetensors")
+            page(explanation, staging / f"{task.name}.html")
             drawings += [(f"{task.name}-{which}", partial(overview, explanation, i)) for i, which in enumerate(WHICH)]
             drawings.append((f"{task.name}-gradient", partial(gradients, explanation)))
             drawings.append((f"{task.name}-heatmap", partial(heatmap, explanation)))
@@ -278,6 +297,7 @@ def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object]
             draw().savefig(staging / f"{name}.png", dpi=150)
         names = sorted(path.name for path in staging.iterdir())
     say(f"\nWritten to {out}:\n{_wrapped(', '.join(names), '  ')}")
+    say(f"\nOpen {out / 'digits.html'} in a browser: hover over a pixel to see what it acts together with.")
     return [out / name for name in names]
 
 

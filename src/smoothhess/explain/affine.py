@@ -1,0 +1,76 @@
+"""A change of units in front of a model, as a part of the function that is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Affine:
+    """x ↦ model(scale · x + shift), with `scale` and `shift` that spread over one input.
+
+    >>> Affine(lambda x: x.sum(1), torch.tensor(2.0), torch.tensor([1.0, 0.0]))(torch.ones(1, 2))
+    tensor([5.])
+    """
+
+    def __init__(self, model: Callable[..., Any], scale: Tensor, shift: Tensor) -> None:
+        self.model, self.scale, self.shift = model, scale, shift
+
+    def __call__(self, x: Tensor) -> Any:
+        """The model's output for inputs in the units of the outside."""
+        return self.model(x * self.scale.to(x) + self.shift.to(x))
+
+
+def normalised(model: Callable[..., Any], mean: Tensor | None, deviation: Tensor | None, shape: Sequence[int]) -> Any:
+    """x ↦ model((x − mean)/std) for inputs of `shape`; the model itself where neither is given.
+
+    One number, one per channel of (C, H, W) or (C, L), or one per column of (D,).
+    """
+    if mean is None and deviation is None:
+        return model
+    mean = torch.zeros(1, dtype=torch.float64) if mean is None else mean
+    deviation = torch.ones(1, dtype=torch.float64) if deviation is None else deviation
+    for word, numbers in (("--mean", mean), ("--std", deviation)):
+        if numbers.numel() not in (1, shape[0]):
+            what = f"{shape[0]} columns" if len(shape) == 1 else f"{shape[0]} channels"
+            raise ValueError(
+                f"{word} holds {numbers.numel()} numbers, but the inputs have {what}: one for all, or each."
+            )
+    spread = [-1] + [1] * (len(shape) - 1)
+    return Affine(model, (1 / deviation).reshape(spread), (-mean / deviation).reshape(spread))
+
+
+def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
+    """Numbers from the command line, apart or with commas between, or from one .npy or text file.
+
+    >>> read_numbers(["0.5,0.25", "1"], "--mean")
+    tensor([0.5000, 0.2500, 1.0000], dtype=torch.float64)
+    """
+    if not words:
+        return None
+    path = Path(words[0])
+    if len(words) == 1 and path.suffix in (".npy", ".txt", ".csv"):
+        if not path.is_file():
+            raise FileNotFoundError(f"{option}: no file {path}.")
+        try:
+            read = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",")
+            numbers = torch.from_numpy(np.asarray(read, dtype=np.float64).reshape(-1))
+        except ValueError as error:
+            raise ValueError(f"{option}: {path} holds something else than numbers.") from error
+    else:
+        try:
+            numbers = torch.tensor(
+                [float(p) for word in words for p in word.split(",") if p.strip()], dtype=torch.float64
+            )
+        except ValueError as error:
+            raise ValueError(f"{option} wants numbers, like 0.5 or 0.485,0.456,0.406, or a .npy file.") from error
+    if not len(numbers) or not torch.isfinite(numbers).all():
+        raise ValueError(f"{option} wants finite numbers, at least one.")
+    if option == "--std" and not bool((numbers > 0).all()):
+        raise ValueError("--std wants positive numbers: inputs are divided by them.")
+    return numbers

@@ -1,0 +1,43 @@
+"""Arrays of numbers in .npy files, of one example or of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def read(path: Path) -> Tensor:
+    """The numbers of a .npy file as float64; complex numbers, text, objects, NaN and infinity are refused."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        reason = "holds Python objects, which are pickled and not opened" if "pickle" in str(error) else "is not whole"
+        raise ValueError(f"{path} {reason}. Write plain numbers with numpy.save.") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path} holds several arrays: wanted one .npy file for each.")
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{path} holds {array.dtype}: wanted real numbers.")
+    if array.size == 0 or array.ndim == 0:
+        raise ValueError(f"{path} has shape {array.shape}: wanted at least one number in at least one dimension.")
+    values = torch.from_numpy(np.array(array, dtype=np.float64))
+    if not torch.isfinite(values).all():
+        place = tuple(torch.nonzero(~torch.isfinite(values))[0].tolist())
+        raise ValueError(f"{path} holds NaN or infinity, first at {place}. Fill or drop those values.")
+    return values
+
+
+def readings(values: Tensor, shape: tuple[int | None, ...] | None, batched: bool | None) -> list[tuple[Tensor, str]]:
+    """The ways to take an array for a batch of examples, in the order of trial, each with its words."""
+    one, many = (values[None], "one example"), (values, f"{len(values)} examples")
+    channel = (values[None, None], "one example of one channel")
+    channels = (values[:, None], f"{len(values)} examples of one channel each")
+    if batched is not None:
+        found = [many, channels] if batched else [one, channel]
+    elif shape is not None and values.ndim == len(shape) + 1:
+        found = [many]
+    else:
+        found = [one, many, channel, channels]
+    return [(batch, words) for batch, words in found if batch.ndim >= 2]

@@ -1,0 +1,129 @@
+"""Explains one input after the other."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from smoothhess.demonstration import LIMITS
+from smoothhess.estimator import SmoothHess
+from smoothhess.explain import examples, models, pictures, targets, telling, writing
+from smoothhess.explain.affine import read_numbers
+from smoothhess.explain.examples import Reading
+from smoothhess.explain.folder import Folder
+from smoothhess.explain.models import Model
+from smoothhess.explain.question import Question, ask, key
+from smoothhess.explain.settings import Settings
+from smoothhess.interactions import Interactions
+from smoothhess.view import canvas
+
+
+def run(settings: Settings, say: Callable[[str], object] = telling.say) -> list[Path]:
+    """Explain every input, print what was found, and write pages, figures, tables and results; the pages written.
+
+    An input's files appear together when it is finished. What is finished is kept: the same command again goes on with
+    what is missing.
+    """
+    settings.check()
+    canvas.new_figure(1, 1)  # without matplotlib, say so at once
+    device = _device(settings.device)
+    folder = Folder(settings.out)
+    classes = targets.read_classes(settings.classes)
+    reading = Reading(
+        size=pictures.parse_size(settings.size),
+        rows=settings.rows,
+        drop=settings.drop,
+        standardize=settings.standardize,
+        batched=settings.batched,
+        step=settings.step,
+        mean=read_numbers(settings.mean, "--mean"),
+        deviation=read_numbers(settings.std, "--std"),
+    )
+    model = models.load(settings.model, settings.weights, settings.output, device, settings.seed)
+    found = examples.read(settings.inputs, model, reading, device)
+    asked = [ask(example, settings, classes, device) for example in found]
+    for note in dict.fromkeys([*model.notes, *(n for question in asked for n in question.example.notes)]):
+        say(telling.wrapped(f"note: {note}"))
+    finished: list[str] = []
+    try:
+        for question in tqdm(asked, desc="inputs", unit="input", disable=_silent() or len(asked) == 1, leave=False):
+            _answer(question, model, folder, device, say)
+            finished.append(question.example.name)
+    finally:  # also after Ctrl-C: what is finished stays, and is listed
+        if len(finished) > 1:
+            title = f"What acts together in {model.title}"
+            folder.write_text("index.html", telling.index(title, [(n, folder.records[n]) for n in finished]))
+        if finished and len(finished) < len(asked):
+            say(f"{len(finished)} of {len(asked)} inputs are finished, in {folder.path}; the same command goes on.")
+    say(telling.wrapped(telling.READING))
+    say(telling.wrapped(LIMITS))
+    first = "index.html" if len(finished) > 1 else f"{finished[0]}.html"
+    say(f"\nWritten: open {folder.path / first}")
+    return [folder.path / f"{name}.html" for name in finished]
+
+
+def _answer(
+    question: Question, model: Model, folder: Folder, device: torch.device, say: Callable[[str], object]
+) -> None:
+    """Explain one example and write its files, or keep those of an earlier run."""
+    example = question.example
+    made_with = key(question, model)
+    if folder.kept(example.name, made_with) is not None:
+        say(f"{question.heading}\n  finished before with the same settings, kept\n")
+        return
+    result, remarks = _attribute(question, device)
+    pairs = result.top_pairs(telling.PAIRS, question.names)[0]
+    lines = [question.heading, telling.table(pairs), f"  {telling.quality(result)}"]
+    say("\n".join([*lines, *(telling.wrapped(f"note: {r}", "  ") for r in remarks)]) + "\n")
+    strongest = f"{' × '.join(pairs[0].names)}: effect {pairs[0].effect:+.3g}" if pairs else "none"
+    words = {
+        "title": example.title,
+        "target": f"{question.target.name} ({question.output:.3g})",
+        "strongest": strongest if not pairs or pairs[0].significant else f"{strongest} (not significant)",
+        "quality": telling.quality(result),
+    }
+    with folder.writing(example.name, made_with, words) as place:
+        writing.write(question, result, model, place, remarks)
+
+
+def _attribute(question: Question, device: torch.device) -> tuple[Interactions, list[str]]:
+    """The result on the CPU, and what there is to remark about it."""
+    example = question.example
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = SmoothHess(example.forward_func).attribute(
+            example.values[None].to(device),
+            target=question.target.index,
+            feature_mask=None if question.segments is None else question.segments.mask.to(device),
+            show_progress=not _silent(),
+            **question.options,
+        )
+    remarks = [
+        str(w.message).replace("max_calls=", "--max-calls ").replace("max_calls", "--max-calls")
+        for w in caught
+        if issubclass(w.category, UserWarning)
+    ]
+    if float(result.relative_error[0]) > 1:
+        remarks.append(
+            "the noise of the estimate is larger than the interactions: little can be read off it. Use more calls, "
+            "fewer and larger groups, or look further"
+        )
+    return result.to("cpu"), list(dict.fromkeys(remarks))
+
+
+def _device(words: str | None) -> torch.device:
+    try:
+        device = torch.device(words or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {words} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _silent() -> bool:
+    return not sys.stderr.isatty()

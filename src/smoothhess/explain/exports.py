@@ -1,0 +1,177 @@
+"""Models written by torch.export.save (.pt2): a graph and its weights, run at the batch size it was exported with."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WRITE_AGAIN = (
+    "Write it with torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)), "
+    "'model.pt2'), x being two examples"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Export:
+    """An exported model, with what it was exported for."""
+
+    forward_func: Callable[[Tensor], Any]
+    shape: tuple[int | None, ...]  # of one input; None: any size
+    dtype: torch.dtype
+    batch: int | None  # the only batch size it runs at; None: any
+
+
+class InBatches:
+    """A model that takes between `least` and `most` rows, for any number of rows.
+
+    Rows that are missing are filled with copies of the last one, whose outputs are cut off again.
+
+    >>> def pair(x):
+    ...     assert len(x) == 2
+    ...     return x.sum(1)
+    >>> InBatches(pair, 2, 2)(torch.ones(3, 4))
+    tensor([4., 4., 4.])
+    """
+
+    def __init__(self, model: Callable[[Tensor], Any], least: int, most: int | None) -> None:
+        self.model, self.least, self.most = model, least, most
+
+    def __call__(self, x: Tensor) -> Any:
+        """The output of each row."""
+        parts = [self._padded(rows) for rows in x.split(self.most or len(x))]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _padded(self, rows: Tensor) -> Any:
+        missing = self.least - len(rows)
+        if missing <= 0:
+            return self.model(rows)
+        filled = torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+        return _each(self.model(filled), lambda output: output[: len(rows)])
+
+
+def read(path: Path, device: torch.device) -> Export:
+    """The model of a .pt2 file. Pickled objects and compiled code in it are refused."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path} for --model.")
+    _refuse_code(path)
+    with _quiet():
+        try:
+            program = torch.export.load(path)
+        except Exception as error:
+            raise ValueError(
+                f"{path} cannot be read by torch {torch.__version__} ({_first_line(error)}). {WRITE_AGAIN}."
+            ) from error
+        if device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+    wanted = set(program.graph_signature.user_inputs)
+    taken = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in wanted]
+    if len(taken) != 1 or not isinstance(taken[0], Tensor):
+        raise ValueError(
+            f"{path} takes {len(taken)} inputs: wanted one tensor, with examples in dimension 0. Export a module that "
+            "fixes the others."
+        )
+    sizes = list(taken[0].shape)
+    if len(sizes) < 2:
+        raise ValueError(
+            f"{path} takes {len(sizes)}-dimensional inputs: wanted examples in dimension 0. {WRITE_AGAIN}."
+        )
+    least, most = _bounds(sizes[0], program)
+    model: Callable[[Tensor], Any] = program.module()
+    if least > 1 or most is not None:
+        model = InBatches(model, least, most)
+    shape = tuple(size if isinstance(size, int) else None for size in sizes[1:])
+    return Export(model, shape, taken[0].dtype, least if least == most else None)
+
+
+def _bounds(size: Any, program: Any) -> tuple[int, int | None]:
+    """Fewest and most rows at once; None: no limit."""
+    if isinstance(size, int):
+        return size, size
+    limits = program.range_constraints.get(size.node.expr)
+    if limits is None:
+        return 1, None
+    return max(1, _whole(limits.lower) or 1), _whole(limits.upper)
+
+
+def _whole(limit: Any) -> int | None:
+    try:
+        number = int(limit)
+    except (TypeError, ValueError, OverflowError, AttributeError):  # infinity
+        return None
+    return number if number < 2**31 else None
+
+
+def _refuse_code(path: Path) -> None:
+    """Raise where a file holds more than a graph and tensors: torch would unpickle or load it without a question."""
+    from torch.export.pt2_archive._package import PT2ArchiveReader
+
+    try:
+        archive = PT2ArchiveReader(str(path))
+        names = archive.get_file_names()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"{path} is not a model that torch.export.save has written. {WRITE_AGAIN}.") from error
+    for name in names:
+        if name.startswith("data/aotinductor/"):
+            raise ValueError(f"{path} holds compiled code ({name}), which is not loaded. {WRITE_AGAIN}.")
+        if name.endswith(".pt") and (content := archive.read_bytes(name)):
+            try:
+                torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            except Exception as error:
+                raise ValueError(
+                    f"{path} holds a pickled object ({name}), which is not opened. {WRITE_AGAIN}."
+                ) from error
+        if name.endswith("_config.json") and name.startswith(("data/weights/", "data/constants/")):
+            for entry in json.loads(archive.read_string(name))["config"].values():
+                if entry["use_pickle"] or not entry["path_name"].startswith(("weight_", "tensor_")):
+                    raise ValueError(f"{path} holds a pickled object ({entry['path_name']}), which is not opened.")
+
+
+def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """`change` applied to every tensor of an output that may be a tuple or a dictionary."""
+    if isinstance(output, Tensor):
+        return change(output)
+    if isinstance(output, dict):
+        return {key: _each(value, change) for key, value in output.items()}
+    if isinstance(output, tuple | list):
+        return tuple(_each(value, change) for value in output)
+    return output
+
+
+def _joined(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
+    return first
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch logs about a file that it cannot read is said in our own words."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

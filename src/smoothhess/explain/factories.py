@@ -1,0 +1,118 @@
+"""pkg.module:factory → a model; modules are found from the current folder as well."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def make(words: str, seed: int) -> Callable[..., Any]:
+    """What `pkg.module:name` or `file.py:name` stands for.
+
+    A network, a function of the inputs, or a factory: something that gives one of these when called without arguments.
+    First weights that a factory draws come from `seed`; the global random state stays where it was.
+
+    >>> make("torch.nn:ReLU", seed=0)
+    ReLU()
+    """
+    module, _, name = words.rpartition(":")
+    if not module or not name:
+        raise ValueError(f"--model wants pkg.module:factory, file.py:factory or file.pt2, got {words!r}.")
+    with _from_here(module), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        found = _attribute(_imported(module), name, words)
+        return _called(found, words)
+
+
+def _imported(module: str) -> Any:
+    if module.endswith(".py"):
+        path = Path(module).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path} for --model.")
+        name = f"{path.stem} of --model"  # no other module has that name
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[name] = loaded  # so that what it defines can find its own module
+        _guarded(lambda: spec.loader.exec_module(loaded), f"{path} cannot be run")  # type: ignore[union-attr]
+        return loaded
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
+            raise ValueError(
+                f"no module {module!r} for --model. Install it, or run in the folder that holds it ({module}.py)."
+            ) from error
+        raise ValueError(f"{module} needs {error.name}, which is not installed.") from error
+    except Exception as error:
+        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _attribute(module: Any, name: str, words: str) -> Any:
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            has = f" It has {', '.join(known[:8])}." if known else ""
+            raise ValueError(f"--model {words}: there is no {name!r} in it.{has}")
+        found = getattr(found, part)
+    return found
+
+
+def _called(found: Any, words: str) -> Callable[..., Any]:
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise ValueError(
+            f"--model {words} is a {type(found).__name__}: wanted a network, or a function that makes one."
+        )
+    wanted = _required(found)
+    if wanted and (isinstance(found, type) or len(wanted) > 1):
+        raise ValueError(
+            f"--model {words} cannot be called without arguments ({', '.join(wanted)}). Write a function without any "
+            "that returns the network, and name that."
+        )
+    if wanted:  # a function of the inputs
+        return found
+    made = _guarded(found, f"--model {words} failed")
+    if not callable(made):
+        raise ValueError(f"--model {words} returned a {type(made).__name__}: wanted a network or a function.")
+    return made
+
+
+def _required(found: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # built-in
+        return []
+    flexible = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in flexible]
+
+
+def _guarded(action: Callable[[], Any], words: str) -> Any:
+    try:
+        return action()
+    except Exception as error:
+        raise ValueError(f"{words}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _from_here(module: str) -> Iterator[None]:
+    """The current folder, and that of a .py file, come first for a while."""
+    before = list(sys.path)
+    sys.path[:0] = [str(Path.cwd()), *([str(Path(module).expanduser().parent)] if module.endswith(".py") else [])]
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -1,0 +1,62 @@
+"""What the command line was asked for, checked as far as no file has to be opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line was asked for; see `smoothhess explain --help`."""
+
+    model: str
+    inputs: Sequence[Path]
+    weights: Path | None = None
+    output: str | None = None
+    target: str | None = None
+    classes: Path | None = None
+    radius: float | None = None
+    sigma: float | None = None
+    segments: str | None = None
+    step: float | None = None
+    mean: Sequence[str] | None = None
+    std: Sequence[str] | None = None
+    size: str | None = None
+    rows: str | None = None
+    drop: Sequence[str] = ()
+    standardize: bool = True
+    batched: bool | None = None
+    tol: float | None = None
+    calls: int | None = None
+    max_calls: int = 20_000
+    out: Path = Path("smoothhess-explanation")
+    device: str | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.radius is not None and self.sigma is not None:
+            raise ValueError("pass --radius or --sigma, not both: radius = sigma · √(number of features).")
+        if self.radius is None and self.sigma is None:
+            raise ValueError(
+                "say how far to look: --sigma, the standard deviation of the noise in each feature (0.25 of a column's "
+                "standard deviation, 0.1 of a pixel's range), or --radius, the length of the whole move."
+            )
+        for word, number in (("--radius", self.radius), ("--sigma", self.sigma), ("--step", self.step)):
+            if number is not None and not 0 < number < float("inf"):
+                raise ValueError(f"{word} must be a positive number, got {number:g}.")
+        if self.tol is not None and self.calls is not None:
+            raise ValueError("pass --tol (sample until it is reached) or --calls (sample so often), not both.")
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"--tol must be positive, got {self.tol:g}.")
+        for word, number in (("--calls", self.calls), ("--max-calls", self.max_calls)):
+            if number is not None and (number < 2 or number % 2):
+                raise ValueError(
+                    f"{word} must be even and at least 2, as each direction is used twice (±), got {number}."
+                )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be between 0 and 2³² − 1, got {self.seed}.")
+        if not self.inputs:
+            raise ValueError("--input: wanted at least one picture, .csv or .npy file.")

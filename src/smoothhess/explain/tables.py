@@ -1,0 +1,130 @@
+"""Rows of a csv file with a header, in units of each column's standard deviation."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+FIRST_ROWS = 5  # explained where nothing else is asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The numbers of a csv file; NaN where a cell is empty."""
+
+    path: Path
+    names: tuple[str, ...]
+    values: Tensor  # (rows, columns) float64
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each column over the rows that have it."""
+        present = torch.isfinite(self.values)
+        count = present.sum(0)
+        filled = self.values.nan_to_num()
+        mean = filled.sum(0) / count.clamp_min(1)
+        squares = torch.where(present, filled - mean, 0.0).square().sum(0)
+        deviation = (squares / (count - 1).clamp_min(1)).sqrt()
+        flat = deviation <= 1e-12 * mean.abs()  # rounding of a constant
+        return mean, torch.where(flat, 0.0, deviation)
+
+    def row(self, number: int) -> Tensor:
+        """A row to explain; refused where a cell is empty."""
+        row = self.values[number]
+        if not torch.isfinite(row).all():
+            column = self.names[int(torch.nonzero(~torch.isfinite(row))[0])]
+            raise ValueError(
+                f"{self.path}, row {number}, column {column!r} is empty or NaN. Fill it, leave the row out with --rows "
+                f"or the column with --drop {column!r}."
+            )
+        return row
+
+
+def read(path: Path, drop: Sequence[str] = ()) -> Table:
+    """The columns of a csv (or tsv) file whose first line names them, without those in `drop`."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            separator = max(",;\t", key=first.count)
+            lines = [line for line in csv.reader(file, delimiter=separator) if any(cell.strip() for cell in line)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is not a csv file in UTF-8 ({error}).") from error
+    if len(lines) < 2:
+        raise ValueError(
+            f"{path} holds {len(lines)} line(s): wanted a header that names the columns, and rows below it."
+        )
+    names = [cell.strip() for cell in lines[0]]
+    if all(_number(name) is not None for name in names):
+        raise ValueError(f"{path}: the first line holds numbers. Wanted a header that names the columns.")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path}: two columns are called {repeated[0]!r}. Rename one.")
+    drop = [part for words in drop for part in ([words] if words in names else words.split(",")) if part]
+    if unknown := [name for name in drop if name not in names]:
+        raise ValueError(f"--drop {unknown[0]!r}: {path} has no such column, but {', '.join(names[:12])}.")
+    kept = [i for i, name in enumerate(names) if name not in drop]
+    if not kept:
+        raise ValueError(f"--drop leaves no column of {path}.")
+    return Table(
+        path, tuple(names[i] for i in kept), torch.tensor(_cells(path, lines[1:], names, kept), dtype=torch.float64)
+    )
+
+
+def _cells(path: Path, lines: list[list[str]], names: list[str], kept: list[int]) -> list[list[float]]:
+    found = []
+    for row, line in enumerate(lines):
+        if len(line) != len(names):
+            raise ValueError(f"{path}, row {row}: {len(line)} cells, but the header names {len(names)} columns.")
+        numbers = [_number(line[i]) for i in kept]
+        if None in numbers:
+            column = names[kept[numbers.index(None)]]
+            raise ValueError(
+                f"{path}, row {row}, column {column!r}: wanted a number, got text. Leave the column out with --drop "
+                f"{column!r}, or turn it into numbers as the model expects them."
+            )
+        found.append([math.nan if n is None else n for n in numbers])
+    return found
+
+
+def _number(cell: str) -> float | None:
+    """The number in a cell, NaN where it is empty, None where it is text."""
+    if cell.strip().lower() in MISSING:
+        return math.nan
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def chosen_rows(words: str | None, count: int, path: Path) -> list[int]:
+    """Numbers of the rows that "0:5", "3", "1,4,7" or "all" ask for; the first few by default.
+
+    >>> chosen_rows("0:3,7", 10, Path("x.csv")), chosen_rows("-1", 10, Path("x.csv"))
+    ([0, 1, 2, 7], [9])
+    """
+    if words is None:
+        return list(range(min(count, FIRST_ROWS)))
+    everything = range(count)
+    chosen: list[int] = []
+    for part in words.split(","):
+        try:
+            if part.strip() == "all":
+                chosen += everything
+            elif ":" in part:
+                ends = [int(end) if end.strip() else None for end in part.split(":")]
+                chosen += everything[slice(*ends)]
+            else:
+                chosen.append(everything[int(part)])
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"--rows wants 0:5, 3, 1,4,7 or all, got {words!r}.") from error
+        except IndexError as error:
+            raise ValueError(f"--rows {part}: {path} has rows 0 … {count - 1}.") from error
+    if not chosen:
+        raise ValueError(f"--rows {words} chooses none of the {count} rows of {path}.")
+    return list(dict.fromkeys(chosen))

@@ -1,0 +1,74 @@
+"""The files of one explanation: page, figures, table of pairs, result."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoothhess import frames
+from smoothhess.explain.models import Model
+from smoothhess.explain.question import Question
+from smoothhess.interactions import Interactions
+
+MOST_ROWS = 20_000  # pairs in a csv file
+
+
+def write(question: Question, result: Interactions, model: Model, place: Path, remarks: Sequence[str]) -> None:
+    """All files of an example into a folder."""
+    name = question.example.name
+    result.save(place / f"{name}.safetensors")
+    write_pairs(result, question.names, place / f"{name}.csv")
+    draw(question, result, place)
+    write_page(question, result, model, place / f"{name}.html", remarks)
+
+
+def write_pairs(result: Interactions, names: Sequence[str] | None, path: Path) -> None:
+    """The strongest pairs as csv, one row each."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(frames.COLUMNS[1:])
+        writer.writerows(row[1:] for row in frames.rows(result, names, k=MOST_ROWS))
+
+
+def draw(question: Question, result: Interactions, place: Path) -> None:
+    """Figures of a result, as fits its kind of input."""
+    example, names = question.example, {"names": question.names}
+    kinds: dict[str, dict[str, Any]] = {"pairs": {"k": 10, **names}, "heatmap": names}
+    if example.kind == "image":
+        short = [name.split(" ", 1)[-1] for name in question.names or ()]  # there is little room on an image
+        kinds |= {"segment": names, "graph": {"over": "image", "names": short}}
+    elif example.kind == "series":
+        kinds |= {"series": {"step": question.step}}
+    else:
+        kinds |= {"gradient": names, "graph": names}
+    for kind, options in kinds.items():
+        axes = result.plot(kind, **options)
+        axes.figure.savefig(place / f"{example.name}-{kind}.png", dpi=150)
+
+
+def write_page(question: Question, result: Interactions, model: Model, path: Path, remarks: Sequence[str]) -> None:
+    """The interactive page."""
+    from smoothhess.view.page import report
+
+    example = question.example
+    series: Any = False
+    if example.kind == "series":
+        series = True if question.step is None else torch.arange(example.values.shape[-1]) * question.step
+    told = [f"One unit of a feature is {example.units}." if example.units else "", *remarks]
+    report(
+        result,
+        path,
+        names=question.names,
+        image=example.picture,
+        series=series,
+        classes=question.target.name if question.classes else None,
+        title=f"{example.title}: what acts together for {question.target.name} in {model.title}",
+        headings=[example.title],
+        values=example.original if question.segments is None else None,
+        note=" ".join(t for t in told if t),
+        kind=example.kind if example.kind in ("image", "series") else "table",
+    )

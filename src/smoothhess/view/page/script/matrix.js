@@ -1,0 +1,85 @@
+/* The whole matrix as a heat map. */
+
+function renderMatrix(panel) {
+  if (!$("matrix")) makeMatrix(panel);
+  const chart = $("matrix"), room = chart.parentElement.clientWidth, at = partner();
+  const cell = (r, c) => ({
+    type: "rect", x0: c - 0.5, x1: c + 0.5, y0: r - 0.5, y1: r + 0.5, line: { color: css("--ink"), width: 2 },
+  });
+  const shapes = [cell(state.i, at), cell(at, state.i)];
+  const { s, b, mode, only, unit, estimate } = state, drawn = [s, b, mode, only, unit, estimate, room, dark()].join();
+  if (chart.dataset.drawn === drawn) { // another cell is chosen, nothing else
+    Plotly.relayout(chart, { shapes });
+    return;
+  }
+  chart.dataset.drawn = drawn;
+  const narrow = room < 560, { traces, limit } = heat(narrow);
+  const { margin, ...axis } = matrixAxis(narrow);
+  const side = narrow ? room : Math.min(0.68 * room, axis.ticktext?.length > 20 ? 800 : 640);
+  draw(chart, traces, {
+    width: side, height: narrow ? side : 0.9 * side, margin: { l: margin, r: 10, t: 6, b: margin }, shapes,
+    xaxis: { ...axis, tickangle: P.word === "pixel" || !axis.ticktext ? "auto" : -60 },
+    yaxis: { ...axis, autorange: "reversed", scaleanchor: "x" },
+  }).then(() => {
+    chart.dataset.limit = limit;
+    if (chart.dataset.ready) return;
+    chart.dataset.ready = "yes";
+    chart.on("plotly_hover", (e) => sentence(pair(e.points[0].y, e.points[0].x)));
+    chart.on("plotly_unhover", () => sentence(pair(state.i, partner())));
+    chart.on("plotly_click", (e) => update({ i: e.points[0].y, j: e.points[0].x, held: true }));
+  });
+}
+
+function makeMatrix(panel) {
+  const order = P.word === "pixel" ? " Pixels go row by row." : "";
+  const signs = `Red: the two together raise ${output()} beyond their separate effects; blue: they stay below them.`;
+  const words = [
+    `Every pair at once. ${signs}${order}`,
+    `The diagonal is each ${P.word} by itself.${noise()}`,
+    "The boxed cells are the pair of the sentence above: point at a cell to read it there, click to choose it.",
+  ];
+  panel.replaceChildren(h("div", { class: "beside" }, h("div", { id: "matrix", class: "chart" }),
+    h("div", { class: "hint" }, ...words.map((each) => h("p", {}, each)))));
+}
+
+function heat(narrow) { // what is clear, and over it, faintly, what is within noise
+  const clear = [], faint = [], all = [];
+  for (let i = 0; i < D; i++) {
+    clear.push(Array(D).fill(null));
+    faint.push(Array(D).fill(null));
+    for (let j = 0; j < D; j++) {
+      const p = pair(i, j);
+      if (!visible(p)) continue;
+      (p.faint ? faint : clear)[i][j] = sized(p.shown);
+      all.push(p.shown);
+    }
+  }
+  const limit = largest(all), middle = css("--middle"), gap = D <= 40 ? 1 : 0;
+  const soft = { color: css("--soft"), size: 12 };
+  const size = state.mode === "magnitude";
+  const colorscale = size ? [[0, middle], [1, css("--size")]] : [[0, css("--neg")], [0.5, middle], [1, css("--pos")]];
+  const colorbar = {
+    thickness: 12, len: 0.6, outlinewidth: 0, exponentformat: "power", tickfont: soft,
+    title: { text: "interaction", side: "right", font: soft },
+  };
+  const trace = (z, opacity, showscale) => ({
+    type: "heatmap", z, opacity, colorscale, zmin: size ? 0 : -limit, zmax: limit, hoverinfo: "none",
+    showscale, colorbar, xgap: gap, ygap: gap,
+  });
+  return { traces: [trace(clear, 1, !narrow), trace(faint, FAINT, false)], limit };
+}
+
+function matrixAxis(narrow) {
+  // Room for the names is made here: beside an axis that is tied to the other, Plotly's own way can go round in circles.
+  const base = { showgrid: false, zeroline: false, constrain: "domain", automargin: false, margin: 50 };
+  if (P.word === "pixel") {
+    const width = P.examples[state.b].size[1], rows = [...Array(D / width).keys()];
+    const tickvals = rows.map((row) => (row + 0.5) * width - 0.5);
+    return { ...base, tickvals, ticktext: rows.map(String), title: { text: "pixels, by row of the image" } };
+  }
+  if (narrow || D > 40) return { ...base, title: { text: P.word } };
+  const names = P.names.map((name) => short(name)), size = D > 24 ? 10 : 12;
+  const margin = 16 + 0.6 * size * Math.max(...names.map((name) => name.length));
+  const tickfont = { size, color: css("--soft") };
+  return { ...base, tickvals: [...P.names.keys()], ticktext: names.map(plain), tickfont, margin };
+}

@@ -1,0 +1,79 @@
+/* The table of all pairs: sorted, filtered, chosen from. */
+
+const MORE = 50; // rows, each time
+const COLUMNS = {
+  name: ["Pair", (p) => `${P.names[p.i]} × ${P.names[p.j]}`],
+  value: ["Value H", (p) => p.perUnit],
+  interval: [`${percent} interval of H`, (p) => p.reach],
+  effect: ["Effect", (p) => Math.abs(p.effect)],
+  q: ["q-value", (p) => p.q],
+  significant: ["Significant", (p) => Number(p.significant)],
+};
+
+function renderPairs(panel) {
+  if (!$("pairs")) makePairs(panel);
+  const list = sortedPairs(), shown = list.slice(0, state.rows);
+  const ofValue = listed(largest(shown.map((p) => p.perUnit))), ofEffect = listed(largest(shown.map((p) => p.effect)));
+  pairsHead({ value: ofValue.e, interval: ofValue.e, effect: ofEffect.e });
+  const focused = focusedIn("panel")?.pair, rows = shown.map((p) => pairRow(p, ofValue, ofEffect));
+  $("pairs").tBodies[0].replaceChildren(...rows);
+  if (focused) rows.find((row) => row.dataset.pair === focused)?.focus({ preventScroll: true });
+  const unit = "H: per unit of each; effect: each moved by its σ, in units of the output.";
+  $("pairs-hint").textContent = `${list.length} pairs${state.sort ? "" : `, strongest first${byRank()}`}. ${unit}`;
+  $("more-pairs").hidden = list.length <= state.rows;
+  $("more-pairs").textContent = `Show ${Math.min(MORE, list.length - state.rows)} more`;
+}
+
+function makePairs(panel) {
+  const search = h("input", {
+    type: "search", placeholder: "Only names with …", "aria-label": "Only pairs with these letters in a name",
+    value: state.filter, oninput: (e) => update({ filter: e.target.value, rows: 10 }),
+  });
+  const body = h("tbody", { onkeydown: (e) => walk(e, body, "tr") });
+  const more = () => update({ rows: state.rows + MORE });
+  panel.replaceChildren(
+    h("div", { class: "tools" }, search, h("span", { class: "hint", id: "pairs-hint" })),
+    h("div", { class: "scroll" }, h("table", { id: "pairs" }, h("thead", {}, h("tr", {})), body)),
+    h("button", { type: "button", class: "quiet", id: "more-pairs", onclick: more }));
+}
+
+function sortedPairs() {
+  const letters = state.filter.toLowerCase(), way = state.down ? -1 : 1;
+  const named = (p) => !letters || COLUMNS.name[1](p).toLowerCase().includes(letters);
+  const list = everyPair().filter((p) => visible(p) && named(p));
+  if (!state.sort) return list;
+  const [, key] = COLUMNS[state.sort];
+  return list.sort((a, b) => way * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
+}
+
+function pairsHead(tens) {
+  const focused = focusedIn("panel")?.column;
+  $("pairs").tHead.rows[0].replaceChildren(...Object.entries(COLUMNS).map(([name, [words]]) => {
+    const on = name === state.sort, arrow = on ? (state.down ? " ↓" : " ↑") : "";
+    const sort = () => update(on ? { down: !state.down } : { sort: name, down: name !== "name" && name !== "q" });
+    const button = h("button", { type: "button", "data-column": name, onclick: sort },
+      `${words}${tens[name] ? `, ${ten(tens[name])}` : ""}${arrow}`);
+    return h("th", { scope: "col", "aria-sort": on ? (state.down ? "descending" : "ascending") : null }, button);
+  }));
+  if (focused) $("pairs").querySelector(`[data-column="${focused}"]`).focus({ preventScroll: true });
+}
+
+function pairRow(p, ofValue, ofEffect) {
+  const at = partner(), on = (p.i === state.i && p.j === at) || (p.j === state.i && p.i === at);
+  const choose = () => update({ i: p.i, j: p.j, held: true });
+  const press = (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    choose();
+  };
+  const colour = p.value > 0 ? "more" : p.value < 0 ? "less" : null, sampled = (words) => (P.exact ? "–" : words);
+  return h("tr", {
+    tabindex: 0, "aria-selected": String(on), onclick: choose, onkeydown: press,
+    "data-pair": `${p.i},${p.j}`, "data-value": p.perUnit, "data-effect": p.effect, "data-q": p.q,
+  }, h("td", {}, COLUMNS.name[1](p)),
+  h("td", { class: colour }, text(p.perUnit, true, ofValue)),
+  h("td", {}, sampled(interval(p.perUnit - p.reach, p.perUnit + p.reach, ofValue))),
+  h("td", {}, text(p.effect, true, ofEffect)),
+  h("td", {}, sampled(qText(p.q))),
+  h("td", {}, sampled(p.significant ? "yes" : "no")));
+}

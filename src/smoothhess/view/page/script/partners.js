@@ -1,0 +1,36 @@
+/* The partners of the chosen feature, strongest first. */
+
+function renderPartners() {
+  const list = others(state.i).filter(visible), shown = state.all ? list : list.slice(0, FEW), at = partner();
+  const limit = largest(shown.flatMap((p) => [p.low, p.high, p.value])), common = listed(limit);
+  const focused = focusedIn("partners")?.partner;
+  const rows = shown.map((p) => {
+    const name = P.names[p.j], sure = p.significant ? "significant" : "not significant";
+    const choose = () => (p.j !== partner() || !state.held) && update({ j: p.j, held: true });
+    return h("button", {
+      type: "button", class: `row${p.faint ? " faint" : ""}`, title: name, "aria-pressed": String(p.j === at),
+      "aria-label": P.exact ? `${name}: ${text(p.value)}` : `${name}: ${plusMinus(p.value, p.half)}, ${sure}`,
+      "data-partner": p.j, "data-value": p.value, "data-low": p.low, "data-high": p.high, "data-q": p.q,
+      onclick: choose, onfocus: choose,
+    }, h("span", { class: "name" }, name), track(sized(p.value), p.half, limit, p.faint),
+    h("span", { class: "figure" }, plusMinus(sized(p.value), p.half, state.mode === "signed", common)));
+  });
+  $("partners").replaceChildren(...rows);
+  $("partners").dataset.source = state.i;
+  $("partners").classList.toggle("tall", state.all);
+  if (focused !== undefined) rows.find((row) => row.dataset.partner === focused)?.focus({ preventScroll: true });
+  $("partners-title").textContent = `What ${P.names[state.i]} acts together with`;
+  $("partners-hint").textContent = partnersHint(list.length, common.e);
+  $("all-partners").hidden = list.length <= FEW;
+  $("all-partners").textContent = state.all ? `Show the strongest ${FEW}` : `Show all ${list.length}`;
+}
+
+// As top_pairs ranks: in the denoised estimate chance has less say in what comes first.
+const byRank = () => (numbers().denoised ? " by the denoised estimate" : "");
+
+function partnersHint(count, e) {
+  if (D < 2) return "There is one feature alone.";
+  if (!count) return "No partner is significant. Switch “Significant only” off to see the others.";
+  const lines = P.exact ? "" : `; lines: ${percent} intervals; pale: within noise`;
+  return `Strongest first${byRank()}. Extra change of the output${e ? `, in units of ${ten(e)}` : ""}${lines}.`;
+}

@@ -1,0 +1,437 @@
+"""What a browser shows: the right numbers after a hover, a click, a key; nothing in the console, nothing asked for."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothhess.evaluate.sweep import Sweep
+
+PAGES = ["digits", "breast_cancer", "image", "series", "hostile"]
+
+
+def moves(result):
+    """σ_i of each feature: the page shows effects, H_ij σ_i σ_j."""
+    return result._scales[0].double()
+
+
+def expected(result, i):
+    """value, low and high of each partner of feature i, as effects, in Python."""
+    one, size = result[0], moves(result)
+    row = one.row(i)
+    ends = [row.value, *row.interval()]
+    return [end[0].flatten().double() * size * size[i] for end in ends]
+
+
+def assert_shows(page, result, i):
+    """The partners on the page are all others, with the numbers of row i."""
+    value, low, high = expected(result, i)
+    found = page.partners()
+    assert sorted(found) == [j for j in range(result.shape[1]) if j != i]
+    for j, numbers in found.items():
+        assert numbers["value"] == pytest.approx(float(value[j]), rel=2e-5, abs=1e-9)
+        assert numbers["low"] == pytest.approx(float(low[j]), rel=2e-5, abs=1e-8)
+        assert numbers["high"] == pytest.approx(float(high[j]), rel=2e-5, abs=1e-8)
+
+
+def strongest(result, k=4000):
+    return result[0].top_pairs(k)[0]
+
+
+def point(page, i, sides):
+    """Where on the screen the middle of cell i of a grid of segments lies."""
+    page.tab.eval_on_selector("#map", "(map) => map.scrollIntoView({ block: 'center' })")
+    box = page.tab.locator("#map").bounding_box()
+    r, c = divmod(i, sides[1])
+    return box["x"] + (c + 0.5) / sides[1] * box["width"], box["y"] + (r + 0.5) / sides[0] * box["height"]
+
+
+# --- every page -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+@pytest.mark.parametrize("name", PAGES)
+def test_opens_without_complaints_and_fits_the_screen(sample, open_page, tmp_path, name, width, theme):
+    page = open_page(sample(name).path, width, 812 if width < 500 else 900, theme)
+    assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.tab.evaluate("document.documentElement.dataset.theme") == theme
+    folder = Path(os.environ.get("SMOOTHHESS_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    shot = page.tab.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
+    assert len(shot) > 30_000  # something is drawn
+    for tab in page.tab.locator("#tabs button").all():
+        tab.click()
+        page.settle()
+        assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
+    said = page.tab.locator("main").inner_text()
+    assert "real, stable or causal" in said
+    assert "Relative error" in said
+
+
+def test_quality_is_said_in_words_and_signs(sample, open_page):
+    digits = sample("digits")
+    page = open_page(digits.path)
+    tile = page.tab.locator('.tile[data-name="Relative error"]')
+    assert f"{100 * float(digits.result.relative_error[0]):.3g} %" in tile.inner_text()
+    assert tile.locator(".verdict").inner_text()[0] in "●▲■"
+
+
+def test_hostile_names_are_shown_as_they_are(sample, open_page):
+    hostile = sample("hostile")
+    page = open_page(hostile.path)
+    assert page.tab.inner_text("h1") == hostile.options["title"]
+    assert page.tab.title() == hostile.options["title"]
+    said = page.tab.inner_text("#sentence")
+    assert hostile.options["names"][0] in said
+    for tab in ("matrix", "directions"):
+        page.tab.click(f"#tab-{tab}")
+        page.settle()
+    assert page.tab.locator("img").count() == 0
+    assert page.tab.locator("#panel b").count() == 0
+    assert page.tab.locator("option").nth(1).inner_text() == hostile.options["headings"][1]
+
+
+def test_the_theme_can_be_changed(sample, open_page):
+    page = open_page(sample("image").path, theme="light")
+    before = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.tab.click("#theme")
+    page.settle()
+    assert page.tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "sides", "chosen"), [("digits", (8, 8), (27, 45)), ("image", (10, 10), (0, 57))])
+def test_hovering_shows_the_interactions_of_that_segment(sample, open_page, name, sides, chosen):
+    it = sample(name)
+    page = open_page(it.path)
+    first = strongest(it.result)
+    assert int(page.data("#map")["source"]) == next((p for p in first if p.significant), first[0]).i
+    for i in chosen:
+        page.tab.mouse.move(*point(page, i, sides))
+        page.settle()
+        assert page.data("#map")["source"] == str(i)
+        assert page.data("#map")["held"] == "false"
+        assert_shows(page, it.result, i)
+
+
+@pytest.mark.parametrize(("name", "sides"), [("digits", (8, 8)), ("image", (10, 10))])
+def test_the_colours_on_the_picture_are_those_of_the_numbers(sample, open_page, name, sides):
+    it = sample(name)
+    i = 44
+    page = open_page(it.path)
+    page.tab.click("#map", position=_inside(page, i, sides))
+    page.settle()
+    value, _, _ = expected(it.result, i)
+    row = it.result[0].row(i)
+    clear = (row.value[0].abs() >= 2 * row.stderr[0]).flatten()
+    limit = float(value[torch.arange(len(value)) != i].abs().max())
+    assert float(page.data("#map")["limit"]) == pytest.approx(limit, rel=1e-4)
+    colours = page.tab.evaluate(
+        """([rows, columns]) => {
+          const map = document.getElementById("map"), context = map.getContext("2d"), found = [];
+          for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
+            const at = [(c + 0.45) / columns * map.width, (r + 0.45) / rows * map.height];
+            found.push([...context.getImageData(...at, 1, 1).data].slice(0, 3));
+          }
+          return found;
+        }""",
+        list(sides),
+    )
+    redder = torch.tensor([red - blue for red, _, blue in colours], dtype=torch.float64)
+    shown = [j for j in range(len(value)) if j != i and clear[j] and abs(float(value[j])) > 0.1 * limit]
+    assert len(shown) > 5
+    assert all((redder[j] > 0) == (value[j] > 0) for j in shown)
+    assert int(redder.abs().argmax()) in value.abs().argsort(descending=True)[:4].tolist()
+    assert abs(redder[i]) < 10  # the segment itself is left as it is
+
+
+def _inside(page, i, sides):
+    box = page.tab.locator("#map").bounding_box()
+    r, c = divmod(i, sides[1])
+    return {"x": (c + 0.5) / sides[1] * box["width"], "y": (r + 0.5) / sides[0] * box["height"]}
+
+
+def test_a_click_holds_a_segment_and_hovering_then_reads_pairs(sample, open_page):
+    it = sample("image")
+    page = open_page(it.path)
+    page.tab.mouse.click(*point(page, 33, (10, 10)))
+    page.settle()
+    assert page.data("#map")["held"] == "true"
+    page.tab.mouse.move(*point(page, 71, (10, 10)))
+    page.settle()
+    assert page.data("#map") | {"source": "33", "partner": "71"} == page.data("#map")
+    value, low, high = expected(it.result, 33)
+    said = page.data("#sentence")
+    assert (said["i"], said["j"]) == ("33", "71")
+    found = [float(said[name]) for name in ("value", "low", "high")]
+    assert found == pytest.approx([float(x[71]) for x in (value, low, high)], rel=1e-5)
+    assert "segment 33" in page.tab.inner_text("#sentence")
+    assert "segment 71" in page.tab.inner_text("#sentence")
+    page.tab.keyboard.press("Escape")
+    page.settle()
+    assert page.data("#map")["held"] == "false"
+
+
+def test_the_sentence_says_the_sign(sample, open_page):
+    it = sample("digits")
+    page = open_page(it.path)
+    page.tab.click("#more-pairs")
+    for sign, words in ((1, ("raises", "beyond")), (-1, ("lowers", "below"))):
+        p = next(p for p in strongest(it.result, 50) if p.significant and p.value * sign > 0)
+        page.tab.click(f'#pairs tr[data-pair="{p.i},{p.j}"]')
+        page.settle()
+        said = page.tab.inner_text("#sentence")
+        assert all(word in said for word in words)
+        assert "logit" in said
+        assert page.data("#sentence")["sign"] == ("more" if sign > 0 else "less")
+    page.tab.keyboard.press("Escape")
+
+
+def test_examples_can_be_chosen(sample, open_page):
+    it = sample("digits")
+    page = open_page(it.path)
+    page.tab.select_option("#example", "2")
+    page.settle()
+    page.tab.mouse.move(*point(page, 20, (8, 8)))
+    page.settle()
+    assert page.data("#map")["example"] == "2"
+    assert_shows(page, it.result[2], 20)
+    assert it.options["headings"][2] in page.tab.inner_text("#lead")
+
+
+def test_directions_are_drawn(sample, open_page):
+    it = sample("digits")
+    page = open_page(it.path)
+    page.tab.click("#tab-directions")
+    page.settle()
+    values = it.result[0].eigh(6).values[0]
+    rows = page.tab.eval_on_selector_all("#panel .row", "(rows) => rows.map((row) => Number(row.dataset.value))")
+    assert rows == pytest.approx(values.tolist(), rel=1e-5)
+    page.tab.click('#panel [data-direction="2"]')
+    page.settle()
+    assert page.data("#direction")["index"] == "2"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_pairs_is_that_of_top_pairs_and_can_be_sorted(sample, open_page):
+    it = sample("breast_cancer")
+    page = open_page(it.path)
+
+    def rows():
+        page.settle()
+        return page.tab.eval_on_selector_all("#pairs tbody tr", "(rows) => rows.map((row) => ({...row.dataset}))")
+
+    page.tab.click("#more-pairs")
+    found, wanted = rows(), strongest(it.result)
+    assert len(found) == 60
+    assert [row["pair"] for row in found] == [f"{p.i},{p.j}" for p in wanted[:60]]
+    for row, p in zip(found, wanted, strict=False):
+        assert float(row["value"]) == pytest.approx(p.value, rel=1e-5)
+        assert float(row["effect"]) == pytest.approx(p.effect, rel=1e-5)
+        assert float(row["q"]) == pytest.approx(p.q_value, rel=1e-5, abs=1e-30)
+    page.tab.click('th button[data-column="value"]')
+    values = [float(row["value"]) for row in rows()]
+    assert values == sorted(values, reverse=True)
+    assert values[0] == pytest.approx(max(p.value for p in wanted), rel=1e-5)
+    page.tab.click('th button[data-column="value"]')
+    assert float(rows()[0]["value"]) == pytest.approx(min(p.value for p in wanted), rel=1e-5)
+    assert page.tab.get_attribute('th:has(button[data-column="value"])', "aria-sort") == "ascending"
+    page.tab.fill("input[type=search]", "texture error")
+    column = it.options["names"].index("texture error")
+    assert all(str(column) in row["pair"].split(",") for row in rows())
+
+
+def test_one_feature_can_be_looked_at(sample, open_page):
+    it = sample("breast_cancer")
+    page = open_page(it.path)
+    page.tab.click('#features button[data-feature="3"]')
+    page.settle()
+    assert page.data("#features")["source"] == "3"
+    assert_shows(page, it.result, 3)
+    row = page.tab.inner_text('#features button[data-feature="3"]')
+    assert "mean area" in row
+    assert f"{float(it.result.inputs[0, 3]):.3g}".replace("-", "−") in row
+
+
+def test_a_cell_of_the_matrix_chooses_its_pair(sample, open_page):
+    it = sample("breast_cancer")
+    page = open_page(it.path, 1440)
+    page.tab.click("#tab-matrix")
+    page.tab.wait_for_selector("#matrix[data-ready] .nsewdrag")
+    page.tab.locator("#matrix").scroll_into_view_if_needed()
+    box = page.tab.locator("#matrix .nsewdrag").bounding_box()
+    i, j = 7, 22
+    x, y = box["x"] + (j + 0.5) / 30 * box["width"], box["y"] + (i + 0.5) / 30 * box["height"]
+    page.tab.mouse.move(x, y)
+    page.tab.wait_for_selector('#sentence[data-i="7"][data-j="22"]')
+    page.tab.mouse.click(x, y)
+    page.tab.wait_for_selector('#features[data-source="7"]')
+    value, _, _ = expected(it.result, i)
+    assert float(page.data("#sentence")["value"]) == pytest.approx(float(value[j]), rel=1e-5)
+    look = "([i, j]) => { const d = document.getElementById('matrix').data; return d[0].z[i][j] ?? d[1].z[i][j]; }"
+    drawn = page.tab.evaluate(look, [i, j])
+    assert drawn == pytest.approx(float(value[j]), rel=1e-5)
+
+
+def test_the_slider_shows_the_results_of_each_sigma(sample, open_page):
+    it = sample("breast_cancer")
+    scales = it.options["sweep"]
+    assert isinstance(scales, Sweep)
+    page = open_page(it.path)
+    page.tab.click('#features button[data-feature="5"]')
+    assert page.tab.input_value("#sigma") == "1"
+    for key, k in (("ArrowRight", 2), ("Home", 0)):
+        page.tab.focus("#sigma")
+        page.tab.keyboard.press(key)
+        page.settle()
+        assert_shows(page, scales[k], 5)
+        assert f"σ = {float(scales.sigmas[k]):.3g}"[:6] in page.tab.inner_text("#sigma-label")
+    page.tab.click("#tab-sigma")
+    page.settle()
+    j = int(page.data("#sentence")["j"])
+    found = page.tab.eval_on_selector("#sigma-chart", "(chart) => JSON.parse(chart.dataset.values)")
+    assert found == pytest.approx([float(expected(r, 5)[0][j]) for r in scales], rel=1e-5)
+
+
+def test_switches(sample, open_page):
+    it = sample("breast_cancer")
+    page = open_page(it.path)
+    page.tab.click('#features button[data-feature="0"]')
+    page.tab.check("#only")
+    page.settle()
+    wanted = {p.j if p.i == 0 else p.i for p in strongest(it.result) if p.significant and 0 in (p.i, p.j)}
+    assert set(page.partners()) == wanted
+    page.tab.uncheck("#only")
+    page.tab.check('input[name="unit"][value="unit"]')
+    page.settle()
+    row = it.result[0].row(0).value[0]
+    assert {j: n["value"] for j, n in page.partners().items()} == pytest.approx(
+        {j: float(row[j]) for j in range(1, 30)}, rel=1e-5
+    )
+    page.tab.check('input[name="mode"][value="magnitude"]')
+    page.settle()
+    page.tab.click("#tab-matrix")
+    page.tab.wait_for_selector("#matrix[data-ready]")
+    low = page.tab.evaluate("Math.min(...document.getElementById('matrix').data[0].z.flat().filter((z) => z !== null))")
+    assert low >= 0
+
+
+# --- series -----------------------------------------------------------------------------------------------------------
+
+
+def _window(page, k, count=10, height=0.2):
+    box = page.tab.locator("#chart .nsewdrag").first.bounding_box()
+    return box["x"] + (k + 0.5) / count * box["width"], box["y"] + height * box["height"]
+
+
+def test_windows_can_be_hovered_clicked_and_brushed(sample, open_page):
+    it = sample("series")
+    page = open_page(it.path, 1440)
+    page.tab.wait_for_selector("#chart[data-ready]")
+    page.tab.mouse.move(*_window(page, 6))
+    page.tab.wait_for_selector('#chart[data-source="6"][data-held="false"]')
+    assert_shows(page, it.result, 6)
+    page.tab.mouse.click(*_window(page, 3))
+    page.tab.wait_for_selector('#chart[data-source="3"][data-held="true"]')
+    assert_shows(page, it.result, 3)
+    value, _, high = expected(it.result, 3)
+    bars = page.tab.evaluate(
+        """() => { const bar = document.getElementById("chart").data.find((trace) => trace.yaxis === "y2");
+                   return bar.x.map((x, k) => [x, bar.y[k], bar.error_y.array[k]]); }"""
+    )
+    assert len(bars) == 9
+    for x, y, reach in bars:
+        j = int(x // (8.04 / 10))
+        assert y == pytest.approx(float(value[j]), rel=1e-5)
+        assert reach == pytest.approx(float(high[j] - value[j]), rel=1e-4)
+    (x, y), (x2, _) = _window(page, 7.6), _window(page, 8.4)  # most of it over window 8
+    page.tab.mouse.move(x, y)
+    page.tab.mouse.down()
+    page.tab.mouse.move((x + x2) / 2, y, steps=4)
+    page.tab.mouse.move(x2, y, steps=4)
+    page.tab.mouse.up()
+    page.tab.wait_for_selector('#chart[data-source="8"][data-brushed="8"]')
+    assert_shows(page, it.result, 8)
+
+
+def test_arrow_keys_walk_along_the_curve(sample, open_page):
+    it = sample("series")
+    page = open_page(it.path)
+    page.tab.focus("#chart")
+    for _ in range(12):
+        page.tab.keyboard.press("ArrowLeft")
+    page.tab.keyboard.press("ArrowRight")
+    page.settle()
+    assert page.data("#chart")["source"] == "1"
+    assert_shows(page, it.result, 1)
+
+
+# --- keyboard ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_can_be_walked_with_the_keyboard_alone(sample, open_page):
+    it = sample("image")
+    page = open_page(it.path)
+    for _ in range(30):
+        page.tab.keyboard.press("Tab")
+        if page.tab.evaluate("document.activeElement.id") == "map":
+            break
+    assert page.tab.evaluate("document.activeElement.id") == "map"
+    outline = page.tab.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+    assert outline == "3px"  # one sees where one is
+    start = int(page.data("#map")["source"])
+    r, c = divmod(start, 10)
+    for key, step in (("ArrowRight", (0, 1)), ("ArrowDown", (1, 0)), ("ArrowLeft", (0, -1)), ("ArrowUp", (-1, 0))):
+        page.tab.keyboard.press(key)
+        page.settle()
+        r, c = min(9, max(0, r + step[0])), min(9, max(0, c + step[1]))
+        assert page.data("#map")["source"] == str(10 * r + c)
+    assert_shows(page, it.result, 10 * r + c)
+    page.tab.focus("#map")
+    page.tab.keyboard.press("Tab")
+    page.tab.keyboard.press("ArrowDown")
+    page.settle()
+    second = page.tab.eval_on_selector_all("#partners .row", "(rows) => rows.map((row) => row.dataset.partner)")[1]
+    assert page.data("#map")["partner"] == second
+    assert page.tab.evaluate("document.activeElement.dataset.partner") == second
+
+
+def test_tabs_and_rows_follow_the_arrow_keys(sample, open_page):
+    page = open_page(sample("breast_cancer").path)
+    page.tab.focus("#tab-pairs")
+    page.tab.keyboard.press("ArrowRight")
+    page.settle()
+    assert page.tab.get_attribute("#tab-matrix", "aria-selected") == "true"
+    assert page.tab.evaluate("document.activeElement.id") == "tab-matrix"
+    page.tab.keyboard.press("ArrowLeft")
+    page.tab.focus('#features button[tabindex="0"]')
+    page.tab.keyboard.press("Home")
+    page.tab.keyboard.press("ArrowDown")
+    page.settle()
+    assert page.data("#features")["source"] == "1"
+    page.tab.focus("#pairs tbody tr")
+    page.tab.keyboard.press("ArrowDown")
+    page.tab.keyboard.press("Enter")
+    page.settle()
+    pair = page.data("#pairs tbody tr:nth-child(2)")["pair"]
+    assert f"{page.data('#sentence')['i']},{page.data('#sentence')['j']}" == pair
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_everything_that_can_be_focused_has_a_name(sample, open_page, name):
+    page = open_page(sample(name).path)
+    nameless = page.tab.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, [tabindex='0'], [role=img]")].filter((e) => {
+          const label = e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.textContent.trim()
+            || (e.labels && e.labels.length && e.labels[0].textContent.trim());
+          return !e.hidden && !label;
+        }).map((e) => e.outerHTML.slice(0, 100))"""
+    )
+    assert nameless == []
