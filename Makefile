@@ -45,6 +45,15 @@ browser-test: $(VENV)/dev.stamp
 	  command -v $$b >/dev/null && exit 0; done; echo "browser-test needs Chromium, e.g. apt-get install chromium"; exit 1
 	$(BIN)/pytest -q tests/browser
 
+# The documentation, into build/docs; a warning is an error.
+docs: $(VENV)/docs.stamp
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+$(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
 # Builds the wheel and installs it, alone, into a venv of its own, then imports it from there.
 wheel: $(VENV)/dev.stamp
 	rm -rf dist build/wheel-venv
