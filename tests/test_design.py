@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from smoothhess.design import DESIGNS, _cosine_transform, find_design
+from smoothhess.design import DESIGNS, _cosine_transform, _orthonormal, find_design, pilot_rows, pilot_stack
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
@@ -91,3 +91,39 @@ def test_seeds_of_any_size_are_different():
 def test_unknown_design():
     with pytest.raises(ValueError, match="design must be one of .* got 'latin'"):
         find_design("latin")
+
+
+@pytest.mark.parametrize("name", sorted(DESIGNS))
+@pytest.mark.parametrize(("k", "start", "count"), [(3, 0, 5), (40, 0, 15), (40, 12, 20), (40, 30, 75), (1100, 0, 2)])
+def test_many_streams_are_the_streams_one_by_one(name, k, start, count):
+    """Gram–Schmidt by Cholesky, whole blocks and parts of them, to rounding."""
+    design, like = DESIGNS[name], torch.empty(0, dtype=torch.float64)
+    for first in ([start] * 4, [start, start + 1, start, 0]):
+        streams = [(seed, row) for seed, row in zip((5, 2**40, 0, 5), first, strict=True)]
+        together = design.stacked(streams, count, k, like)
+        for i, (seed, row) in enumerate(streams):
+            alone = design.rows(seed, row, row + count, k)
+            for part in ("z", "score", "weight"):
+                torch.testing.assert_close(getattr(together, part)[i], getattr(alone, part), rtol=0, atol=1e-11)
+    assert design.stacked([(1, 0)], 2, k, torch.empty(0)).z.dtype == torch.float32
+
+
+def test_threads_do_not_change_the_draws():
+    seeds, like, threads = range(50), torch.empty(0, dtype=torch.float64), torch.get_num_threads()
+    wanted = torch.stack([pilot_rows(seed, 8, 30) for seed in seeds])
+    try:
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            assert torch.equal(pilot_stack(seeds, 8, 30, like), wanted)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("rows", [10, 64])
+def test_gram_schmidt_of_many(rows):
+    given = torch.randn(5, rows, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = _orthonormal(given)
+    torch.testing.assert_close(found @ found.mT, torch.eye(rows).double().expand(5, -1, -1), rtol=0, atol=1e-13)
+    lower = given @ found.mT  # what it took: triangular, with positive diagonal
+    torch.testing.assert_close(lower, lower.tril(), rtol=0, atol=1e-12)
+    assert bool((lower.diagonal(dim1=-2, dim2=-1) > 0).all())

@@ -5,7 +5,7 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import nn
 
-from smoothhess import Interactions, SmoothHess
+from smoothhess import Interactions, SmoothHess, interactions
 from smoothhess.pairs import benjamini_hochberg
 from tests.truths import OneHidden, Plain, gaussians
 
@@ -74,6 +74,17 @@ class TestOperator:
         assert vectors.shape == (2, 3, 3, 4)
         flat = vectors.flatten(2)
         torch.testing.assert_close(flat @ dense, values[..., None] * flat, rtol=1e-7, atol=1e-9)
+
+    def test_eigenpairs_by_products_alone(self, kind, n_calls, monkeypatch):
+        wanted = make(n_calls, kind).eigh(3)
+        monkeypatch.setattr(interactions, "SPAN_BYTES", 0)
+        result = make(n_calls, kind)
+        found = result.eigh(3)
+        torch.testing.assert_close(found.values, wanted.values, rtol=1e-3, atol=1e-6)
+        assert float(result.eigh_residuals(found).max()) <= 1.1 * interactions.EIGH_TOLERANCE
+        assert float(make(n_calls, kind).eigh_residuals(wanted).max()) < 1e-9
+        turned = interactions.Eigenpairs(wanted.values, wanted.vectors.roll(1, -1))
+        assert float(result.eigh_residuals(turned).min()) > 1e-3
 
     def test_scipy(self, kind, n_calls):
         one = make(n_calls, kind)[1]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from smoothhess import Eigenbasis, SmoothHess, statistics
 from tests.truths import Plain
 
 
@@ -103,3 +104,40 @@ def test_forms_without_a_matrix_equal_the_dense_ones():
     )
     total = stderr.square().sum((1, 2)).sqrt()
     torch.testing.assert_close(result._noise.of_frobenius.sqrt(), total, rtol=0.1, atol=0)
+
+
+def test_rows_that_cannot_be_kept_are_refused_before_they_are_drawn(monkeypatch):
+    monkeypatch.setattr(statistics, "DENSE_LIMIT", 100)
+    seen = []
+
+    def f(x):
+        seen.append(len(x))
+        return x.square().sum((1, 2, 3))
+
+    x = torch.rand(1, 3, 8, 8).double()
+    with pytest.raises(ValueError, match="1500 rows of 192 features are more than is kept factored .1024."):
+        Plain(f).attribute(x, sigma=0.1, n_calls=3000)
+    assert sum(seen) <= 1  # f(x) itself
+
+
+def test_a_few_directions_of_a_large_input_never_make_a_matrix_of_its_features():
+    d, k = 30_000, 8
+    rng = torch.Generator().manual_seed(3)
+    directions = torch.linalg.qr(torch.randn(d, k, generator=rng).double())[0].mT
+    weight = torch.randn(k, k, generator=rng).double()
+    weight = weight + weight.mT
+
+    def bowl(x):  # H = VᵀWV, and the SmoothHess too
+        return ((x @ directions.mT) @ weight * (x @ directions.mT)).sum(1) / 2
+
+    gaussian = Eigenbasis(directions, [0.5] * k, 0.0)
+    result = SmoothHess(bowl).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=8 * k)
+    for u, v in ((0, 1), (2, 2)):
+        found = result.bilinear(directions[u], directions[v]).value
+        torch.testing.assert_close(found, weight[u, v].reshape(1), rtol=1e-8, atol=1e-10)
+    wanted = ((directions.mT @ weight) * directions.mT).sum(1)
+    torch.testing.assert_close(result.diagonal().value[0].flatten(), wanted, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(result.eigh(k).values.sort()[0][0], torch.linalg.eigvalsh(weight), rtol=1e-6, atol=1e-9)
+    assert float(result.relative_error) < 1e-3
+    with pytest.raises(ValueError, match="30000 features are more than is kept factored"):
+        SmoothHess(bowl).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=4000)

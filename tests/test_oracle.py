@@ -6,7 +6,7 @@ import torch
 from captum.attr import NeuronGradient
 from torch import nn
 
-from smoothhess import NeuronSmoothHess, from_gradient
+from smoothhess import NeuronSmoothHess, SmoothHess, from_gradient
 from smoothhess.oracle import Neuron, Oracle
 from tests.truths import Plain
 
@@ -288,3 +288,49 @@ def test_the_batch_follows_what_a_row_takes_inside_the_model(monkeypatch):
     seen.clear()
     Plain(Wide()).attribute(x, sigma=0.1, n_calls=400, internal_batch_size=300)
     assert max(seen) > 100
+
+
+class Greedy(nn.Module):
+    """Takes eight rows at once, and counts what it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.sizes = net(), []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        if len(x) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("control", [None, "kink"])
+def test_an_explainer_finds_the_largest_batch_once(control):
+    """Frozen passes included: the closed form and the flips back off as well."""
+    model = Greedy()
+    explainer = SmoothHess(model)
+    first = explainer.attribute(X, 0, sigma=0.5, n_calls=40, control=control)
+    assert max(model.sizes) > 8
+    model.sizes.clear()
+    again = explainer.attribute(X, 0, sigma=0.5, n_calls=40, control=control)
+    assert max(model.sizes) <= 8
+    torch.testing.assert_close(again.hessian, first.hessian)
+    torch.testing.assert_close(
+        first.hessian, SmoothHess(model.inner).attribute(X, 0, sigma=0.5, n_calls=40, control=control).hessian
+    )
+
+
+def test_what_is_not_finite_is_refused_when_the_rows_are_done():
+    calls = []
+
+    def f(x):
+        calls.append(len(x))
+        return torch.where(x[:, 0] > 1.0, torch.nan, 1.0) * x.sum(1)
+
+    oracle = Oracle(f, X)
+    oracle(torch.full((1, 5), 2.0).double(), OWNER[:1], wait=False)
+    with pytest.raises(ValueError, match="output is NaN or infinite"):
+        oracle.refuse_infinite()
+    oracle.refuse_infinite()  # said once
+    with pytest.raises(ValueError, match="output is NaN or infinite"):
+        SmoothHess(f).attribute(torch.zeros(1, 5), sigma=1.0, n_calls=64)

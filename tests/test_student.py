@@ -27,3 +27,30 @@ def test_no_degrees_of_freedom_means_no_interval():
     assert student.quantile(0.95, torch.tensor([0.0])).isinf().all()
     with pytest.raises(ValueError, match="between 0 and 1"):
         student.quantile(1.0, torch.tensor([5.0]))
+
+
+def test_tables_agree_with_scipy():
+    """Many t at once, near zero and far out, for few and for many degrees of freedom."""
+    df = torch.tensor([0.0625, 0.75, 3.0, 19.5, 25.0, 60.0, 1e3, 1e5, torch.inf]).double()
+    t = torch.cat([torch.linspace(0, 12, 300), torch.logspace(1, 30, 100)]).double().expand(len(df), -1)
+    wanted = np.stack([2 * (stats.norm if n == np.inf else stats.t(n)).sf(t[0].numpy()) for n in df.tolist()])
+    found = student.Tails(df)(t).numpy()
+    inside = wanted > 1e-240  # where the tables end
+    np.testing.assert_allclose(found[inside], wanted[inside], rtol=2e-7)
+    assert (found[~inside] < 1e-230).all()
+
+
+def test_many_t_of_one_df_are_read_from_a_table():
+    t = torch.linspace(0, 40, student.MANY).double()
+    for df in (2.0, 60.0):
+        wanted = 2 * stats.t.sf(t.numpy(), df)
+        np.testing.assert_allclose(student.two_sided_p(t, torch.tensor(df)).numpy(), wanted, rtol=1e-7)
+
+
+def test_tables_of_nothing_but_extremes():
+    t = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0]).double()
+    p = student.Tails(torch.tensor([4.0]))(t[None])[0]
+    assert p[:2].tolist() == [0, 0]
+    assert bool(p[2].isnan())
+    assert float(p[3]) == 1
+    assert float(student.Tails(torch.tensor([4.0]))(t[None, :2]).max()) == 0

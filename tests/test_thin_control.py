@@ -1,11 +1,16 @@
 """The closed form in a few directions, where there are too many dimensions for a matrix."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from smoothhess import Diagonal, Interactions, SmoothHess, estimator, sampler
+from smoothhess.design import find_design
 from smoothhess.known import Known, mean
+from smoothhess.oracle import Oracle
+from smoothhess.sampler import Sampler
 
 
 @pytest.fixture
@@ -121,3 +126,21 @@ def test_sums_of_known_matrices():
     torch.testing.assert_close(mean(None, n_a, b, n_b).dense(), (1 - weight) * b.dense())
     torch.testing.assert_close(Known.cat([a, b]).dense(), torch.cat([a.dense(), b.dense()]))
     torch.testing.assert_close(a.pairs()[0].mT @ a.pairs()[1], a.dense())
+
+
+@pytest.mark.usefixtures("few")
+def test_tau_can_be_exact_in_any_dimension():
+    """From as many directions as there are dimensions: W₁ in all directions is then the matrix itself."""
+    x = X[:2]
+    oracle = Oracle(network(), x)
+    explored = Sampler(oracle, x, GAUSSIAN, find_design("orthogonal"), None)
+    kinks = explored.see_kinks(math.inf)
+    owner = torch.arange(2)
+    dense = kinks.expectation(GAUSSIAN).hessian.dense()
+    exact = kinks.thin_expectation(GAUSSIAN, None, torch.eye(40).double())
+    torch.testing.assert_close(exact.hessian.dense(), dense)
+    assert exact.passes == 2 * 40 + 40 / 2
+    parts = [kinks.squares(GAUSSIAN, owner, columns) for columns in (range(13), range(13, 40))]
+    torch.testing.assert_close(parts[0] + parts[1], kinks.squares(GAUSSIAN, owner))
+    estimated, asked = thin(tau_probes=16, shrink=False), thin(tau_probes=40, shrink=False)
+    assert float(asked.n_passes[0] - estimated.n_passes[0]) == (40 - 16) / 2

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smoothhess.design import Design, pilot_rows
+from smoothhess.design import Design, pilot_stack
 from smoothhess.gaussian import Gaussian
 from smoothhess.kinks import Expectation, Kinks
 from smoothhess.known import Known
@@ -47,36 +47,25 @@ class Control:
 
     def known(self, index: Tensor) -> Known:
         """What is added back to the Hessian for each row, whitened."""
-        return self.expected.hessian.select(index).scaled(self.linear[index])
+        return self._hessian(index).scaled(self.linear[index])
 
-    def left_over(
-        self,
-        gaussian: Gaussian,
-        points: Tensor,
-        z: Tensor,
-        rows: tuple[Tensor, Tensor, Tensor],
-        index: Tensor,
-        mirrored: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Odd and (weighted) even part of what is sampled, from those of the whitened gradient and the rows' weights.
+    def _hessian(self, index: Tensor) -> Known:
+        """W₁ of the examples at `index`, in rising order: all of them need no copy."""
+        return self.expected.hessian if len(index) == len(self.flip) else self.expected.hessian.select(index)
 
-        `points` (b, r, *shape) are the rows' points at +z; `rows` are odd, even (b, r, k) and weight (1 or b, r).
-        """
-        odd, even, weight = rows
-        mu, beta = (w[index, None, None].to(odd) for w in (self.linear, self.flip))
-        odd = odd - (mu - beta) * self.expected.hessian.select(index).product(z)
+    def among(self, index: Tensor) -> Subtraction:
+        """What is to be done with the rows of the examples at `index`."""
         flipping = torch.nonzero(self.flip[index]).reshape(-1)
-        if not len(flipping):
-            return odd, even
-        flat = (len(flipping), points.shape[1], -1)
-        there, around = self.kinks.flips(points[flipping], index[flipping], mirrored)
-        there, around = (gaussian.pull(f.reshape(flat)) for f in (there, around))
-        weight = weight if len(weight) == 1 else weight[flipping]
-        gradient = self.expected.gradient[index[flipping], None].to(even)
-        odd, even = odd.clone(), even.clone()
-        odd[flipping] -= beta[flipping] * there
-        even[flipping] += beta[flipping] * (gradient - weight[..., None] * around)
-        return odd, even
+        owner = index[flipping]
+        return Subtraction(
+            hessian=self._hessian(index),
+            line=(self.linear - self.flip)[index],
+            flipping=flipping,
+            owner=owner,
+            kinks=self.kinks.select(owner) if len(flipping) else None,
+            flip=self.flip[owner],
+            gradient=self.expected.gradient[owner],
+        )
 
     @property
     def drift(self) -> Tensor | None:
@@ -88,6 +77,40 @@ class Control:
         each = FLIPS_PER_PAIR if plan.mirrored else 1
         made = (self.linear[index] != 0) | (self.flip[index] != 0)
         return rows * each * (self.flip[index] != 0) + self.expected.passes * made
+
+
+@dataclass(frozen=True, eq=False)
+class Subtraction:
+    """What is taken off the rows of b examples, f of which have flips taken off."""
+
+    hessian: Known  # W₁, (b, …)
+    line: Tensor  # (b,) weight of W₁z
+    flipping: Tensor  # (f,) which of the examples these are,
+    owner: Tensor  # (f,) and which of the oracle's
+    kinks: Kinks | None  # of these
+    flip: Tensor  # (f,) β
+    gradient: Tensor  # (f, k) Γ₁
+
+    def left_over(
+        self, gaussian: Gaussian, points: Tensor, z: Tensor, rows: tuple[Tensor, Tensor, Tensor], mirrored: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Odd and (weighted) even part of what is sampled, from those of the whitened gradient and the rows' weights.
+
+        `points` (b, r, *shape) are the rows' points at +z; `rows` are odd, even (b, r, k) and weight (1 or b, r).
+        """
+        odd, even, weight = rows
+        odd = odd - self.line[:, None, None].to(odd) * self.hessian.product(z)
+        if self.kinks is None:
+            return odd, even
+        flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
+        there, around = self.kinks.own_flips(points[flipping], self.owner, mirrored)
+        there, around = (gaussian.pull(f.reshape(flat)) for f in (there, around))
+        weight = weight if len(weight) == 1 else weight[flipping]
+        beta, gradient = self.flip[:, None, None].to(odd), self.gradient[:, None].to(even)
+        odd, even = odd.clone(), even.clone()
+        odd[flipping] -= beta * there
+        even[flipping] += beta * (gradient - weight[..., None] * around)
+        return odd, even
 
 
 def thin_rank(calls: float) -> int:
@@ -118,9 +141,9 @@ class Pilot:
         """From the stream of each example's seed that no design draws from."""
         x = kinks.inputs.flatten(1)
         shape, k = kinks.inputs.shape[1:], gaussian.rank(x.shape[1])
-        pairs, kinds = pilot_pairs(k), sorted(set(seeds))
-        drawn = torch.stack([pilot_rows(seed, pairs, k) for seed in kinds]).to(x)
-        which = torch.tensor([kinds.index(seed) for seed in seeds], device=x.device)
+        pairs, places = pilot_pairs(k), {seed: place for place, seed in enumerate(dict.fromkeys(seeds))}
+        drawn = pilot_stack([*places], pairs, k, x)
+        which = torch.tensor([places[seed] for seed in seeds], device=x.device)
         found = []
         for index in torch.arange(len(x), device=x.device).split(max(1, oracle.batch_size // (2 * pairs))):
             z = drawn[which[index]]  # (b, P, k)

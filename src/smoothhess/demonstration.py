@@ -238,7 +238,7 @@ def gradients(explanation: Explanation) -> Figure:
     for i, ax in enumerate(panels):
         view.gradient(explanation.result, example=i, k=10, names=explanation.task.names, limit=limit, ax=ax)
         canvas.caption(ax, f"{WHICH[i]}: {explanation.task.classes[explanation.predicted[i]]}")
-    words = "faint: within noise (|z| < 2)" if images else panels[0].get_xlabel().replace("\n", " ")
+    words = "faint: within noise (|z| < 2)" if images else panels[0].get_xlabel().replace("\n", "; ")
     for ax in panels:
         ax.set_xlabel("")
     figure.supxlabel(words, fontsize="small")

@@ -11,6 +11,8 @@ whatever the design. Rows inside one *unit* may depend on each other; units neve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,7 +25,7 @@ Device = torch.device | str
 
 @dataclass(frozen=True)
 class Draws:
-    """Consecutive rows of a design, float64."""
+    """Consecutive rows of a design, float64; of several streams side by side, with the streams in front."""
 
     z: Tensor  # (r, k)
     score: Tensor  # (r, k)
@@ -34,7 +36,7 @@ class Draws:
 
 
 class Design(ABC):
-    """A stream of draws; `rows` is the only thing that others call."""
+    """A stream of draws; `rows`, or `stacked` for many streams, is the only thing that others call."""
 
     name: str
     mirrored: bool  # each row is used at ±z: two gradient calls
@@ -64,6 +66,11 @@ class Design(ABC):
             parts.append(self.block((seed, index), low, high, k, device))
         return Draws(*(torch.cat([getattr(p, name) for p in parts]).to(device) for name in ("z", "score", "weight")))
 
+    def stacked(self, streams: Sequence[tuple[int, int]], count: int, k: int, like: Tensor) -> Draws:
+        """`count` rows of each stream (seed, first row), side by side, in the dtype and on the device of `like`."""
+        drawn = [self.rows(seed, first, first + count, k, like.device) for seed, first in streams]
+        return Draws(*(torch.stack([getattr(d, name).to(like) for d in drawn]) for name in ("z", "score", "weight")))
+
     @property
     def calls_per_row(self) -> int:
         """Gradient calls that one row costs."""
@@ -75,9 +82,45 @@ def _generator(key: tuple[int, ...], *stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=(*key[1:], *stream)))
 
 
+def _normals(keys: Sequence[tuple[int, ...]], rows: int, k: int, device: Device = "cpu") -> Tensor:
+    """Standard normal rows of many generators, (len(keys), rows, k), made by as many threads as torch has."""
+    cuda = torch.device(device).type == "cuda"
+    drawn = torch.empty(len(keys), rows, k, dtype=torch.float64, pin_memory=cuda)
+    target = drawn.numpy()
+
+    def fill(part: range) -> None:
+        for i in part:
+            _generator(keys[i]).standard_normal(out=target[i])
+
+    parts = [range(i, min(i + FILLED, len(keys))) for i in range(0, len(keys), FILLED)]
+    if (threads := min(torch.get_num_threads(), len(parts))) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, parts))
+    else:
+        for part in parts:
+            fill(part)
+    return drawn.to(device, non_blocking=True)
+
+
 def pilot_rows(seed: int, rows: int, k: int) -> torch.Tensor:
     """Standard normal rows of a stream that no design draws from, (rows, k)."""
     return torch.from_numpy(_generator((seed, PILOT)).standard_normal((rows, k)))
+
+
+def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.Tensor:
+    """The same for several seeds, (len(seeds), rows, k), in the dtype and on the device of `like`.
+
+    >>> torch.equal(pilot_stack([3, 5], 2, 4, torch.empty(0).double())[1], pilot_rows(5, 2, 4))
+    True
+    """
+    step = _together(rows, k)
+    parts = [seeds[i : i + step] for i in range(0, len(seeds), step)]
+    return torch.cat([_normals([(seed, PILOT) for seed in part], rows, k, like.device).to(like) for part in parts])
+
+
+def _together(rows: int, k: int) -> int:
+    """Streams whose numbers are held in float64 at once."""
+    return max(1, STACK_BYTES // (8 * rows * k))
 
 
 def tau_rows(rows: int, k: int) -> torch.Tensor:
@@ -85,7 +128,9 @@ def tau_rows(rows: int, k: int) -> torch.Tensor:
     return torch.from_numpy(_generator((0, TAU)).standard_normal((rows, k)))
 
 
-PILOT, TAU = 2**32 - 1, 2**32 - 2  # in the place of a block's number
+PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # in the place of a block's number
+FILLED = 4  # generators that a thread goes through at a time
+STACK_BYTES = 1 << 28  # of random numbers of several streams
 
 
 class Independent(Design):
@@ -161,6 +206,28 @@ class Orthogonal(Design):
         z = radius[:, None] * directions
         return Draws(*(torch.from_numpy(x) for x in (z, score, weight)))
 
+    def stacked(self, streams: Sequence[tuple[int, int]], count: int, k: int, like: Tensor) -> Draws:
+        """As always; streams that begin at the same row are made orthogonal together."""
+        starts = {first for _, first in streams}
+        if len(streams) == 1 or len(starts) > 1 or not SMALL < k <= QR_LIMIT:
+            return super().stacked(streams, count, k, like)
+        start, pieces = starts.pop(), []
+        for index in range(start // k, -(-(start + count) // k)):
+            low, high = max(start - index * k, 0), min(start + count - index * k, k)
+            keys = [(seed, index) for seed, _ in streams]
+            step = _together(high, k)
+            parts = [_blocks(keys[i : i + step], low, high, k, like) for i in range(0, len(keys), step)]
+            pieces.append([torch.cat(found) for found in zip(*parts, strict=True)])
+        return Draws(*(torch.cat(found, 1) for found in zip(*pieces, strict=True)))
+
+
+def _blocks(keys: Sequence[tuple[int, int]], low: int, high: int, k: int, like: Tensor) -> tuple[Tensor, ...]:
+    """Points, scores and weights of rows low … high − 1 of several blocks, as `Orthogonal.block` makes them."""
+    rows = _orthonormal(_normals(keys, high, k, like.device))[:, low:]
+    chi2 = np.stack([_generator(key, 1).chisquare(k + 2, high)[low:] for key in keys])
+    chi = torch.from_numpy(chi2).to(rows.device).sqrt()[..., None]
+    return (chi * rows).to(like), (k / chi * rows).to(like), (k / chi**2)[..., 0].to(like)
+
 
 SMALL = 4  # dimensions
 QR_LIMIT = 1024  # coordinates; a fixed number, so that the draws never depend on a machine's speed
@@ -184,6 +251,21 @@ def _gram_schmidt(key: tuple[int, ...], rows: int, k: int) -> np.ndarray:
     return (q * np.sign(np.diagonal(r))).T
 
 
+def _orthonormal(rows: Tensor) -> Tensor:
+    """Gram–Schmidt of each of (s, r, k), in order."""
+    few = 2 * rows.shape[1] <= rows.shape[2]
+    if few or rows.is_cuda:
+        # rows = LQ, with L from the Cholesky factor of their products: a GPU makes many of them at once. Products
+        # square the condition, which is small where rows are few; else a second round takes what the first has left.
+        found = rows
+        for _ in range(1 if few else 2):
+            found = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(found @ found.mT).L, found, upper=False)
+        if few or bool(found.isfinite().all()):
+            return found
+    q, r = torch.linalg.qr(rows.mT)
+    return (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT
+
+
 def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, device: Device) -> Tensor:
     """Rows of three rounds of cosine transform, random signs and permutation: O(k log k) each.
 
@@ -197,6 +279,15 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, device: Devic
         signs, order = (torch.from_numpy(r).to(device) for r in (signs, order))
         vectors = (_cosine_transform(vectors) * signs)[:, order]
     return vectors
+
+
+def mixing(k: int, device: Device = "cpu") -> Tensor:
+    """A fixed orthogonal matrix without a preferred direction, (k, k) float64, apart from all draws.
+
+    >>> torch.allclose(mixing(6) @ mixing(6).mT, torch.eye(6).double())
+    True
+    """
+    return _mixed_rows((0, MIXING), 0, k, k, device)
 
 
 def _cosine_transform(x: Tensor) -> Tensor:

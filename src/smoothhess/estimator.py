@@ -55,6 +55,7 @@ class SmoothHess:
         if not callable(forward_func):
             raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
         self.forward_func = forward_func
+        self._known_rows: dict[Any, int] = {}  # rows that fit into the memory, found once for each kind of input
 
     def attribute(
         self,
@@ -102,7 +103,7 @@ class SmoothHess:
                 passes fewer where the network is too large to keep its Jacobian. H₁, and so the estimate, is then
                 biased by about √(2/tau_probes) times its sensitivity to τ; the error is measured, the error bars hold
                 it, and unbiased is False. Beyond 8192 dimensions H₁ serves in a few directions alone, and without bias
-                whatever τ is: there it is always estimated, from 64 directions by default.
+                whatever τ is: there it is estimated from 64 directions by default, and exact with as many as the rank.
             shrink: report the denoised Hessian, `hessian`, `@`, `eigh` and `taylor` of the result, with its own
                 relative_error. Intervals, pairs, rows and stderr() stay those of the unbiased estimate either way.
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
@@ -113,49 +114,31 @@ class SmoothHess:
             compile: let torch.compile make the model faster; pays for many calls of a large model on a GPU.
             show_progress: a progress bar.
         """
-        plan = find_design(design)
-        if control not in ("auto", "kink", None):
-            raise ValueError(f'control must be "auto", "kink" or None, got {control!r}.')
-        check_inputs(inputs)
-        inputs = inputs.detach()
-        d = inputs[0].numel()
-        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d)
-        grouping = None
-        if feature_mask is not None:
-            grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
-        oracle = Oracle(
-            self.forward_func,
+        run = Run.prepare(
+            self,
             inputs,
             target,
             additional_forward_args,
-            check_batch_size(internal_batch_size),
-            check_precision(precision, inputs.device, inputs.dtype),
-            compile,
+            sigma=sigma,
+            radius=radius,
+            gaussian=gaussian,
+            n_calls=n_calls,
+            tol=tol,
+            max_calls=max_calls,
+            design=design,
+            control=control,
+            tau_probes=tau_probes,
+            shrink=shrink,
+            feature_mask=feature_mask,
+            internal_batch_size=internal_batch_size,
+            seed=seed,
+            precision=precision,
+            compile=compile,
         )
-        budget = _Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
-        if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
-            budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d))))
-        if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
-            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
-        sampler = Sampler(
-            oracle, inputs, gaussian.to(inputs.device, inputs.dtype), plan, grouping, tau_probes=tau_probes
-        )
-        with (
-            borrowed(self.forward_func, inputs.device),
-            _progress(show_progress, budget.most, len(inputs)) as bar,
-        ):
-            seeds = _seeds(seed, len(inputs))
-            rounding = None if precision == "float32" else sampler.measure_precision(seeds)
-            note = _take_control(sampler, control, seeds, n_calls if n_calls is not None else max_calls / 4)
-            try:
-                result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
-            except OtherPathError as error:
-                if control != "auto":
-                    raise
-                sampler.control, note = None, str(error)
-                bar.reset()
-                result = _sample_until(sampler, sampler.begin(seeds), budget, bar, shrink, note)
-        return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
+        with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
+            result = run.lead(run.sampler, bar)
+        warn_of(result, run.budget.tol)
+        return result
 
     def closed_form(
         self,
@@ -190,11 +173,13 @@ class SmoothHess:
         if (k := gaussian.rank(d)) > CONTROL_LIMIT:
             raise ValueError(
                 f"the closed form keeps a {k} × {k} matrix for each example, and {CONTROL_LIMIT} dimensions are the "
-                "most. Use attribute: its control variate keeps it in a few directions."
+                "most. Use attribute: its control variate keeps it in a few directions; control='kink' with "
+                f"tau_probes={k} makes its τ exact, for {k // 2} passes."
             )
         rows = _rows(check_calls, plan, "check_calls")
+        rows_at_once = check_batch_size(internal_batch_size)
         oracle = Oracle(
-            self.forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size)
+            self.forward_func, inputs, target, additional_forward_args, rows_at_once, known_rows=self._known_rows
         )
         sampler = Sampler(oracle, inputs, gaussian, plan, None)
         with borrowed(self.forward_func, inputs.device), _progress(show_progress, rows, len(inputs)) as bar:
@@ -202,8 +187,9 @@ class SmoothHess:
             size = len(kinks.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
             ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
             sampler.take_control(kinks, ones, layers=size <= LAYER_BYTES)
-            budget = _Budget(rows, rows, None)
+            budget = Budget(rows, rows, None)
             check = _sample_until(sampler, sampler.begin(_seeds(seed, len(inputs))), budget, bar, shrink=False, note="")
+        warn_of(check, None)
         assert sampler.control is not None
         closed = _closed_form(sampler, check, tolerance)
         if bool(closed.suspect.any()):
@@ -249,6 +235,7 @@ class SmoothHess:
             additional_forward_args,
             check_batch_size(internal_batch_size),
             check_precision(result.precision, result.device, result.dtype),
+            known_rows=self._known_rows,
         )
         sampler = Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
         with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
@@ -290,9 +277,12 @@ class NeuronSmoothHess:
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
         self.forward_func = forward_func
         self.layer = layer
+        self._known_rows: dict[Any, int] = {}
 
     def _explainer(self, selector: Any, attribute_to_neuron_input: bool) -> SmoothHess:
-        return SmoothHess(Neuron(self.forward_func, self.layer, selector, attribute_to_neuron_input))
+        explainer = SmoothHess(Neuron(self.forward_func, self.layer, selector, attribute_to_neuron_input))
+        explainer._known_rows = self._known_rows
+        return explainer
 
     def attribute(
         self,
@@ -339,8 +329,93 @@ def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: A
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What `SmoothHess.attribute` makes of its arguments, before it draws."""
+
+    sampler: Sampler
+    budget: Budget
+    seeds: Sequence[int]
+    calls: float  # that the closed form is weighed against
+    control: str | None
+    shrink: bool
+
+    @staticmethod
+    def prepare(
+        explainer: SmoothHess,
+        inputs: Tensor,
+        target: Any,
+        additional_forward_args: Any,
+        *,
+        sigma: Any,
+        radius: float | None,
+        gaussian: Gaussian | None,
+        n_calls: int | None,
+        tol: float,
+        max_calls: int,
+        design: str,
+        control: str | None,
+        tau_probes: int | None,
+        shrink: bool,
+        feature_mask: Tensor | None,
+        internal_batch_size: int | None,
+        seed: int | Sequence[int],
+        precision: str,
+        compile: bool,
+    ) -> Run:
+        """With all that is refused at the door; the model is not called."""
+        plan = find_design(design)
+        if control not in ("auto", "kink", None):
+            raise ValueError(f'control must be "auto", "kink" or None, got {control!r}.')
+        check_inputs(inputs)
+        inputs = inputs.detach()
+        d = inputs[0].numel()
+        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d)
+        grouping = None
+        if feature_mask is not None:
+            grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
+        oracle = Oracle(
+            explainer.forward_func,
+            inputs,
+            target,
+            additional_forward_args,
+            check_batch_size(internal_batch_size),
+            check_precision(precision, inputs.device, inputs.dtype),
+            compile,
+            explainer._known_rows,
+        )
+        budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
+        if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
+            budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d), d)))
+        if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
+            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
+        white = gaussian.to(inputs.device, inputs.dtype)
+        sampler = Sampler(oracle, inputs, white, plan, grouping, tau_probes=tau_probes)
+        calls = n_calls if n_calls is not None else max_calls / 4
+        return Run(sampler, budget, _seeds(seed, len(inputs)), calls, control, shrink)
+
+    def progress(self, show: bool) -> tqdm:
+        """A bar for all draws."""
+        return _progress(show, self.budget.most, len(self.seeds))
+
+    def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
+        """The run itself, by its own sampler or by one in its place."""
+        precision = sampler.oracle.precision
+        rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
+        note = _take_control(sampler, self.control, self.seeds, self.calls)
+        try:
+            result = _sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
+        except OtherPathError as error:
+            if self.control != "auto":
+                raise
+            sampler.control, note = None, str(error)
+            bar.reset()
+            result = _sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
+        return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
+
+
 @dataclass(frozen=True)
-class _Budget:
+class Budget:
     """How many rows to draw, and when to stop."""
 
     first: int  # rows before the first look
@@ -348,18 +423,19 @@ class _Budget:
     tol: float | None  # None: draw `most` rows without looking
 
     @staticmethod
-    def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> _Budget:
+    def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> Budget:
+        """From what a user asked for."""
         if n_calls is not None:
             rows = _rows(n_calls, plan, "n_calls")
-            return _Budget(rows, rows, None)
+            return Budget(rows, rows, None)
         if not tol > 0:
             raise ValueError(f"tol must be positive, got {tol}. Or pass n_calls.")
         most = _rows(max_calls, plan, "max_calls")
-        return _Budget(min(first, most), most, tol)
+        return Budget(min(first, most), most, tol)
 
 
 def _sample_until(
-    sampler: Sampler, stats: Statistics, budget: _Budget, bar: tqdm, shrink: bool, note: str
+    sampler: Sampler, stats: Statistics, budget: Budget, bar: tqdm, shrink: bool, note: str
 ) -> Interactions:
     """Double the rows of every example until it may stop."""
     index = torch.arange(len(stats), device=sampler.inputs.device)
@@ -379,10 +455,7 @@ def _sample_until(
         stats, index = stats.select(going), index[going]
         rows = min(2 * rows, budget.most)
     order = torch.cat([i for i, _ in finished]).argsort()
-    whole = finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
-    _warn_unfinished(whole, budget)
-    _warn_inconsistent(whole)
-    return whole
+    return finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
 
 
 def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) -> Interactions:
@@ -404,7 +477,7 @@ def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) ->
     )
 
 
-def _verdicts(result: Interactions, budget: _Budget, rows: int) -> list[str]:
+def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
     """Why each example stops here; empty where it goes on."""
     if budget.tol is None:
         return ["calls"] * len(result)
@@ -444,17 +517,23 @@ def _looks_zero(noise: Noise) -> Tensor:
     return (score < 2) & (share < ZERO_SHARE)
 
 
-def _warn_unfinished(result: Interactions, budget: _Budget) -> None:
+def warn_of(result: Interactions, tol: float | None) -> None:
+    """Say what the user of a method that calls this should know of its result."""
+    _warn_unfinished(result, tol)
+    _warn_inconsistent(result)
+
+
+def _warn_unfinished(result: Interactions, tol: float | None) -> None:
     stopped = [i for i, s in enumerate(result.status) if s == "budget"]
     if stopped:
         part = result[stopped]
-        needed = part.calls_for(budget.tol or 0.1)
+        needed = part.calls_for(tol or 0.1)
         estimate = f" About {int(needed.max())} calls would do." if torch.isfinite(needed).all() else ""
         low, high = (f"{float(e):.3g}" for e in part.relative_error.aminmax())
         reached = low if low == high else f"{low} to {high}"
         warnings.warn(
             f"{len(stopped)} of {len(result)} example(s) stopped at max_calls={int(part.n_calls.max())} before "
-            f"relative_error ≤ {budget.tol}: reached {reached}.{estimate} "
+            f"relative_error ≤ {tol}: reached {reached}.{estimate} "
             "Raise max_calls, or accept the error bars as they are.",
             stacklevel=4,
         )

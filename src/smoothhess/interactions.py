@@ -16,14 +16,18 @@ from smoothhess import student
 from smoothhess.design import find_design
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
+from smoothhess.krylov import leading_eigenpairs
 from smoothhess.noise import Noise, Variance
-from smoothhess.pairs import Pair, rank_pairs
+from smoothhess.pairs import Columns, Pair, labels_of, strongest_pairs
 from smoothhess.shrink import Denoised, Shrunk, denoise
 from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge, symmetric
 from smoothhess.taylor import Taylor
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
+
+SPAN_BYTES = 1 << 30  # of rows that `eigh` turns into a basis; where they are more, it goes by products alone
+EIGH_TOLERANCE = 1e-4  # and to this residual, which is far below the noise of any estimate that large
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,8 +335,11 @@ class Interactions:
         k = min(8, d) if k is None else k
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
-        few = self._features.is_factored and 2 * self._features.factors()[1].shape[1] < d
-        if few and "hessian" not in self.__dict__ and self.denoised is None:
+        rows = self._features.factors()[1].shape[1] if self._features.is_factored else d
+        if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None:
+            if b * 2 * rows * d * self.inputs.element_size() > SPAN_BYTES:  # O(kd) instead of O(md), by products alone
+                values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE)
+                return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
             span, _ = torch.linalg.qr(torch.cat(self._features.factors(), 1).mT)
             small = span.mT @ self._product(span.mT).mT
@@ -346,6 +353,16 @@ class Interactions:
         values = values.gather(1, order)
         vectors = vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
         return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
+
+    def eigh_residuals(self, pairs: Eigenpairs) -> Tensor:
+        """Rayleigh residuals |Hv − λv| of eigenpairs from `eigh`, as a share of the largest |λ|, (B, k).
+
+        How well the eigenvalue problem of the estimate was solved; how sure an eigenvalue is says bilinear(v, v).
+        """
+        vectors = pairs.vectors.reshape(*pairs.values.shape, -1)
+        left = self._product(vectors) - pairs.values[..., None] * vectors
+        largest = pairs.values.abs().amax(1, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
+        return torch.linalg.vector_norm(left, dim=-1) / largest
 
     def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Interactions:
         """Interactions of groups of features: entry (I, J) sums H_ij over i ∈ I, j ∈ J.
@@ -405,25 +422,26 @@ class Interactions:
         `scales` replaces the σ_i of the Gaussian by the size of a usual move of each feature. `q` is the share of
         false discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
         """
+        label = labels_of(names, self.shape[1], self.feature_shape)
+        return [pairs for part in self._strongest_pairs(k, q, level, scales) for pairs in part.named(label)]
+
+    def _strongest_pairs(
+        self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None
+    ) -> list[Columns]:
+        """The same as tensors."""
         self._refuse_dense()
         given = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
-        given = given.expand(len(self), -1)
-        variance, ranking = self._noise.of_entries(), self.hessian
-        return [
-            rank_pairs(
-                self._unbiased_hessian[b],
-                ranking[b],
-                variance.value[b],
-                variance.df[b],
-                given[b],
-                k,
-                names,
-                q,
-                level,
-                self.feature_shape,
-            )
-            for b in range(len(self))
-        ]
+        variance = self._noise.of_entries()
+        return strongest_pairs(
+            self._unbiased_hessian,
+            self.hessian,
+            variance.value,
+            variance.df,
+            given.expand(len(self), -1),
+            k,
+            q,
+            level,
+        )
 
     @property
     def _scales(self) -> Tensor:
@@ -581,6 +599,18 @@ class Interactions:
 
         return load(path)
 
+    def to_frame(self, names: Sequence[str] | None = None, **options: Any) -> Any:
+        """A pandas table with one row for each pair of each example; see smoothhess.frames.to_frame."""
+        from smoothhess.frames import to_frame
+
+        return to_frame(self, names, **options)
+
+    def to_shapiq(self, example: int = 0, **options: Any) -> Any:
+        """One example as shapiq.InteractionValues of order ≤ 2; see smoothhess.frames.to_shapiq."""
+        from smoothhess.frames import to_shapiq
+
+        return to_shapiq(self, example, **options)
+
     def to_scipy(self) -> LinearOperator:
         """H of a single example as a scipy LinearOperator, for eigsh and friends."""
         from scipy.sparse.linalg import LinearOperator
@@ -597,10 +627,26 @@ class Interactions:
         return LinearOperator(self.shape[1:], matvec=product, rmatvec=product, matmat=product, dtype=kind)  # pyright: ignore
 
     def plot(self, kind: str = "heatmap", **options: Any) -> Any:
-        """Matplotlib axes showing one example: "heatmap", "pairs", "gradient" or "image"; see smoothhess.view."""
+        """Matplotlib Axes showing one example (`example=`, `ax=`): see smoothhess.view for the options of each kind.
+
+        "heatmap", "pairs", "graph" and "image": which features act together; "segment": what acts together with one
+        segment of an image; "series": a curve, its SmoothGrad by interval and interactions; "gradient", "diagonal":
+        each feature by itself; "eigen": the directions in which f bends most.
+        """
         from smoothhess import view
 
         return view.plot(self, kind, **options)
+
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """Write one interactive HTML page that needs no network; options are those of smoothhess.view.page.report."""
+        from smoothhess.view.page import report
+
+        return report(self, path, **options)
+
+    def _repr_html_(self) -> str:
+        from smoothhess.view.page import html
+
+        return html(self)
 
     def __repr__(self) -> str:
         b, d, _ = self.shape

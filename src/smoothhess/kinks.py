@@ -14,6 +14,7 @@ once. One frozen forward pass gives every z_k + J_kδ, one frozen backward pass 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -165,17 +166,20 @@ class Kinks:
         Where the design has no mirror images both are g̃ itself. The frozen network is affine, so that the mirror
         image of a point takes no forward pass of its own.
         """
-        part = self.select(index)
+        return self.select(index).own_flips(points, index, mirrored)
+
+    def own_flips(self, points: Tensor, owner: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
+        """The same for all examples of these kinks; `owner` says which ones of the oracle's they are."""
         found: list[tuple[Tensor, Tensor]] = []
-        start, step = 0, max(1, self.oracle.batch_size // len(points))
+        start = 0
         while start < points.shape[1]:
+            step = max(1, self.oracle.batch_size // len(points))
             try:
-                found.append(part._flips(points[:, start : start + step], index, mirrored))
+                found.append(self._flips(points[:, start : start + step], owner, mirrored))
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or step == 1:
                     raise
-                step = max(1, step // 2)
-                release()
+                self.oracle.take_fewer(min(step, points.shape[1] - start) * len(points))
                 continue
             start += step
         odd, even = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
@@ -221,7 +225,21 @@ class Kinks:
         k = gaussian.rank(self.inputs[0].numel())
         together = max(1, self._room // max(self.units * k * self.inputs.element_size(), 1))
         everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
-        parts = [self.select(index)._expectation(gaussian, index, layers, probes) for index in everyone.split(together)]
+        parts: list[Expectation] = []
+        pending = deque(everyone.split(together))
+        while pending:
+            index = pending.popleft()
+            try:
+                parts.append(self.select(index)._expectation(gaussian, index, layers, probes))
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or (len(index) == 1 and self.oracle.batch_size == 1):
+                    raise
+                if len(index) > 1:  # fewer examples at once, and then fewer rows of one
+                    pending.extendleft(reversed(index.split(-(-len(index) // 2))))
+                    release()
+                else:
+                    self.oracle.take_fewer(self.oracle.batch_size)
+                    pending.appendleft(index)
         split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
         return Expectation(
             Known.cat([p.hessian for p in parts]),
@@ -241,17 +259,14 @@ class Kinks:
             drift = self._drift(gaussian, owner, [part.mean(1) for part in moved.chunk(DRIFT_PARTS, 1)])
         if self._stored(k):
             j = torch.cat(list(self._all_columns(gaussian, owner)), 1)  # (b, k, units)
-            bend, lean = self.weights((j.double().square().sum(1) if squares is None else squares).sqrt())
+            bend, lean = self.weights((_squares(j) if squares is None else squares).sqrt())
             weighted = self.curved(j, bend)
             parts = ()
             if layers:
                 parts = tuple(c @ w.mT for c, w in zip(self.per_call(j), self.per_call(weighted), strict=True))
-            gradient = (j.double() @ lean[..., None])[..., 0]
+            gradient = (j @ lean[..., None].to(j))[..., 0].double()
             return Expectation(Known(j @ weighted.mT), gradient, passes, parts, drift)
-        if squares is None:
-            squares = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
-            for part in self._all_columns(gaussian, owner):
-                squares += part.double().square().sum(1)
+        squares = self.squares(gaussian, owner) if squares is None else squares
         bend, lean = self.weights(squares.sqrt())
         count = len(self.bent) if layers else 1
         hessians = self.inputs.new_zeros(count, len(owner), k, k)
@@ -272,24 +287,30 @@ class Kinks:
         return 2 * rank + probes / 2
 
     def thin_expectation(
-        self, gaussian: Gaussian, probes: Tensor, directions: Tensor, index: Tensor | None = None
+        self, gaussian: Gaussian, probes: Tensor | None, directions: Tensor, index: Tensor | None = None
     ) -> Expectation:
         """W₁ as far as it acts in a few directions, for dimensions in which no matrix is made.
 
         With Q a basis of W₁Ω for random directions Ω (q, k), it is QQᵀW₁ + W₁QQᵀ − QQᵀW₁QQᵀ: 2q products. τ comes from
-        `probes`, so it is not quite W₁, nor is anything said about Γ₁; as a linear control it need not be.
+        `probes`, so it is not quite W₁, nor is anything said about Γ₁; as a linear control it need not be. Without
+        probes τ is exact, for k/2 passes.
         """
         everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
         found = [self.select(owner)._thin(gaussian, probes, directions, owner) for owner in everyone.split(1)]
         k = gaussian.rank(self.inputs[0].numel())
         nothing = torch.zeros(len(everyone), k, dtype=torch.float64, device=self.inputs.device)
-        return Expectation(Known.cat(found), nothing, self.thin_price(len(directions), len(probes)))
+        price = self.thin_price(len(directions), k if probes is None else len(probes))
+        return Expectation(Known.cat(found), nothing, price)
 
-    def _thin(self, gaussian: Gaussian, probes: Tensor, directions: Tensor, owner: Tensor) -> Known:
+    def _thin(self, gaussian: Gaussian, probes: Tensor | None, directions: Tensor, owner: Tensor) -> Known:
         """Of one example."""
         step = max(1, self.oracle.batch_size)
-        moved = [self.moves(gaussian, part, owner).double().square() for part in probes.split(step)]
-        bend, _ = self.weights(torch.cat(moved, 1).mean(1).sqrt())
+        if probes is None:
+            squares = self.squares(gaussian, owner)
+        else:
+            squares = torch.stack([_squares(self.moves(gaussian, part, owner)) for part in probes.split(step)])
+            squares = squares.sum(0) / len(probes)
+        bend, _ = self.weights(squares.sqrt())
 
         def times(vectors: Tensor) -> Tensor:
             return torch.cat([self.product(gaussian, bend, part, owner)[0] for part in vectors.split(step)])
@@ -319,11 +340,22 @@ class Kinks:
         owner = torch.arange(len(self.inputs), device=self.inputs.device) if owner is None else owner
         return gaussian.pull(self.back(self.curved(self.moves(gaussian, vectors, owner), bend), owner))
 
-    def _all_columns(self, gaussian: Gaussian, owner: Tensor) -> Iterator[Tensor]:
+    def squares(self, gaussian: Gaussian, owner: Tensor, columns: range | None = None) -> Tensor:
+        """τ² of every unit, Σ (j_k · e_i)² over all white directions e_i or those in `columns`, (b, units) float64.
+
+        A forward pass for each, in blocks; nothing but the sum is kept.
+        """
+        total = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
+        for part in self._all_columns(gaussian, owner, columns):
+            total += _squares(part)
+        return total
+
+    def _all_columns(self, gaussian: Gaussian, owner: Tensor, columns: range | None = None) -> Iterator[Tensor]:
         k = gaussian.rank(self.inputs[0].numel())
+        columns = range(k) if columns is None else columns
         step = max(1, self.oracle.batch_size // len(owner))
-        for start in range(0, k, step):
-            stop = min(start + step, k)
+        for start in range(columns.start, columns.stop, step):
+            stop = min(start + step, columns.stop)
             unit = torch.zeros(stop - start, k, dtype=self.inputs.dtype, device=self.inputs.device)
             unit[torch.arange(stop - start), torch.arange(start, stop)] = 1
             yield self.moves(gaussian, unit, owner)
@@ -341,11 +373,14 @@ class Kinks:
                 (run.pre[i].unflatten(0, points.shape[:2]) - p[:, None]).reshape(*points.shape[:2], -1)
                 for i, p in zip(self.bent, self.pre, strict=True)
             ]
-        return torch.cat(moved, 2) * (length / reach)
+        return torch.cat(moved, 2).mul_(length / reach)
 
     def curved(self, moves: Tensor, bend: Tensor) -> Tensor:
         """Second derivatives of the calls, times u, applied to moves (b, c, units)."""
-        weighted = list(self.per_call(moves * bend[:, None].to(moves)))
+        turned = moves * bend[:, None].to(moves)
+        if all(call.kind != "map" for call in self.calls):
+            return turned
+        weighted = list(self.per_call(turned))
         for n, (call, pre, u, part) in enumerate(
             zip(self.calls, self.pre, self.sensitivity, self.per_call(moves), strict=True)
         ):
@@ -409,6 +444,11 @@ class Kinks:
 
     def _frozen(self, points: Tensor, owner: Tensor) -> FrozenRun:
         return freeze(self.oracle.bound(owner), self.tape, points)
+
+
+def _squares(moves: Tensor) -> Tensor:
+    """Σ over directions of (j_k · v)², added up in float64, (b, units)."""
+    return moves.square().sum(1, dtype=torch.float64)
 
 
 def _close(a: Tensor, b: Tensor, scale: Tensor | None = None, slack: Tensor | None = None) -> bool:

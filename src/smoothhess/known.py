@@ -52,10 +52,12 @@ class Known:
         return self.factor, self.core @ self.factor
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Known:
-        """In other coordinates: one linear map of rows on both sides."""
-        if self.factor is None:
-            return Known(linear(linear(self.core).mT).mT)
-        return Known(self.core, linear(self.factor))
+        """In other coordinates: one linear map of rows on both sides; as factors where these are many more."""
+        if self.factor is not None:
+            return Known(self.core, linear(self.factor))
+        k = self.core.shape[-1]
+        rows = linear(torch.eye(k).to(self.core).expand(len(self.core), -1, -1))
+        return Known(self.core, rows) if rows.shape[-1] > 2 * k else Known(rows.mT @ self.core @ rows)
 
     def scaled(self, weight: Tensor) -> Known:
         """Times a number for each example, (B,)."""

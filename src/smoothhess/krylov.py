@@ -14,13 +14,15 @@ KEPT_BLOCKS, FULL_BLOCKS = 4, 24  # a space of so many blocks is full, and goes 
 MOST_BLOCKS = 400  # products for each direction of a block, at most
 
 
-def leading_eigenpairs(product: Callable[[Tensor], Tensor], like: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def leading_eigenpairs(
+    product: Callable[[Tensor], Tensor], like: Tensor, k: int, tolerance: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """The k eigenpairs of largest |λ| of B operators, (B, k) and (B, k, d).
 
     `product` maps rows (B, n, d) to H times them; the vectors are of the dtype and on the device of `like` (B, d). The
     operator is projected on a Krylov space that grows block by block, and is cut down to its best directions when it is
-    full, until the residuals |Hv − λv| are of the size of rounding errors. It begins with fixed random directions, so
-    the same operator gives the same answer.
+    full, until the residuals |Hv − λv| are below `tolerance` times the largest |λ|, or of the size of rounding errors.
+    It begins with fixed random directions, so the same operator gives the same answer.
 
     >>> h = torch.diag(torch.tensor([0.0, 3.0, -5.0] + [1e-3] * 97)).double()
     >>> values, vectors = leading_eigenpairs(lambda rows: rows @ h, torch.zeros(1, 100).double(), 2)
@@ -44,7 +46,7 @@ def leading_eigenpairs(product: Callable[[Tensor], Tensor], like: Tensor, k: int
         rotation = rotation.gather(2, order[:, None].expand_as(rotation)).mT  # (B, basis, basis), best rows first
         vectors = rotation[:, :k] @ basis
         residual = torch.linalg.vector_norm(rotation[:, :k] @ image - values[..., None] * vectors, dim=-1)
-        limit = TOLERANCE * torch.finfo(like.dtype).eps * values.abs().amax(1, keepdim=True)
+        limit = max(TOLERANCE * torch.finfo(like.dtype).eps, tolerance) * values.abs().amax(1, keepdim=True)
         reached = basis.shape[1] == d or bool((residual <= limit).all())
         if reached or done == MOST_BLOCKS:
             break

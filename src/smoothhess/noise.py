@@ -88,6 +88,8 @@ class Noise:
         if prior is None or prior_df is None:
             return torch.where(a > 0, units, torch.inf)
         b = prior_df.reshape(shape)
+        if self.units.alone:
+            return torch.where(b > 0, prior, torch.inf)
         return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
 
     def of_mean(self, rows: Tensor) -> Variance:
@@ -155,11 +157,12 @@ class Noise:
 
     def of_entries(self) -> Variance:
         """Of every entry, (B, d, d)."""
-        inside = self._moving
-        entries = self._entries() + self._drift(self._drifting[:, :, None], self._drifting[:, None])
+        inside, entries = self._moving, self._entries()
+        if self.features.drift is not None:
+            entries = entries + self._drift(self._drifting[:, :, None], self._drifting[:, None])
         if self._luck is not None:
             p = self.gaussian.precision_diagonal(self.features.k).to(entries)
-            entries = entries + self._luck[:, None, None] / self.features.rank**2 * p[:, None] * p
+            entries = torch.addcmul(entries, self._luck[:, None, None] / self.features.rank**2, p[:, None] * p)
         return Variance(torch.where(inside[:, None] & inside, entries, 0.0), self.df)
 
     @cached_property
@@ -181,20 +184,20 @@ class Noise:
         return self._weigh(units, variance, self.prior.df)
 
     def _products(self) -> tuple[Tensor, Tensor]:
-        """(A q_i)·(A q_j) and q_i·q_j of all features, (B, d, d)."""
+        """(A q_i)·(A q_j) and q_i·q_j of all features, (B, d, d) and (1 or B, d, d)."""
         if self.skew is None:
             return self._group_products
         eye = torch.eye(self.features.k, dtype=self.features.gradient.dtype, device=self.features.n.device)
         q = self.gaussian.whiten(eye).double()
         turned = self.skew.apply(q.expand(len(self.features), -1, -1))
-        return turned @ turned.mT, (q @ q.mT).expand(len(self.features), -1, -1)
+        return turned @ turned.mT, (q @ q.mT)[None]  # the same for all examples
 
     def _own_products(self) -> tuple[Tensor, Tensor]:
         """|A q_j|² and |q_j|² of every feature, (B, d)."""
         if self.skew is None:
             inner, gram = self._group_products
             return inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1)
-        inner = self.skew.diagonal(self.features, self.gaussian.whiten)
+        inner = self.skew.diagonal(self.features, self.gaussian.push)
         gram = self.gaussian.precision_diagonal(self.features.k).to(inner)
         return inner, gram.expand_as(inner)
 
@@ -381,7 +384,8 @@ def squared_norm(stats: Statistics) -> Tensor:
     """‖Ĥ‖²_F, (B,); never makes k × k where there are fewer rows than that."""
     if stats.is_factored:
         return _pair_norm(*stats.factors())
-    return symmetric(stats.summed() / stats.n.clamp_min(1)[:, None, None]).square().sum((-1, -2))
+    mean = symmetric(stats.summed() / stats.n.clamp_min(1)[:, None, None])
+    return torch.linalg.vector_norm(mean, dim=(-1, -2)).square()
 
 
 def _squared_norm(rows: Rows) -> Tensor:

@@ -25,6 +25,8 @@ class Oracle:
 
     `owner` says which of the B inputs a point belongs to, so that targets and additional arguments given per example
     follow their example. Gradients of all rows come from one backward pass of the summed outputs: rows do not mix.
+
+    How many rows fit into the memory is found once. An oracle that is given the same `known_rows` begins with it.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Oracle:
         internal_batch_size: int | None = None,
         precision: str = "float32",
         compiled: bool = False,
+        known_rows: dict[Any, int] | None = None,
     ) -> None:
         self.forward_func = forward_func
         self.precision = precision
@@ -47,20 +50,39 @@ class Oracle:
         self.args: tuple[Any, ...] = () if args is None else args if isinstance(args, tuple) else (args,)
         row_bytes = max(inputs[0].numel() * inputs.element_size(), 1)
         most = MOST_ROWS.get(inputs.device.type, MOST_ROWS["cpu"])
-        self.batch_size = internal_batch_size or min(most, max(1, ROW_BYTES // row_bytes))
-        self.measured = internal_batch_size is not None  # whether what a row takes inside the model is known
+        self._known_rows = {} if known_rows is None or internal_batch_size is not None else known_rows
+        self._kind = (inputs.shape[1:], inputs.dtype, inputs.device, precision, compiled)
+        known = self._known_rows.get(self._kind)
+        self.batch_size = internal_batch_size or known or min(most, max(1, ROW_BYTES // row_bytes))
+        self.measured = (internal_batch_size or known) is not None  # whether what a row takes in the model is known
         self.n_rows = 0  # rows that went through a forward and a backward pass
+        self._doubts: list[Tensor] = []  # whether outputs and gradients are finite, of calls that were not looked at
 
-    def __call__(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (N,) and gradients (N, *shape) at points (N, *shape)."""
+    def __call__(self, points: Tensor, owner: Tensor, wait: bool = True) -> tuple[Tensor, Tensor]:
+        """Values (N,) and gradients (N, *shape) at points (N, *shape).
+
+        What is not finite is refused at once, which waits for the device, or else by the next `refuse_infinite`.
+        """
         value, gradient = self.in_batches(self._differentiated, points, owner)
         self.n_rows += len(points)
+        self._doubts.append(torch.stack([torch.isfinite(t).all() for t in (value, gradient)]))
+        if wait:
+            self.refuse_infinite()
         return value, gradient
+
+    def refuse_infinite(self) -> None:
+        """Raise where an output or a gradient since the last time was NaN or infinite."""
+        doubts, self._doubts = self._doubts, []
+        if doubts:
+            for fine, what in zip(torch.stack(doubts).all(0).tolist(), ("output", "gradient"), strict=True):
+                _refuse(fine, what)
 
     def values(self, points: Tensor, owner: Tensor) -> Tensor:
         """Values (N,) alone: forward passes, no gradients."""
         with torch.no_grad():
-            return self.in_batches(lambda p, o: (self._forward(p, o),), points, owner, cautious=False)[0]
+            value = self.in_batches(lambda p, o: (self._output(p, o),), points, owner, cautious=False)[0]
+        _refuse(bool(torch.isfinite(value).all()), "output")
+        return value
 
     def in_batches(
         self,
@@ -82,13 +104,25 @@ class Oracle:
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or self.batch_size == 1:
                     raise
-                self.batch_size = max(1, min(self.batch_size, len(points) - start) // 2)
-                release()
+                self.take_fewer(min(most, len(points) - start))
                 continue
             start = rows.stop
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
+    def take_fewer(self, rows: int) -> None:
+        """From now on at most half of these rows at once: they did not fit into the memory."""
+        self._take(max(1, min(self.batch_size, rows) // 2))
+        release()
+
+    def _take(self, rows: int) -> None:
+        self.batch_size = self._known_rows[self._kind] = rows
+
     def _forward(self, points: Tensor, owner: Tensor) -> Tensor:
+        value = self._output(points, owner)
+        _refuse(bool(torch.isfinite(value).all()), "output")
+        return value
+
+    def _output(self, points: Tensor, owner: Tensor) -> Tensor:
         with evaluated(self.precision, points.device):
             output = self.bound(owner, self.called)(points)
         if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
@@ -98,16 +132,14 @@ class Oracle:
             raise ValueError(
                 f"the model returned {len(output)} rows for {len(points)} inputs: wanted one output per row."
             )
-        value = self.pick(output, owner)
-        _refuse_infinite(value, "output")
-        return value
+        return self.pick(output, owner)
 
     def _differentiated(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         leaf = points.detach()
         if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
             leaf = leaf.contiguous(memory_format=torch.channels_last)
         leaf.requires_grad_()
-        value = self._forward(leaf, owner) if self.measured else self._measure(leaf, owner)
+        value = self._output(leaf, owner) if self.measured else self._measure(leaf, owner)
         gradient = None
         if value.requires_grad:
             with evaluated(self.precision, points.device):
@@ -117,11 +149,10 @@ class Oracle:
                 "the output does not depend on the input through differentiable operations. Look for .detach(), numpy, "
                 "torch.no_grad() or an integer step in the model; for another framework use from_gradient."
             )
-        _refuse_infinite(gradient, "gradient")
         return value.detach(), gradient.detach()
 
     def _measure(self, points: Tensor, owner: Tensor) -> Tensor:
-        """As `_forward`, with a batch size found from what the pass keeps for each row."""
+        """As `_output`, with a batch size found from what the pass keeps for each row."""
         kept: dict[int, int] = {}
 
         def keep(t: Tensor) -> Tensor:
@@ -130,12 +161,12 @@ class Oracle:
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            value = self._forward(points, owner)
+            value = self._output(points, owner)
         room = ACTIVATION_BYTES
         if points.is_cuda:
             room = max(room, torch.cuda.mem_get_info(points.device)[0] // 4)
         per_row = max(sum(kept.values()) // len(points), 1)
-        self.batch_size = max(1, min(self.batch_size, room // per_row))
+        self._take(max(1, min(self.batch_size, room // per_row)))
         self.measured = True
         return value
 
@@ -198,8 +229,8 @@ def check_batch_size(rows: int | None) -> int | None:
     return rows
 
 
-def _refuse_infinite(numbers: Tensor, what: str) -> None:
-    if not torch.isfinite(numbers).all():
+def _refuse(fine: bool, what: str) -> None:
+    if not fine:
         raise ValueError(
             f"the model's {what} is NaN or infinite near these inputs. Check the inputs' scale, or use a smaller sigma "
             "or radius."

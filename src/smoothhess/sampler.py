@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from smoothhess.control import CONTROL_LIMIT, THIN_PROBES, Control, Pilot, pilot_passes
+from smoothhess.control import CONTROL_LIMIT, THIN_PROBES, Control, Pilot, Subtraction, pilot_passes
 from smoothhess.design import Design, pilot_rows, tau_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
@@ -20,7 +20,7 @@ from smoothhess.oracle import Oracle, is_out_of_memory
 from smoothhess.precision import AGREEMENT
 from smoothhess.statistics import Rows, Segment, Statistics
 
-CHUNK_BYTES = 1 << 27  # perturbed inputs held at once
+CHUNK_BYTES, CHUNKS_ON_CUDA = 1 << 27, 64  # perturbed inputs held at once, and the part of a GPU's memory for them
 PRECISION_PAIRS = 4  # pairs of points at which less exact gradients are compared with exact ones
 
 
@@ -97,7 +97,7 @@ class Sampler:
         """Passes that the closed form of an example takes."""
         k = self.gaussian.rank(self.inputs[0].numel())
         if k > CONTROL_LIMIT:
-            return kinks.thin_price(self.thin_rank, self.tau_probes or THIN_PROBES)
+            return kinks.thin_price(self.thin_rank, min(self.tau_probes, k) if self.tau_probes else THIN_PROBES)
         return kinks.price(k, self.tau_probes)
 
     def pilot(self, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
@@ -125,8 +125,10 @@ class Sampler:
             return
         k, probes = self.gaussian.rank(self.inputs[0].numel()), None
         if k > CONTROL_LIMIT:
-            drawn = tau_rows((self.tau_probes or THIN_PROBES) + self.thin_rank, k).to(self.inputs)
-            expected = kinks.thin_expectation(self.gaussian, drawn[self.thin_rank :], drawn[: self.thin_rank], chosen)
+            exact = self.tau_probes is not None and self.tau_probes >= k
+            drawn = tau_rows(self.thin_rank + (0 if exact else self.tau_probes or THIN_PROBES), k).to(self.inputs)
+            probes = None if exact else drawn[self.thin_rank :]
+            expected = kinks.thin_expectation(self.gaussian, probes, drawn[: self.thin_rank], chosen)
         else:
             if self.tau_probes is not None:
                 probes = tau_rows(self.tau_probes, k).to(self.inputs)
@@ -193,8 +195,13 @@ class Sampler:
 
     def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
         """`stats` of the examples at `index` with `rows` further rows."""
+        if (total := int(stats.n.max()) + rows) > stats.head_rows:
+            features = self.inputs[0].numel() if self.grouping is None else None
+            stats.refuse_large(total, features)  # before they are evaluated
         known = None if self.control is None else self.control.known(index)
-        return stats.extended(self._chunks(stats, rows, index, bar), self._group_known(known, index))
+        longer = stats.extended(self._chunks(stats, rows, index, bar), self._group_known(known, index))
+        self.oracle.refuse_infinite()  # once: it waits for the device
+        return longer
 
     def _group_known(self, known: Known | None, index: Tensor) -> Known | None:
         if known is None or self.grouping is None:
@@ -204,21 +211,25 @@ class Sampler:
 
     def _chunks(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Iterator[Rows]:
         example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
-        step = max(1, CHUNK_BYTES // (example_bytes * len(index)))
+        room = CHUNK_BYTES
+        if self.inputs.is_cuda:
+            room = max(room, torch.cuda.get_device_properties(self.inputs.device).total_memory // CHUNKS_ON_CUDA)
+        step = max(1, room // (example_bytes * len(index)))
         positions = [stats.next_row(b) for b in range(len(stats))]
+        positions = positions[:1] if len(set(positions)) == 1 else positions
+        subtraction = None if self.control is None else self.control.among(index)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            yield self._grouped(self._evaluate(positions, start, stop, index), index)
+            yield self._grouped(self._evaluate(positions, start, stop, index, subtraction), index)
             bar.update((stop - start) * len(index))
 
-    def _evaluate(self, positions: Sequence[Segment], start: int, stop: int, index: Tensor) -> Rows:
+    def _evaluate(
+        self, positions: Sequence[Segment], start: int, stop: int, index: Tensor, subtraction: Subtraction | None
+    ) -> Rows:
         x = self.inputs[index].flatten(1)  # (b, d)
         k = self.gaussian.rank(x.shape[1])
-        places = positions[:1] if len(set(positions)) == 1 else positions
-        drawn = [self.plan.rows(p.seed, p.start + start, p.start + stop, k, x.device) for p in places]
-        z = torch.stack([d.z for d in drawn]).to(x)  # (1 or b, r, k)
-        score = torch.stack([d.score for d in drawn]).to(x)  # (1 or b, r, k)
-        weight = torch.stack([d.weight for d in drawn]).to(x)  # (1 or b, r)
+        drawn = self.plan.stacked([(p.seed, p.start + start) for p in positions], stop - start, k, x)
+        z, score, weight = drawn.z, drawn.score, drawn.weight  # (1 or b, r, k), likewise, and (1 or b, r)
         delta = self.gaussian.colour(z)[:, :, None]  # (1 or b, r, 1, d)
         if self.plan.mirrored:
             delta = torch.cat([delta, -delta], 2)  # (1 or b, r, 2, d)
@@ -234,11 +245,11 @@ class Sampler:
         energy = self.gaussian.push(change).square().sum(-1).mean(2)  # (b, r)
         stein = (weight[..., None] * _stein(z, value - own_value[..., None], change, own_gradient)).double()
         odd, even = _odd(gradient), weight[..., None] * change.mean(2)
-        if self.control is not None:  # sample what the closed form does not know
+        if subtraction is not None:  # sample what the closed form does not know
             there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
             rows = odd, even, weight
             try:
-                odd, even = self.control.left_over(self.gaussian, there, z, rows, index, self.plan.mirrored)
+                odd, even = subtraction.left_over(self.gaussian, there, z, rows, self.plan.mirrored)
             except ValueError as error:
                 raise OtherPathError(
                     f"the model takes another path for larger batches: {error} Pass control=None."
@@ -272,7 +283,7 @@ class Sampler:
     def _flat_call(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         b, r, s, d = points.shape
         owner = index.repeat_interleave(r * s)
-        value, gradient = self.oracle(points.reshape(-1, *self.inputs.shape[1:]), owner)
+        value, gradient = self.oracle(points.reshape(-1, *self.inputs.shape[1:]), owner, wait=False)
         return value.reshape(b, r, s), gradient.reshape(b, r, s, d)
 
     def _refuse_random(self, value: Tensor, index: Tensor) -> None:

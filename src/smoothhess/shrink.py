@@ -26,6 +26,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from smoothhess.design import mixing
 from smoothhess.gaussian import Gaussian
 from smoothhess.known import Known
 from smoothhess.statistics import Statistics, symmetric
@@ -39,6 +40,7 @@ RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the cen
 CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
 CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
 FEW_MATRICES, SMALL_MATRIX = 8, 512
+EIGENBASIS = 1024  # dimensions up to which directions are eigenvectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,7 @@ class Part:
         """The whitened Hessian, (b, k, k) float64."""
         whole = self.basis.combined(self.basis.combined(self.damped).mT)
         whole.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
-        return symmetric(whole if self.known is None else whole + self.known.dense().double())
+        return symmetric(whole if self.known is None else whole.add_(self.known.dense()))
 
     def select(self, index: Tensor) -> Part:
         """The examples at `index`."""
@@ -204,7 +206,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     still = stats.head.odd.abs().amax((-1, -2)) == 0  # nothing varied: as far as can be seen the centre is exact
     error2 = torch.where(still, 0.0, error2)
     part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2)
-    norm2, explained = _norms(part, gaussian, precisions)
+    norm2, explained = _norms(part, gaussian, d, precisions)
     # Of its own length, what is an error that the rule does not know of explains nothing, and counts against it.
     excess = error2 - (risk * weigh).sum((-1, -2)) / optimism
     explained = explained * (1 - excess / norm2.clamp_min(_TINY))
@@ -267,8 +269,7 @@ class _DenseBasis(_Basis):
         self.offset = raw.diagonal(dim1=-2, dim2=-1).sum(-1) / self.k
         a, z = self.offset[:, None, None], _points(stats).double()
         rows = stats.head.odd.double() - a * z
-        _, vectors = torch.linalg.eigh(rows.mT @ rows)
-        self.vectors = vectors.flip(-1)
+        self.vectors = _strongest_directions(rows.mT @ rows)
         identity = torch.eye(self.k, dtype=torch.float64, device=raw.device)
         if stats.total is None:  # what the rows' own second moments make of it
             identity = (stats.head.score.double().mT @ z) / stats.n.double()[:, None, None]
@@ -320,13 +321,11 @@ class _FactoredBasis(_Basis):
 
     def along(self, q: Tensor) -> Tensor:
         """Rows (b, n, k) in the directions of the basis, (b, n, r)."""
-        inside = q @ self.odd.to(q).mT - self.offset[:, None, None].to(q) * (q @ self.z.to(q).mT)
-        return inside @ self.combine.to(q)
+        return (q @ self.rows.to(q).mT) @ self.combine.to(q)
 
     def combined(self, c: Tensor) -> Tensor:
         """The inverse of `along` inside the span of the basis."""
-        c = c @ self.combine.mT.to(c)
-        return c @ self.odd.to(c) - self.offset[:, None, None].to(c) * (c @ self.z.to(c))
+        return (c @ self.combine.mT.to(c)) @ self.rows.to(c)
 
     def trace(self, damped: Tensor) -> Tensor:
         """Of a matrix in the basis, (b,)."""
@@ -344,13 +343,21 @@ class _FactoredBasis(_Basis):
         return (self.combine * (_inner(pushed, pushed) @ self.combine)).sum(1)
 
 
-def _norms(part: Part, gaussian: Gaussian, precisions: Tensor) -> tuple[Tensor, Tensor]:
+def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
     """‖Ĥ‖²_F among the features, and E‖Ĥδ‖², (b,) each."""
     basis, known = part.basis, part.known
     if isinstance(basis, _DenseBasis) or (known is not None and not known.is_thin):
         dtype = basis.dtype if isinstance(basis, _DenseBasis) else basis.odd.dtype
+        if d > 2 * basis.k:  # more features than dimensions: WP, of the same eigenvalues, instead of H
+            directions = gaussian.push(torch.eye(basis.k, dtype=dtype, device=part.constant.device))
+            turned = part.dense() @ _inner(directions[None], directions[None])
+            return (turned * turned.mT).sum((-1, -2)), (turned * part.dense()).sum((-1, -2))
         half = gaussian.push(part.dense().to(dtype))
-        return gaussian.push(half.mT).double().square().sum((-1, -2)), half.double().square().sum((-1, -2))
+        whole = gaussian.push(half.mT)
+        norm2, explained = (
+            torch.linalg.vector_norm(m, dim=(-1, -2), dtype=torch.float64).square() for m in (whole, half)
+        )
+        return norm2, explained
     c, inner, rows = part.constant, basis.combine @ part.damped @ basis.combine.mT, basis.rows
     if known is not None and known.factor is not None:  # one more set of rows with a matrix of their own between them
         inner = torch.stack([torch.block_diag(a, b) for a, b in zip(inner, known.core.to(inner), strict=True)])
@@ -376,6 +383,20 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     for product in products:
         total = total + product
     return total
+
+
+def _strongest_directions(moments: Tensor) -> Tensor:
+    """Orthonormal columns for positive semidefinite M, (b, k, k), in which it is large first.
+
+    Eigenvectors; in many dimensions, where they would take longer than the model, an orthonormal basis of M⁴Ω with a
+    fixed orthogonal Ω, which differs from them between neighbours alone. Blocks do not see that.
+    """
+    k = moments.shape[-1]
+    if k <= EIGENBASIS:
+        return torch.linalg.eigh(moments)[1].flip(-1)
+    size = moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp_min(_TINY)
+    square = (moments / size) @ (moments / size)
+    return torch.linalg.qr(square @ (square @ mixing(k, moments.device)))[0]
 
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:

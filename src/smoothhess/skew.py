@@ -52,15 +52,14 @@ class Skew:
         q = q.double()
         if self.matrix is not None:
             return q @ self.matrix.mT
-        return ((q @ self.odd.mT) @ self.score - (q @ self.score.mT) @ self.odd) / 2 / self.n
+        forth, back = (q @ rows.mT / (2 * self.n) for rows in (self.odd, self.score))
+        return torch.baddbmm(forth @ self.score, back, self.odd, alpha=-1)
 
-    def diagonal(self, features: Statistics, whiten: Callable[[Tensor], Tensor]) -> Tensor:
+    def diagonal(self, features: Statistics, push: Callable[[Tensor], Tensor]) -> Tensor:
         """|A q_j|² for every feature j, (B, d)."""
         if self.matrix is not None:
-            d = features.k
-            return (
-                self.apply(whiten(torch.eye(d, dtype=features.gradient.dtype, device=self.n.device))).square().sum(-1)
-            )
+            eye = torch.eye(self.k, dtype=features.gradient.dtype, device=self.n.device)
+            return self.apply(push(eye).mT).square().sum(-1)  # column j of L⁺ is q_j
         a, g = features.head.score.double(), features.head.odd.double()
         outer = ((self.odd @ self.odd.mT) @ a * a).sum(-2) + ((self.score @ self.score.mT) @ g * g).sum(-2)
         return (outer - 2 * ((self.score @ self.odd.mT) @ a * g).sum(-2)) / 4 / self.n[:, 0].square()
@@ -77,7 +76,7 @@ class Prior:
     def kappa(self, inner: Tensor, gram: Tensor) -> Tensor:
         """q_uᵀ(K/n)q_v, drawn towards the average over directions by a share 2/k."""
         t = self.trace.reshape(-1, *[1] * (inner.ndim - 1))
-        return (4 * inner - t * gram) / self.k + 2 * t * gram / self.k**2
+        return torch.addcmul(inner * (4 / self.k), t * (2 / self.k**2 - 1 / self.k), gram)
 
     def own(self, inner: Tensor, gram: Tensor) -> Tensor:
         """The same for u = v, kept positive."""
@@ -86,6 +85,7 @@ class Prior:
 
     def variance(self, uu: tuple[Tensor, Tensor], vv: tuple[Tensor, Tensor], uv: tuple[Tensor, Tensor]) -> Tensor:
         """Var(uᵀĤv) from the pairs (inner, gram) of uu, vv and uv, never less than if all directions were QUIET."""
-        variance = (uu[1] * self.own(*vv) + vv[1] * self.own(*uu) + 2 * uv[1] * self.kappa(*uv)) / 4
+        variance = uu[1] * (self.own(*vv) / 4) + vv[1] * (self.own(*uu) / 4)
+        variance = torch.addcmul(variance, uv[1] / 2, self.kappa(*uv))
         t = self.trace.reshape(-1, *[1] * (variance.ndim - 1))
-        return torch.maximum(variance, t / self.k * (QUIET * uu[1] * vv[1] + PARALLEL * uv[1].square()) / 2)
+        return torch.maximum(variance, t / self.k / 2 * (QUIET * uu[1] * vv[1] + PARALLEL * uv[1].square()))

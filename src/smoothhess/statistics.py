@@ -33,9 +33,9 @@ def head_rows(rank: int) -> int:
     return HEAD_LEAST if rank > DENSE_LIMIT else max(HEAD_LEAST, HEAD_FACTOR * rank)
 
 
-def most_rows(rank: int) -> int:
-    """Most rows that an estimate of so many dimensions can have."""
-    return HEAD_LEAST if rank > DENSE_LIMIT else 1 << 62
+def most_rows(rank: int, features: int) -> int:
+    """Most rows that an estimate of so many dimensions among so many features can have."""
+    return head_rows(rank) if features > DENSE_LIMIT else 1 << 62
 
 
 class Segment(NamedTuple):
@@ -152,14 +152,14 @@ class Statistics:
             room = max(self.head_rows - n, 0)
             rows = chunk.odd.shape[1]
             if rows > room and total is None:
-                self._refuse_large(n + rows)
+                self.refuse_large(n + rows)
                 total = self.even_sum.new_zeros(len(self), self.k, self.k)
                 for part in kept:
                     total += part.sum()
             if total is not None:
                 total = total + chunk.sum()
             if room:
-                kept.append(_cut(chunk, room))
+                kept.append(cut(chunk, room))
             even_sum += chunk.even.sum(1, dtype=torch.float64)
             value_sum += chunk.value_even.sum(1, dtype=torch.float64)
             if chunk.stein is not None:
@@ -171,25 +171,27 @@ class Statistics:
         stream = []
         for example, segments in enumerate(self.stream):
             seed, start, _ = self.next_row(example)
-            stream.append(_chain(*segments, Segment(seed, start, start + added)))
+            stream.append(chain(*segments, Segment(seed, start, start + added)))
         return replace(
             self,
             stream=tuple(stream),
             n=self.n + added,
-            head=_join(kept) if kept else self.head,
+            head=join(kept) if kept else self.head,
             total=total,
             even_sum=even_sum,
             value_sum=value_sum,
             stein=stein,
             skew=skew,
-            known=mean(self.known, self.n, known, torch.full_like(self.n, added)),
+            known=mean(self.known, self.n, known, torch.full_like(self.n, added)) if before else known,
         )
 
-    def _refuse_large(self, rows: int) -> None:
-        if self.k > DENSE_LIMIT:
+    def refuse_large(self, rows: int, features: int | None = None) -> None:
+        """Raise where so many rows would need a matrix, of the features if these are more, that is never made."""
+        d = max(self.k, features or 0)
+        if d > DENSE_LIMIT:
             raise ValueError(
-                f"{rows} rows of {self.k} features are more than is kept factored ({self.head_rows}), and a "
-                f"{self.k} × {self.k} matrix is not made. Ask for fewer calls, or pass feature_mask to stream sums."
+                f"{rows} rows of {d} features are more than is kept factored ({self.head_rows}), and a "
+                f"{d} × {d} matrix is not made. Ask for fewer calls, or pass feature_mask to stream sums."
             )
 
     def sampled(self) -> Tensor:
@@ -199,16 +201,18 @@ class Statistics:
     def summed(self) -> Tensor:
         """Σ s oddᵀ over all rows, and what is known beforehand for each of them, (B, k, k), float64."""
         if self.total is not None:
-            return self.total + self._known_sum()
+            return self._with_known(self.total)
         if self.k > DENSE_LIMIT:
             raise ValueError(
                 f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
                 "row(i), diagonal() or eigh(k), which never make it."
             )
-        return self.head.sum() + self._known_sum()
+        return self._with_known(self.head.sum())
 
-    def _known_sum(self) -> Tensor | float:
-        return 0.0 if self.known is None else self.known.dense().double() * self.n[:, None, None]
+    def _with_known(self, total: Tensor) -> Tensor:
+        if self.known is None:
+            return total
+        return torch.addcmul(total, self.known.dense().double(), self.n[:, None, None].double())
 
     @property
     def is_factored(self) -> bool:
@@ -244,7 +248,7 @@ class Statistics:
             self,
             stream=tuple(self.stream[i] for i in index.tolist()),
             n=self.n[index],
-            head=_cut(
+            head=cut(
                 self.head.each(lambda t: _examples(t, index, len(self))),
                 rows,
             ),
@@ -288,7 +292,7 @@ class Statistics:
 
 def symmetric(matrix: Tensor) -> Tensor:
     """(M + Mᵀ)/2, as in Eq. 8."""
-    return (matrix + matrix.mT) / 2
+    return (matrix + matrix.mT).div_(2)
 
 
 def concatenate(parts: Sequence[Statistics]) -> Statistics:
@@ -353,12 +357,12 @@ def _merge_one(a: Statistics, b: Statistics) -> Statistics:
     n = a.n + b.n
     dense = a.total is not None or b.total is not None or int(n) > a.head_rows
     if dense:
-        a._refuse_large(int(n))
+        a.refuse_large(int(n))
     return replace(
         a,
-        stream=(_chain(*a.stream[0], *b.stream[0]),),
+        stream=(chain(*a.stream[0], *b.stream[0]),),
         n=n,
-        head=_cut(_join([a.head, b.head]), a.head_rows),
+        head=cut(join([a.head, b.head]), a.head_rows),
         total=a.sampled() + b.sampled() if dense else None,
         even_sum=a.even_sum + b.even_sum,
         value_sum=a.value_sum + b.value_sum,
@@ -394,15 +398,19 @@ def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(given) if given else None
 
 
-def _chain(*segments: Segment) -> tuple[Segment, ...]:
-    """The same rows in the same order, neighbours joined where one goes on where the other stopped."""
-    chain: list[Segment] = []
+def chain(*segments: Segment) -> tuple[Segment, ...]:
+    """The same rows in the same order, neighbours joined where one goes on where the other stopped.
+
+    >>> chain(Segment(0, 0, 4), Segment(0, 4, 6), Segment(1, 0, 2))
+    (Segment(seed=0, start=0, stop=6), Segment(seed=1, start=0, stop=2))
+    """
+    found: list[Segment] = []
     for segment in segments:
-        if chain and chain[-1].seed == segment.seed and chain[-1].stop == segment.start:
-            chain[-1] = chain[-1]._replace(stop=segment.stop)
+        if found and found[-1].seed == segment.seed and found[-1].stop == segment.start:
+            found[-1] = found[-1]._replace(stop=segment.stop)
         else:
-            chain.append(segment)
-    return tuple(chain)
+            found.append(segment)
+    return tuple(found)
 
 
 def _own_scores(p: Statistics) -> Rows:
@@ -411,11 +419,12 @@ def _own_scores(p: Statistics) -> Rows:
     return replace(p.head, weight=p.head.weight.expand(len(p), -1), score=p.head.score.expand(len(p), -1, -1))
 
 
-def _cut(rows: Rows, most: int) -> Rows:
+def cut(rows: Rows, most: int) -> Rows:
+    """The first rows, `most` at most."""
     return rows.each(lambda t: t[:, :most])
 
 
-def _join(parts: Sequence[Rows]) -> Rows:
+def join(parts: Sequence[Rows]) -> Rows:
     """Rows after rows; scores stay shared only where all parts share them."""
     joined = {}
     for name in _NAMES:

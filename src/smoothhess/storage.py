@@ -28,6 +28,13 @@ READABLE = ("1", "2", "3")  # 1 had neither denoising nor weights of a control v
 
 def save(result: Interactions, path: str | Path) -> None:
     """Write `result` to `path`, whole or not at all."""
+    about, tensors = parts(result)
+    metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(about)}
+    write_atomically(Path(path), {name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
+
+
+def parts(result: Interactions) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What JSON can hold of a result, and its tensors by name; `restore` is the inverse."""
     from smoothhess.exact import Exact
 
     tensors: dict[str, Tensor] = {"inputs": result.inputs, "n_passes": result.n_passes}
@@ -55,9 +62,7 @@ def save(result: Interactions, path: str | Path) -> None:
         if grouping.direction is not None:
             tensors["grouping.direction"] = grouping.direction
     more_about, more_tensors = _of_derivatives(result) if isinstance(result, Exact) else _of_draws(result)
-    metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(about | more_about)}
-    tensors |= more_tensors
-    write_atomically(Path(path), {name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
+    return about | more_about, tensors | more_tensors
 
 
 def _of_derivatives(result: Exact) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -133,12 +138,13 @@ def load(path: str | Path) -> Interactions:
             f"{' and '.join(READABLE)}. Use the smoothhess that wrote it, or make the result again."
         )
     try:
-        return _restore(json.loads(metadata["about"]), tensors)
+        return restore(json.loads(metadata["about"]), tensors)
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__} {error} is missing or wrong in it.") from error
 
 
-def _restore(about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
+def restore(about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
+    """A result from what `parts` made of it."""
     from smoothhess.exact import Attribution, Derivatives, Exact
     from smoothhess.interactions import Interactions
 

@@ -17,6 +17,7 @@ class Units:
     def __init__(self, stats: Statistics) -> None:
         self.stats = stats
         self.size = find_design(stats.design).unit_rows(stats.rank)
+        self.alone = False  # whether nobody has two units that could be compared
         if self.size == 1:
             rows = torch.arange(stats.head.odd.shape[1], device=stats.n.device)
             self.sizes = (rows < stats.n_head[:, None]).double()  # (B, U)
@@ -24,6 +25,7 @@ class Units:
             rows = stats.n_head.tolist()
             ends = [_boundaries(stats.stream[b], rows[b], self.size) for b in range(len(stats))]
             most = max(map(len, ends))
+            self.alone = most < 2
             sizes = [[b - a for a, b in e] + [0] * (most - len(e)) for e in ends]
             grouped: dict[tuple[tuple[int, int], ...], list[int]] = {}
             for example, own in enumerate(ends):
@@ -59,6 +61,8 @@ class Units:
 
     def of_mean(self, rows: Tensor) -> Tensor:
         """Variance of the mean over all n rows of a quantity whose head values are `rows` (B, P, …)."""
+        if self.alone:
+            return self.divisor.new_zeros(len(self.stats), *rows.shape[2:])
         sums = self.sums(rows)
         shape = (*self.sizes.shape, *[1] * (sums.ndim - 2))
         sizes, weight = self.sizes.reshape(shape), self.weight.reshape(-1, *shape[2:])
@@ -69,6 +73,8 @@ class Units:
     def of_entries(self) -> Tensor:
         """Variance of each entry of the symmetrised estimate, (B, k, k)."""
         head = self.stats.head
+        if self.alone:
+            return self.divisor.new_zeros(1).expand(len(self.stats), self.stats.k, self.stats.k)
         s, g = head.score.double(), head.odd.double()
         mean = symmetric(head.sum())  # of sums
         if self.size == 1:
@@ -86,6 +92,8 @@ class Units:
 
     def of_norm(self, head: Rows, squared_norm: Callable[[Rows], Tensor]) -> Tensor:
         """Summed variance over all entries; `squared_norm` gives ‖Σ_rows …‖² of a set of rows, (B,)."""
+        if self.alone:
+            return torch.zeros_like(self.divisor)
         whole = squared_norm(head) / self.weight.clamp_min(1)
         squares = torch.zeros_like(whole)
         if self.size == 1:  # the norm of a single row's estimate needs no matrix

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from smoothhess import Dense, SmoothHess, dataset
 from smoothhess.dataset import Record, Store, explain_dataset
+from smoothhess.dataset.job import known_store
 from smoothhess.dataset.settings import described, differences, fingerprint
-from smoothhess.dataset.shards import Name, numbers_in, spans
+from smoothhess.dataset.shards import MANIFEST, Name, numbers_in, spans
 from smoothhess.exact import Exact
 from tests.dataset import job
 
@@ -254,3 +255,15 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
             exec(compile(code, str(PAGE), "exec"), names)
     assert len(names["store"]) == 40
     assert "Global interactions of 6 features over 40 record(s)" in capsys.readouterr().out
+
+
+def test_a_store_that_another_process_begins_meanwhile(made, copy, monkeypatch):
+    """Between the look for a manifest and the look at the folder."""
+    looked, real = [], Path.is_file
+
+    def not_there_at_first(path):
+        looked.append(path.name)
+        return real(path) if looked.count(MANIFEST) > 1 or path.name != MANIFEST else False
+
+    monkeypatch.setattr(Path, "is_file", not_there_at_first)
+    assert len(known_store(copy)) == len(made)

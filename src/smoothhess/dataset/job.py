@@ -17,11 +17,12 @@ def known_store(path: Path) -> Store | None:
     """The store at `path`, where there is one and something in it."""
     if not (path / MANIFEST).is_file():
         others = [entry.name for entry in path.iterdir() if entry.name[0] != "."] if path.is_dir() else []
-        if others:
+        if not others:
+            return None
+        if not (path / MANIFEST).is_file():  # unless another process has begun the store meanwhile
             raise ValueError(
                 f"{path} is no store, and not empty: it has {', '.join(sorted(others)[:3])}. Use a folder of its own."
             )
-        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be read is refused later
         store = Store(path)

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from smoothhess.exact import Exact
 from smoothhess.interactions import Interactions
-from smoothhess.pairs import Pair, labels_of
-from smoothhess.storage import _of_derivatives, _of_draws, _restore
+from smoothhess.pairs import Columns, Pair, labels_of
+from smoothhess.storage import parts, restore
 
 KEEP = ("pairs", "hessian", "result")  # from least to most
 SCALARS = ("output", "value", "value_stderr", "relative_error", "r2", "n_calls", "n_passes")
 SHARED = ("gaussian.", "grouping.mask", "grouping.scales")  # parts of a result that are the same for all records
 
-_PAIR = ("i", "j", "value", "stderr", "low", "high", "effect", "q_value", "significant")
+_PAIR = Columns._fields
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,7 +123,7 @@ def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int]
         if part.target is not None:
             found["target"] = part.target
         if keep != "result" and n_pairs:
-            found |= _pair_columns(part.top_pairs(n_pairs))
+            found |= _pair_columns(part._strongest_pairs(n_pairs))
         if keep == "hessian":
             found |= {"hessian": _triangle(part.hessian), "stderr": _triangle(part.stderr())}
         parts.append((index, {name: t.cpu() for name, t in found.items()}))
@@ -164,13 +164,13 @@ def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
         )
 
 
-def _pair_columns(ranked: list[list[Pair]]) -> dict[str, Tensor]:
+def _pair_columns(ranked: list[Columns]) -> dict[str, Tensor]:
     """The pairs of all records, (n, k) each; none of a single feature."""
-    if not ranked[0]:
+    if not ranked[0].i.shape[1]:
         return {}
-    fields: dict[str, list[list[Any]]] = {name: [[getattr(p, name) for p in row] for row in ranked] for name in _PAIR}
     kinds = {"i": torch.int32, "j": torch.int32, "significant": torch.uint8}
-    return {f"pair.{name}": torch.tensor(v, dtype=kinds.get(name, torch.float64)) for name, v in fields.items()}
+    whole = zip(_PAIR, zip(*ranked, strict=True), strict=True)
+    return {f"pair.{name}": torch.cat(parts).to(kinds.get(name, torch.float64)) for name, parts in whole}
 
 
 def _triangle(matrix: Tensor) -> Tensor:
@@ -195,28 +195,7 @@ def _parts(result: Interactions) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "a matrix-free Hessian calls the model and cannot be kept. Use keep='hessian', feature_mask, or an "
             "explainer that gives dense results."
         )
-    tensors = {"inputs": result.inputs, "n_passes": result.n_passes}
-    numbers: dict[str, Any] = {}
-    for name, v in result.gaussian.state().items():
-        if isinstance(v, Tensor):
-            tensors[f"gaussian.{name}"] = v
-        else:
-            numbers[name] = v
-    about = {
-        "kind": type(result).__name__,
-        "gaussian": [type(result.gaussian).__name__, numbers],
-        "status": result.status,
-        "groups": None if result.grouping is None else result.grouping.count,
-    }
-    if result.target is not None:
-        tensors["target"] = result.target
-    if result.grouping is not None:
-        grouping = result.grouping
-        tensors |= {"grouping.mask": grouping.mask, "grouping.scales": grouping.scales, "grouping.r2": grouping.r2}
-        if grouping.direction is not None:
-            tensors["grouping.direction"] = grouping.direction
-    more_about, more_tensors = _of_derivatives(result) if isinstance(result, Exact) else _of_draws(result)
-    return about | more_about, tensors | more_tensors
+    return parts(result)
 
 
 def shard_of(packs: Sequence[Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -225,9 +204,9 @@ def shard_of(packs: Sequence[Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors = {f"column.{name}": torch.cat([p.columns[name] for p in packs]).contiguous() for name in names}
     results = []
     for pack in packs:
-        for number, (about, parts) in zip(pack.numbers, pack.results, strict=False):
+        for number, (about, held) in zip(pack.numbers, pack.results, strict=False):
             where = {}
-            for name, tensor in parts.items():
+            for name, tensor in held.items():
                 own, shared = f"result.{number}.{name}", f"shared.{name}"
                 if name.startswith(SHARED):
                     known = tensors.setdefault(shared, tensor.contiguous().clone())
@@ -257,7 +236,7 @@ def read_records(file: Any, keep: str, n_pairs: int, rows: Sequence[int]) -> Ite
             kept |= {name: _square(found[name], gradient.numel()) for name in ("hessian", "stderr")}
         if keep == "result":
             about, where = results[row]
-            kept["result"] = _restore(about, {name: file.get_tensor(stored) for name, stored in where.items()})
+            kept["result"] = restore(about, {name: file.get_tensor(stored) for name, stored in where.items()})
         scalars = {name: found[name].item() for name in SCALARS}
         yield Record(
             number=int(found["number"]),

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from smoothhess.dataset.shards import Shard, numbers_in, spans, summaries
-from smoothhess.evaluate.population import GlobalInteractions, Moments
+from smoothhess.evaluate.population import GlobalInteractions, Moments, sign
 from smoothhess.evaluate.records import _unbiased
 from smoothhess.exact import Exact
 from smoothhess.interactions import Interactions
 
-ROUNDING = 64  # times the resolution of the largest entry: smaller ones have no sign
 TRIALS = 10  # of reading the summaries of a running job
 
 
@@ -33,12 +32,10 @@ def tally(
     two = one if second is None else _unbiased(second)[rows]
     share = _share(first, second)[rows]
     mean = share * one + (1 - share) * two
-    size = torch.maximum(one.abs().amax((-1, -2), keepdim=True), two.abs().amax((-1, -2), keepdim=True))
-    level = ROUNDING * torch.finfo(first.dtype).eps * size
     values = {
         "mean": mean,
         "square": one * two,
-        "abs": (_sign(one, level) * two + _sign(two, level) * one) / 2,
+        "abs": (sign(one, two, first.dtype) * two + sign(two, one, first.dtype) * one) / 2,
         "abs_upper": mean.abs(),
         "noise": share * (1 - share) * (one - two).square(),
     }
@@ -52,11 +49,6 @@ def tally(
         n_calls=sum(int(r.n_calls[rows].sum()) for r in results),
         n_passes=sum(float(r.n_passes[rows].sum()) for r in results),
     )
-
-
-def _sign(numbers: Tensor, level: Tensor) -> Tensor:
-    """That of each number; one that is rounding alone would change its sign with the size of a batch, and has none."""
-    return torch.where(numbers.abs() > level, numbers.sign(), 0.0)
 
 
 def _share(first: Interactions, second: Interactions | None) -> Tensor:

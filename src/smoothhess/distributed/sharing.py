@@ -27,7 +27,7 @@ from smoothhess.known import Known, mean
 from smoothhess.oracle import is_out_of_memory
 from smoothhess.precision import AGREEMENT
 from smoothhess.sampler import OtherPathError, Sampler
-from smoothhess.statistics import Rows, Segment, Statistics, _chain, _cut, _join
+from smoothhess.statistics import Rows, Segment, Statistics, chain, cut, join
 
 FREEZING = ((ValueError, RuntimeError, TypeError, IndexError), NoKinksError)  # what may go wrong, and what it means
 TROUBLE = {"freeze": FREEZING, "expect": FREEZING, "extend": ((OtherPathError,), OtherPathError)}  # without H₁ it goes
@@ -78,7 +78,7 @@ def evaluate(sampler: Sampler, blank: Statistics, stretch: Stretch, ranks: Ranks
     places = [Segment(seed, start + share.start, start + share.start) for seed, start in stretch.places]
     part = replace(blank.select(index), stream=tuple((place,) for place in places))
     part = Sampler.extend(sampler, part, len(share), index, watch)  # type: ignore[arg-type]
-    head = _cut(part.head, max(part.head_rows - stretch.seen - share.start, 0))
+    head = cut(part.head, max(part.head_rows - stretch.seen - share.start, 0))
     sums = {"even_sum": part.even_sum, "value_sum": part.value_sum, "stein": part.stein}
     if part.skew is not None:
         sums["skew"] = part.skew
@@ -98,9 +98,9 @@ def appended(
     stream = zip(stats.stream, stretch.places, strict=True)
     return replace(
         stats,
-        stream=tuple(_chain(*seen, Segment(seed, start, start + stretch.rows)) for seen, (seed, start) in stream),
+        stream=tuple(chain(*seen, Segment(seed, start, start + stretch.rows)) for seen, (seed, start) in stream),
         n=stats.n + stretch.rows,
-        head=_join([stats.head, *joined] if stretch.seen else joined) if joined else stats.head,
+        head=join([stats.head, *joined] if stretch.seen else joined) if joined else stats.head,
         total=total,
         even_sum=stats.even_sum + sums["even_sum"],
         value_sum=stats.value_sum + sums["value_sum"],
@@ -163,7 +163,7 @@ class Leader(Sampler):
         places = tuple((p.seed, p.start) for p in map(stats.next_row, range(len(stats))))
         stretch = Stretch(tuple(index.tolist()), places, int(stats.n.max()), rows)
         if stretch.seen + rows > stats.head_rows:
-            stats._refuse_large(stretch.seen + rows)
+            stats.refuse_large(stretch.seen + rows, self.inputs[0].numel() if self.grouping is None else None)
         work = partial(evaluate, self, self.blank, stretch, self.ranks, Watch(self.ranks, bar))
         heads, sums = self.ask("extend", work, stretch=stretch)
         bar.update((rows - len(stretch.share(0, self.ranks.count))) * len(index))
@@ -194,11 +194,11 @@ class SharedKinks(Kinks):
         return self._shared(own, {} if probes is None else {"probes": probes}, index)
 
     def thin_expectation(
-        self, gaussian: Gaussian, probes: Tensor, directions: Tensor, index: Tensor | None = None
+        self, gaussian: Gaussian, probes: Tensor | None, directions: Tensor, index: Tensor | None = None
     ) -> Expectation:
         """As always."""
         own = partial(Kinks.thin_expectation, self, gaussian, probes, directions)
-        return self._shared(own, {"probes": probes, "directions": directions}, index)
+        return self._shared(own, {"directions": directions} | ({} if probes is None else {"probes": probes}), index)
 
     def _shared(
         self, own: Callable[[Tensor], Expectation], given: Mapping[str, Tensor], index: Tensor | None
@@ -281,7 +281,7 @@ class Follower:
             return {}, {}
         gaussian, probes = self.sampler.gaussian, given.get("probes")
         if "directions" in given:
-            return _tensors(self.kinks.thin_expectation(gaussian, given["probes"], given["directions"], chosen)), {}
+            return _tensors(self.kinks.thin_expectation(gaussian, probes, given["directions"], chosen)), {}
         return _tensors(self.kinks.expectation(gaussian, False, probes, chosen)), {}
 
     def extend(self, given: dict[str, Tensor], stretch: Stretch) -> Found:

@@ -19,7 +19,14 @@ from smoothhess.storage import write_atomically
 
 FORMAT, VERSION = "smoothhess.global", "1"
 SUMMARIES = ("square", "abs", "mean")  # what pairs can be ranked by
+ROUNDING = 64  # times the resolution of the largest entry: smaller ones have no sign
 BEYOND = 1e100  # t-values are cut there: one over a standard error of exactly zero is infinite
+
+
+def sign(numbers: Tensor, beside: Tensor, dtype: torch.dtype) -> Tensor:
+    """That of each entry of (n, F, F); one that is rounding alone would change with the batch, and has none."""
+    size = torch.maximum(numbers.abs().amax((-1, -2), keepdim=True), beside.abs().amax((-1, -2), keepdim=True))
+    return torch.where(numbers.abs() > ROUNDING * torch.finfo(dtype).eps * size, numbers.sign(), 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from smoothhess import target as targets
 from smoothhess.borrow import borrowed
 from smoothhess.design import find_design
 from smoothhess.estimator import SmoothHess
-from smoothhess.evaluate.population import GlobalInteractions, Moments
+from smoothhess.evaluate.population import GlobalInteractions, Moments, sign
 from smoothhess.exact import Exact
 from smoothhess.gaussian import Gaussian
 from smoothhess.interactions import Interactions
@@ -165,7 +165,7 @@ class _Maker:
         values = {
             "mean": mean,
             "square": one * two,
-            "abs": (one.sign() * two + two.sign() * one) / 2,
+            "abs": (sign(one, two, first.dtype) * two + sign(two, one, first.dtype) * one) / 2,
             "abs_upper": mean.abs(),
             "noise": ((one - two) / 2).square(),
         }

@@ -1,7 +1,9 @@
 """Figures of a result, drawn with matplotlib: `result.plot(kind)` or the functions here.
 
 Every figure takes `ax` (None makes a figure of its own) and `example`, and returns the Axes; save with
-`ax.figure.savefig("x.png")`. pyplot, its backend and its settings are never touched.
+`ax.figure.savefig("x.png")`. pyplot, its backend and its settings are never touched. Red means more, blue less, on a
+scale that is symmetric around 0; what lies within noise (|z| < 2) is faint. `sweep_curves` and `along` take more than a
+result, and are called from here.
 
 >>> import torch, smoothhess as sh
 >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
@@ -11,25 +13,61 @@ Every figure takes `ax` (None makes a figure of its own) and `example`, and retu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from smoothhess.view.curvature import diagonal
+from smoothhess.view.directions import eigen
 from smoothhess.view.intervals import pairs
 from smoothhess.view.matrix import heatmap
+from smoothhess.view.network import graph
 from smoothhess.view.overlay import image
+from smoothhess.view.partners import segment
+from smoothhess.view.scales import sweep_curves
 from smoothhess.view.slopes import gradient
+from smoothhess.view.surrogate import along
+from smoothhess.view.timeline import series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from smoothhess.interactions import Interactions
 
-__all__ = ["gradient", "heatmap", "image", "pairs", "plot"]
+__all__ = [
+    "along",
+    "diagonal",
+    "eigen",
+    "gradient",
+    "graph",
+    "heatmap",
+    "image",
+    "pairs",
+    "plot",
+    "segment",
+    "series",
+    "sweep_curves",
+]
 
-KINDS = {"heatmap": heatmap, "pairs": pairs, "gradient": gradient, "image": image}
+KINDS: dict[str, Callable[..., Any]] = {
+    "graph": graph,
+    "segment": segment,
+    "diagonal": diagonal,
+    "eigen": eigen,
+    "series": series,
+    "heatmap": heatmap,
+    "pairs": pairs,
+    "gradient": gradient,
+    "image": image,
+}
 
 
 def plot(result: Interactions, kind: str = "heatmap", **options: Any) -> Axes:
-    """The figure of that kind: "heatmap", "pairs", "gradient" or "image"; options are those of its function."""
-    if kind not in KINDS:
+    """The figure of that kind; options are those of the function of that name.
+
+    "heatmap", "pairs", "graph" and "image" show which features act together, "gradient" and "diagonal" what each does
+    by itself, "eigen" the directions in which f bends most, "segment" what acts together with one segment of an image,
+    "series" the same for a curve over time.
+    """
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}.")
     return KINDS[kind](result, **options)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
+from smoothhess.interactions import Interactions
+from smoothhess.pairs import Pair
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from smoothhess.interactions import Interactions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DIVERGING = "RdBu_r"  # safe for colour-blind readers; white at 0
 POSITIVE, NEGATIVE, INK = "#b2182b", "#2166ac", "#4d4d4d"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # told apart by everyone
 NOISE = 2.0  # |z| below this is within noise
 FAINT = 0.25  # opacity of what is within noise
+MOST_FEATURES = 1000  # whose d × d numbers are made for a figure without being asked for
+MOST_MATRIX = 5000  # or when asked for
+
+
+class ExampleError(ValueError, IndexError):
+    """An example that a result does not have."""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -34,7 +43,56 @@ def new_figure(width: float, height: float) -> Figure:
 
 def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
     """`ax`, or that of a new figure of this size in inches."""
-    return new_figure(width, height).add_subplot() if ax is None else ax
+    if ax is None:
+        return new_figure(width, height).add_subplot()
+    from matplotlib.axes import Axes
+
+    if not isinstance(ax, Axes):
+        advice = " Pass one of them." if isinstance(ax, Sequence | np.ndarray) else " Use figure.add_subplot()."
+        raise ValueError(f"ax must be matplotlib Axes to draw into, got {type(ax).__name__}.{advice}")
+    return ax
+
+
+def row_of_axes(ax: Any, count: int, width: float, height: float) -> list[Axes]:
+    """`count` Axes beside each other: of a new figure of this size, or those given."""
+    if ax is None:
+        return list(new_figure(width, height).subplots(1, count, squeeze=False)[0])
+    return [new_axes(each, width, height) for each in _listed(ax, count)]
+
+
+def stack_of_axes(ax: Any, ratios: Sequence[float], width: float, height: float) -> list[Axes]:
+    """Axes above each other with these shares of the height: of a new figure, those given, or parts of one given."""
+    count = len(ratios)
+    if ax is None:
+        return list(new_figure(width, height).subplots(count, 1, height_ratios=ratios, sharex=True))
+    if isinstance(ax, Sequence | np.ndarray):
+        return [new_axes(each, width, height) for each in _listed(ax, count)]
+    whole = new_axes(ax, width, height)
+    whole.set_axis_off()
+    gap = 0.06
+    shares = np.asarray(ratios) / sum(ratios) * (1 - gap * (count - 1))
+    tops = 1 - np.concatenate([[0.0], np.cumsum(shares + gap)[:-1]])
+    return [whole.inset_axes((0.0, top - share, 1.0, share)) for top, share in zip(tops, shares, strict=True)]
+
+
+def _listed(ax: Any, count: int) -> list[Any]:
+    given = list(np.ravel(np.asarray(ax, dtype=object))) if isinstance(ax, Sequence | np.ndarray) else [ax]
+    if len(given) != count:
+        raise ValueError(f"wanted {count} Axes, one for each panel, got {len(given)}.")
+    return given
+
+
+def one_example(result: Interactions, example: int) -> Interactions:
+    """The example asked for, still a batch of one."""
+    if not isinstance(result, Interactions):
+        raise ValueError(f"wanted a result, as attribute gives it, got {type(result).__name__}.")
+    try:
+        index = operator.index(example)
+    except TypeError:
+        raise ValueError(f"example must be the number of one example, got {example!r}.") from None
+    if not -len(result) <= index < len(result):
+        raise ExampleError(f"there is no example {index} of {len(result)}: wanted 0 to {len(result) - 1}.")
+    return result if len(result) == 1 else result[index]
 
 
 def array(x: Tensor) -> Array:
@@ -51,9 +109,13 @@ def within_noise(value: Array, stderr: Array) -> Array:
     return (np.abs(value) < NOISE * stderr) | (value == 0)
 
 
-def symmetric_limit(value: Array) -> float:
-    """The largest magnitude, for a scale from −limit to limit."""
-    largest = float(np.abs(value).max(initial=0.0))
+def symmetric_limit(value: Array, limit: float | None = None) -> float:
+    """The limit given, or the largest magnitude, for a scale from −limit to limit."""
+    if limit is not None:
+        if not (np.isfinite(limit) and limit > 0):
+            raise ValueError(f"limit must be positive, the colours go from −limit to limit, got {limit}.")
+        return float(limit)
+    largest = float(np.nanmax(np.abs(value), initial=0.0))
     return largest if largest > 0 else 1.0
 
 
@@ -66,9 +128,37 @@ def check_names(names: Sequence[str] | None, d: int) -> list[str] | None:
     """The names as strings, one per feature."""
     if names is None:
         return None
+    if isinstance(names, str):
+        raise ValueError(f"wanted one name per feature, {d}, in a list, got a single string.")
     if len(names) != d:
         raise ValueError(f"wanted one name per feature, {d}, got {len(names)}.")
     return [str(name) for name in names]
+
+
+def check_count(k: int, of_what: str) -> int:
+    """k ≥ 1."""
+    if k < 1:
+        raise ValueError(f"wanted k ≥ 1 {of_what}, got k={k}.")
+    return k
+
+
+def strongest(one: Interactions, k: int, names: Sequence[str] | None = None, **options: Any) -> list[Pair]:
+    """The k strongest pairs of one example, by `Interactions.top_pairs`."""
+    d = one.shape[1]
+    if d > MOST_MATRIX:
+        raise ValueError(
+            f"a figure of all pairs of {d} features would take {d} × {d} numbers ({MOST_MATRIX} features at most). Use "
+            "result.groups(mask).plot(...), or kind 'gradient', 'diagonal' or 'eigen'."
+        )
+    found = one.top_pairs(k, names, **options)[0]
+    if not found:
+        raise ValueError(f"pairs need at least two features that move, this result has {d} in all.")
+    return found
+
+
+def scales_of(one: Interactions) -> Array:
+    """The size of a usual move of each feature of one example, (d,)."""
+    return array(one.gaussian.scales(one.shape[1]) if one.grouping is None else one.grouping.scales[0])
 
 
 def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -95,7 +185,8 @@ def quality_words(result: Interactions) -> str:
     if result.design == "exact":
         return getattr(result, "method", "") or "exact"
     error, r2, calls = float(result.relative_error[0]), float(result.r2[0]), int(result.n_calls[0])
-    words = [f"relative error {100 * error:.1f} %", f"{calls:,} calls".replace(",", "\u2009")]
+    shown = f"relative error {100 * error:.1f} %" if np.isfinite(error) else "more noise than signal"
+    words = [shown, f"{calls:,} calls".replace(",", "\u2009")]
     return ", ".join(words if np.isnan(r2) else [words[0], f"R² {r2:.2f}", words[1]])
 
 
@@ -104,12 +195,14 @@ def slope_word(result: Interactions) -> str:
     return "gradient" if result.design == "exact" else "SmoothGrad"
 
 
-def caption(ax: Axes, text: str) -> None:
-    """A quiet line above the figure."""
-    ax.set_title(text, fontsize="small", color=INK, loc="left")
-
-
 def hide_spines(ax: Axes, *sides: str) -> None:
     """Frame lines that carry no information, taken away."""
     for side in sides:
         ax.spines[side].set_visible(False)
+
+
+def caption(ax: Axes, text: str) -> None:
+    """A quiet line above the figure, in the place of all words that stood there."""
+    from smoothhess.view.words import compose
+
+    compose(ax, "", text)

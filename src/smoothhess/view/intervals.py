@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from smoothhess.view import canvas
+from smoothhess.pairs import Pair
+from smoothhess.view import canvas, edges, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,35 +31,62 @@ def pairs(
 ) -> Axes:
     """The k strongest pairs, strongest on top: a dot for H_ij on its confidence interval, filled where significant.
 
-    `k`, `names`, `q`, `level` and `scales` are those of `Interactions.top_pairs`. `as_effect` draws H_ij σ_i σ_j, in
-    units of the output: the numbers to compare where features have different units.
+    Pairs within noise (|z| < 2) are faint. `k`, `names`, `q`, `level` and `scales` are those of
+    `Interactions.top_pairs`. `as_effect` draws H_ij σ_i σ_j, in units of the output: the numbers to compare where
+    features have different units.
     """
-    one = result[example]
-    found = one.top_pairs(k, names, q=q, level=level, scales=scales)[0]
-    if not found:
-        raise ValueError(f"pairs need at least two features, this result has {one.shape[1]}.")
+    one = canvas.one_example(result, example)
+    labels = canvas.check_names(names, one.shape[1])
+    found = canvas.strongest(one, k, labels, q=q, level=level, scales=scales)
     values = np.array([(p.value, p.low, p.high) for p in found])
     if as_effect:
         # an effect is the value times a positive scale; where the value is 0, so is the effect and its interval
         values *= np.array([[p.effect / p.value if p.value else 0.0] for p in found])
     value, low, high = values.T
     colours = canvas.sign_colours(value)
-    ax = canvas.new_axes(ax, 6.4, 1.3 + 0.3 * len(found))
-    y = np.arange(len(found))
+    alpha = [canvas.FAINT if edges.is_noise(p) else 1.0 for p in found]
+    ax = canvas.new_axes(ax, 6.4, 1.5 + 0.3 * len(found))
+    from matplotlib.colors import to_rgba
+
+    y, font = np.arange(len(found)), words.small(ax)
     ax.axvline(0, color=canvas.INK, linewidth=0.8, zorder=1)
-    ax.hlines(y, low, high, colors=colours, linewidths=1.6, zorder=2)
+    inks = [to_rgba(c, a) for c, a in zip(colours, alpha, strict=True)]
+    ax.hlines(y, low, high, colors=inks, linewidths=1.6, zorder=2)
     for end in (low, high):
-        ax.scatter(end, y, s=40, marker="|", c=colours, linewidths=1.6, zorder=2)
+        ax.scatter(end, y, s=4.8 * font, marker="|", c=inks, linewidths=1.6, zorder=2)
     faces = [c if p.significant else "white" for c, p in zip(colours, found, strict=True)]
-    ax.scatter(value, y, s=18, facecolors=faces, edgecolors=colours, linewidths=1.2, zorder=3)
-    ax.set_yticks(y, [" × ".join(p.names) for p in found])
+    ax.scatter(value, y, s=2.2 * font, facecolors=faces, edgecolors=colours, linewidths=1.2, zorder=3)
+    _names(ax, found)
     ax.set_ylim(len(found) - 0.4, -0.6)
     ax.grid(axis="x", color="#e5e5e5", linewidth=0.6)
     ax.set_axisbelow(True)
     what, unit = ("effect $H_{ij}σ_iσ_j$", "in units of the output") if as_effect else ("interaction $H_{ij}$", "")
+    if words.is_attribution(one):
+        what, unit = f"interaction by {words.method(one)}", unit or "in its own units"
     unit = unit or canvas.unit_words(one)
-    ax.set_xlabel(f"{what}, {unit}\nbars: {level * 100:g} % intervals; filled dot: q ≤ {q:g}", fontsize="small")
-    canvas.caption(ax, canvas.quality_words(one))
+    wide = words.cell(ax)[0] >= words.NARROW
+    what = f"{what}, {unit}{words.in_powers(ax.xaxis, 8 if wide else 5)}"
+    faint = f"; {words.FAINT_WORDS}" if min(alpha) < 1 else ""
+    sampled = any(p.stderr > 0 for p in found)
+    dots = f"bars: {level * 100:g} % intervals; filled dot: q ≤ {q:g}{faint}" if sampled else ""
+    ax.tick_params(axis="x", labelsize=font)
     ax.tick_params(axis="y", length=0)
     canvas.hide_spines(ax, "top", "right", "left")
+    words.compose(ax, "Pairs that act together, strongest first", canvas.quality_words(one), [what, dots])
     return ax
+
+
+def _names(ax: Axes, found: Sequence[Pair]) -> None:
+    """The names of both on the left, below each other where they are too long."""
+    font = words.small(ax) + (1.7 if words.cell(ax)[0] >= words.NARROW else 0.0)
+    text = [" × ".join(p.names) for p in found]
+    most = (0.5 if words.cell(ax)[0] >= words.NARROW else 0.4) * words.cell(ax)[0]
+    while font > 5.5 and max(words.text_width(t, font) for t in text) > most:
+        font -= 0.5
+    if max(words.text_width(t, font) for t in text) > most:
+        row = 72 * max(words.cell(ax)[1] - 1.1, 0.5) / len(found)  # points, for two lines
+        font = max(min(words.small(ax), font + 1, row / 2.3), 4.5)
+        text = [" ×\n".join(p.names) for p in found]
+    ax.set_yticks(range(len(found)), text, fontsize=font)
+    for label in ax.get_yticklabels():
+        label.set_linespacing(0.95)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from smoothhess.view import canvas
+from smoothhess.view import canvas, spread, words
+from smoothhess.view.canvas import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def gradient(
     result: Interactions,
     *,
-    k: int = 20,
+    k: int | None = None,
     names: Sequence[str] | None = None,
     example: int = 0,
     limit: float | None = None,
@@ -27,65 +27,39 @@ def gradient(
 ) -> Axes:
     """SmoothGrad: a map for inputs (H, W), (1, H, W) or (3, H, W), else bars with error bars of ± 2 standard errors.
 
-    What lies within noise is faint. Three channels are summed: what making the pixel brighter does. Bars show the k
-    features with the largest |G_i| σ_i, strongest on top. A map's colours go from −limit to limit; give one limit to
-    maps that are to be compared.
+    What lies within noise is faint. Three channels are summed: what making the pixel brighter does. Groups of an image
+    are painted over their pixels. Bars show the k features with the largest |G_i| σ_i (20 if None), strongest on top;
+    more than 40 unnamed features of one dimension are drawn as a profile unless k is given. A map's colours go from
+    −limit to limit; give one limit to maps that are to be compared.
     """
-    one = result[example]
+    one = canvas.one_example(result, example)
+    value, stderr = _by_pixel(one)
+    thing = {"pixels": "the pixel", "segments": "the segment", "groups": "the group"}.get(words.noun(one), "it")
+    whole = len(value) == one.shape[1]
+    rank = value * canvas.scales_of(one) if whole else value
+    channels = "" if whole else "channels summed; "
+    numbers = spread.Numbers(
+        value=value,
+        stderr=stderr,
+        faint=canvas.within_noise(value, stderr),
+        title=f"What each {words.noun(one).removesuffix('s')} does by itself",
+        caption=f"{channels}{words.FAINT_WORDS}" if stderr.any() else channels + canvas.quality_words(one),
+        sentence=words.alone(one, thing)[0],
+        unit=words.alone(one, thing)[1],
+        rank=rank,
+    )
+    return spread.draw(one, numbers, k=k, names=names, limit=limit, ax=ax)
+
+
+def _by_pixel(one: Interactions) -> tuple[Array, Array]:
+    """SmoothGrad and its standard errors, (d,); of an image with channels their sums, (H·W,)."""
     size = canvas.image_size(one.feature_shape)
-    labels = canvas.check_names(names, one.shape[1])
-    return _bars(one, k, labels, ax) if size is None else _map(one, size, limit, ax)
-
-
-def _map(one: Interactions, size: tuple[int, int], limit: float | None, ax: Axes | None) -> Axes:
-    if one.shape[1] > size[0] * size[1]:  # channels: the sum over each pixel, with its own standard error
-        pixels = torch.arange(size[0] * size[1], device=one.device).reshape(1, *size).expand(one.feature_shape)
-        one = one.groups(pixels)
-    slope, stderr = (canvas.array(x[0]).reshape(size) for x in (one.gradient, one.gradient_stderr))
-    limit = canvas.symmetric_limit(slope) if limit is None else limit
-    ax = canvas.new_axes(ax, 5.4, 4.4)
-    picture = ax.imshow(
-        slope,
-        cmap=canvas.DIVERGING,
-        vmin=-limit,
-        vmax=limit,
-        alpha=np.where(canvas.within_noise(slope, stderr), canvas.FAINT, 1.0),
-        interpolation="none",
-    )
-    bar = ax.figure.colorbar(picture, ax=ax, fraction=0.046, pad=0.03)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.set_label(
-        f"{canvas.slope_word(one)}: change of the output\nper unit of the pixel", fontsize="small", labelpad=10
-    )
-    ax.set_xticks([])
-    ax.set_yticks([])
-    canvas.caption(ax, "faint: within noise (|z| < 2)")
-    return ax
-
-
-def _bars(one: Interactions, k: int, labels: list[str] | None, ax: Axes | None) -> Axes:
-    if k < 1:
-        raise ValueError(f"wanted k ≥ 1 bars, got k={k}.")
-    d = one.shape[1]
-    slope, stderr = (canvas.array(x[0]).reshape(-1) for x in (one.gradient, one.gradient_stderr))
-    scales = canvas.array(one.gaussian.scales(d) if one.grouping is None else one.grouping.scales[0])
-    chosen = np.argsort(-np.abs(slope * scales), kind="stable")[:k]
-    slope, reach = slope[chosen], 2 * stderr[chosen]
-    labels = [str(i) if labels is None else labels[i] for i in chosen]
-    ax = canvas.new_axes(ax, 6.4, 1.3 + 0.26 * len(chosen))
-    y = np.arange(len(chosen))
-    bars = ax.barh(y, slope, height=0.7, color=canvas.sign_colours(slope))
-    for rectangle, faint in zip(bars, canvas.within_noise(slope, reach / 2), strict=True):
-        rectangle.set_alpha(canvas.FAINT if faint else 0.85)
-    ax.errorbar(slope, y, xerr=reach, fmt="none", ecolor="black", elinewidth=1.1, capsize=2)
-    ax.axvline(0, color=canvas.INK, linewidth=0.8)
-    ax.set_yticks(y, labels)
-    ax.set_ylim(len(chosen) - 0.4, -0.6)
-    unit = "the feature" if one.grouping is None else "every feature of the group"
-    whiskers = "" if one.design == "exact" else "; whiskers: ± 2 s.e."
-    ax.set_xlabel(f"{canvas.slope_word(one)}: change of the output\nper unit of {unit}{whiskers}", fontsize="small")
-    left_out = d - len(chosen)
-    canvas.caption(ax, f"the {len(chosen)} strongest of {d}" if left_out else "")
-    ax.tick_params(axis="y", length=0)
-    canvas.hide_spines(ax, "top", "right", "left")
-    return ax
+    if size is None or one.shape[1] == size[0] * size[1]:
+        return canvas.array(one.gradient[0]).reshape(-1), canvas.array(one.gradient_stderr[0]).reshape(-1)
+    slope = canvas.array(one.gradient[0]).reshape(-1, size[0] * size[1]).sum(0)
+    if one.design == "exact":  # the standard error of a sum is at most the sum of the standard errors
+        return slope, canvas.array(one.gradient_stderr[0]).reshape(-1, size[0] * size[1]).sum(0)
+    # sums of every draw have errors of their own: as groups(pixels) would say, which is too large for photos
+    rows = one._features.head.even
+    sums = rows.reshape(*rows.shape[:2], -1, size[0] * size[1]).sum(2)
+    return slope, np.sqrt(canvas.array(one._noise.of_mean(sums).value[0]))
