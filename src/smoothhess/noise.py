@@ -139,21 +139,59 @@ class Noise:
         A control variate can leave nothing over in all rows that were drawn, because what it does not know is rare.
         Until SEEN rows have met some of it, one in n is taken to meet a change of the gradient of the usual size.
         """
-        if self.white is None or self.white.known is None:
+        stats = self.features if self.white is None else self.white
+        if stats.known is None or (self.white is None and stats.gram is None):
             return None
-        white, known, scales = self.white, self.white.known, self.gaussian.scales(self.features.k).double()
-        usual = self.features.head.energy.double().sum(1) / white.n_head.clamp_min(1) * float(scales.square().mean())
-        left = white.head.odd.double().square().sum(-1)
-        seen = (left > NOTHING * usual[:, None]).sum(1)
-        doubt = torch.where(known.is_zero, 0.0, (1 - seen / SEEN).clamp_min(0))
-        return doubt * white.k * usual / white.n.clamp_min(1).square()
+        usual = stats.head.energy.double().sum(1) / stats.n_head.clamp_min(1) * self._whitening
+        least = NOTHING * usual * (1.0 if self.white is not None else self._lengths.sum(-1) / stats.rank)
+        seen = (stats.head.odd.double().square().sum(-1) > least[:, None]).sum(1)
+        doubt = torch.where(stats.known.is_zero, 0.0, (1 - seen / SEEN).clamp_min(0))
+        return doubt * stats.rank * usual / stats.n.clamp_min(1).square()
+
+    @cached_property
+    def _whitening(self) -> Tensor:
+        """|Lᵀg|² over |g|² of the gradients at hand, (B,); of group sums, as if all dimensions had the same share."""
+        p = self.gaussian.precisions(self.gaussian.dimension or self.features.rank).double()
+        alike = (len(p) / p.sum()).to(self.features.n.device).expand(len(self.features))
+        if self.white is None or bool((p == p[0]).all()):
+            return alike
+        known, rows = self.white.known, [self.white.head.even, self.white.head.odd]
+        if known is not None:  # K z has the mean square ‖K‖²_F
+            root = self.white.n_head.clamp_min(1).to(rows[0])[:, None, None].sqrt()
+            if known.factor is None:
+                rows.append(root * known.core.to(rows[0]))
+            else:
+                factor = known.factor.to(rows[0])
+                half = torch.linalg.cholesky_ex(factor @ factor.mT).L.mT
+                rows.append(root * (half @ known.core.to(factor) @ factor))
+        white, plain = (
+            torch.stack([r.double().square().sum((-1, -2)) for r in some]).sum(0)
+            for some in (rows, [self.gaussian.push(r) for r in rows])
+        )
+        return torch.where(plain > 0, white / plain.clamp_min(1e-300), alike)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        """|q_i|² of every feature or group, (1 or B, d)."""
+        if self.white is None:
+            assert self.features.gram is not None
+            return self.features.gram.diagonal(dim1=-2, dim2=-1).double()
+        return self.gaussian.precision_diagonal(self.features.k).double().to(self.features.n.device)[None]
+
+    def _missed(self, left: Tensor, right: Tensor) -> Tensor | float:
+        """Of uᵀHv, what rows may have missed of it, from |q_u|² and |q_v|²: spread over all pairs of dimensions."""
+        if self._luck is None:
+            return 0.0
+        luck = self._luck.reshape(-1, *[1] * (torch.broadcast_tensors(left, right)[0].ndim - 1))
+        return luck / self.features.rank**2 * left * right
 
     @cached_property
     def of_luck(self) -> Tensor | float:
-        """The same among the features, (B,)."""
+        """What rows may have missed of the whole matrix, among the features, (B,)."""
         if self._luck is None:
             return 0.0
-        return self._luck / self.features.rank**2 * self.gaussian.precision_diagonal(self.features.k).sum().square()
+        total = self._lengths.sum(-1)
+        return self._missed(total, total)
 
     def of_entries(self) -> Variance:
         """Of every entry, (B, d, d)."""
@@ -161,8 +199,7 @@ class Noise:
         if self.features.drift is not None:
             entries = entries + self._drift(self._drifting[:, :, None], self._drifting[:, None])
         if self._luck is not None:
-            p = self.gaussian.precision_diagonal(self.features.k).to(entries)
-            entries = torch.addcmul(entries, self._luck[:, None, None] / self.features.rank**2, p[:, None] * p)
+            entries = entries + self._missed(self._lengths[:, :, None], self._lengths[:, None])
         return Variance(torch.where(inside[:, None] & inside, entries, 0.0), self.df)
 
     @cached_property
@@ -211,6 +248,8 @@ class Noise:
 
         form = self._of_form(head.score * head.odd, prior)
         value = form.value + self._drift(self._drifting, self._drifting)
+        if self._luck is not None:
+            value = value + self._missed(self._lengths, self._lengths)
         return Variance(torch.where(self._moving, value, 0.0), form.df)
 
     def of_row(self, i: int) -> Variance:
@@ -235,6 +274,8 @@ class Noise:
         form = self._of_form(rows, prior)
         mine = self._drifting[:, i, None] if self.features.drift is not None else self._drifting
         value = form.value + self._drift(mine, self._drifting)
+        if self._luck is not None:
+            value = value + self._missed(self._lengths[:, i, None], self._lengths)
         return Variance(torch.where(self._moving & self._moving[i], value, 0.0), form.df)
 
     def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
@@ -259,10 +300,20 @@ class Noise:
             return p.variance(*pairs)
 
         form = self._of_form(rows, prior)
+        if self._luck is not None:
+            form = Variance(form.value + self._missed(self._form_length(u), self._form_length(v)), form.df)
         if self.features.drift is None:
             return form
         left, right = ((self.features.drift @ w[..., None]).double().square().mean((1, 2)) for w in (u, v))
         return Variance(form.value + self._drift(left, right), form.df)
+
+    def _form_length(self, u: Tensor) -> Tensor:
+        """|q_u|² of directions (B, d), (B,)."""
+        if self.white is not None:
+            return self.gaussian.whiten(u).double().square().sum(-1)
+        assert self.features.gram is not None
+        gram = self.features.gram.double().expand(len(u), -1, -1)
+        return torch.einsum("bi,bij,bj->b", u.double(), gram, u.double())
 
     @cached_property
     def of_frobenius(self) -> Tensor:

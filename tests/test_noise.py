@@ -1,0 +1,57 @@
+"""What rows may have missed counts in every question alike, whatever the features are measured in."""
+
+import pytest
+import torch
+from torch import nn
+
+from smoothhess import Diagonal, SmoothHess
+
+
+@pytest.fixture(scope="module")
+def net():
+    """One hidden layer: the closed form leaves nothing over, so that rows cannot know what they have not met."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(7, 30), nn.ReLU(), nn.Linear(30, 1)).double()
+
+
+@pytest.fixture(scope="module")
+def result(net):
+    x = torch.randn(2, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return SmoothHess(net).attribute(x, 0, sigma=0.4, n_calls=56, control="kink", shrink=False)
+
+
+def test_there_is_something_that_may_have_been_missed(result):
+    assert (result._noise._luck > 0).all()
+    assert (result.stderr() > 0).all()
+
+
+def test_one_pair_has_one_standard_error_however_it_is_asked_for(result):
+    stderr = result.stderr()
+    torch.testing.assert_close(result.diagonal().stderr.flatten(1), stderr.diagonal(dim1=1, dim2=2))
+    for i in (0, 4):
+        torch.testing.assert_close(result.row(i).stderr.flatten(1), stderr[:, i])
+        unit = torch.eye(7).double()
+        torch.testing.assert_close(result.bilinear(unit[i], unit[2]).stderr, stderr[:, i, 2])
+
+
+def test_groups_of_one_feature_are_as_sure_as_the_features(net, result):
+    mask = torch.arange(7)
+    streamed = SmoothHess(net).attribute(
+        result.inputs, 0, sigma=0.4, n_calls=56, control="kink", shrink=False, feature_mask=mask
+    )
+    own = result.stderr()
+    for grouped in (result.groups(mask), streamed):
+        ratio = grouped.stderr() / own
+        assert 0.8 < float(ratio.min())
+        assert float(ratio.max()) < 1.25
+
+
+def test_standard_errors_follow_the_units_of_the_features(net, result):
+    scale = torch.tensor([1e-3, 1.0, 50.0, 0.1, 7.0, 1e3, 0.02]).double()
+    rescaled = SmoothHess(lambda x: net(x / scale)).attribute(
+        result.inputs * scale, 0, gaussian=Diagonal(0.4 * scale), n_calls=56, control="kink", shrink=False
+    )
+    torch.testing.assert_close(rescaled.hessian * scale[:, None] * scale, result.hessian, rtol=1e-8, atol=1e-12)
+    ratio = rescaled.stderr() * scale[:, None] * scale / result.stderr()
+    assert 0.4 < float(ratio.min())
+    assert float(ratio.max()) < 2.5  # was 1e3 where the largest unit decided
