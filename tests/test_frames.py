@@ -9,6 +9,7 @@ from torch import nn
 
 import smoothhess as sh
 from smoothhess import frames, segments
+from smoothhess.exact import Attribution
 
 NAMES = ["age", "dose", "height", "weight", "time"]
 
@@ -132,6 +133,20 @@ def test_wrong_moves_and_too_many_players_are_refused(result):
     many = sh.SmoothHess(lambda x: x.sum(1) ** 2).attribute(torch.zeros(1, 1001), sigma=0.1, n_calls=4)
     with pytest.raises(ValueError, match="too many players"):
         frames.to_shapiq(many)
+
+
+def test_an_example_that_is_not_there_is_refused_as_by_plot(result):
+    pytest.importorskip("shapiq", reason="shapiq is not installed")
+    with pytest.raises(IndexError, match="there is no example 5 of 2"):
+        frames.to_shapiq(result, 5)
+
+
+def test_an_attribution_is_no_game():
+    x = torch.ones(1, 4)
+    found = Attribution.make(x, x.sum(1), x, torch.ones(1, 4, 4), method="some index")
+    for one in (found, found.groups(torch.tensor([0, 0, 1, 1]))):
+        with pytest.raises(ValueError, match="some index is an attribution, not a Hessian"):
+            frames.to_shapiq(one)
 
 
 def test_without_shapiq_it_is_named(result, monkeypatch):

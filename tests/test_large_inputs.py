@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from smoothhess import Eigenbasis, SmoothHess, statistics
+from smoothhess.krylov import leading_eigenpairs
 from tests.truths import Plain
 
 
@@ -141,3 +142,23 @@ def test_a_few_directions_of_a_large_input_never_make_a_matrix_of_its_features()
     assert float(result.relative_error) < 1e-3
     with pytest.raises(ValueError, match="30000 features are more than is kept factored"):
         SmoothHess(bowl).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=4000)
+
+
+def test_zero_beside_a_hard_operator_has_orthonormal_directions():
+    rng = torch.Generator().manual_seed(0)
+    q = torch.linalg.qr(torch.randn(400, 240, generator=rng).double())[0]
+    both = torch.stack([(q * torch.linspace(1, 2, 240).double()) @ q.mT, torch.zeros(400, 400).double()])
+    _, vectors = leading_eigenpairs(lambda rows: rows @ both, torch.zeros(2, 400).double(), 3, 1e-4)
+    torch.testing.assert_close(vectors @ vectors.mT, torch.eye(3).double().expand(2, 3, 3), rtol=0, atol=1e-9)
+
+
+def test_merging_refuses_what_attribute_refuses():
+    d, k = 20_001, 4
+    directions = torch.eye(d)[:k]
+    model, gaussian = lambda x: x[:, 0] * x[:, 1], Eigenbasis(directions, [0.5] * k, 0.0)
+    a, b = (
+        SmoothHess(model).attribute(torch.zeros(1, d), gaussian=gaussian, n_calls=1200, control=None, seed=s)
+        for s in (0, 1)
+    )
+    with pytest.raises(ValueError, match="20001 features are more than is kept"):
+        a.merge(b)

@@ -334,3 +334,20 @@ def test_what_is_not_finite_is_refused_when_the_rows_are_done():
     oracle.refuse_infinite()  # said once
     with pytest.raises(ValueError, match="output is NaN or infinite"):
         SmoothHess(f).attribute(torch.zeros(1, 5), sigma=1.0, n_calls=64)
+
+
+def test_rows_that_did_not_fit_are_forgotten_with_the_run_that_failed():
+    busy, sizes = [True], []
+
+    def f(x):
+        sizes.append(len(x))
+        if busy[0] and len(sizes) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return x.square().sum(1)
+
+    explainer = SmoothHess(f)
+    with pytest.raises(torch.OutOfMemoryError):
+        explainer.attribute(torch.zeros(1, 8), sigma=0.1, n_calls=64, control=None)
+    busy[0] = False
+    explainer.attribute(torch.zeros(1, 8), sigma=0.1, n_calls=2000, control=None)
+    assert max(sizes) > 100

@@ -238,3 +238,23 @@ def test_examples_keep_what_was_worked_out(n_calls):
     torch.testing.assert_close(whole.relative_error, result.relative_error[[3, 1, 5, 0, 2, 4]])
     v = torch.randn(40, generator=torch.Generator().manual_seed(2)).double()
     torch.testing.assert_close(parts[0] @ v, anew[[3, 1, 5]] @ v)
+
+
+def test_directions_of_many_dimensions_do_not_depend_on_rounding():
+    """Beyond 1024 dimensions the basis is not that of eigenvectors: scaling f, or float32, must not be seen."""
+    d = 1040
+
+    def denoised(scale, dtype):
+        result = SmoothHess(lambda x: scale * x[:, :3].abs().sum(1)).attribute(
+            torch.zeros(1, d, dtype=dtype), sigma=0.1, n_calls=2 * d, control=None
+        )
+        return result.hessian[0].double() / scale, float(result.relative_error)
+
+    whole, error = denoised(1.0, torch.float64)
+    for scale, dtype, close in ((3.0, torch.float64, 1e-10), (1.0, torch.float32, 1e-5)):
+        other, reported = denoised(scale, dtype)
+        assert float((other - whole).norm() / whole.norm()) < close
+        assert reported == pytest.approx(error, rel=1e-3)
+    truth = torch.zeros(d, d).double()
+    truth.diagonal()[:3] = 2 / (2 * torch.pi) ** 0.5 / 0.1
+    assert float((whole - truth).norm() / truth.norm()) < 0.02

@@ -257,10 +257,11 @@ def _orthonormal(rows: Tensor) -> Tensor:
     if few or rows.is_cuda:
         # rows = LQ, with L from the Cholesky factor of their products: a GPU makes many of them at once. Products
         # square the condition, which is small where rows are few; else a second round takes what the first has left.
-        found = rows
+        found, fine = rows, torch.ones((), dtype=torch.bool, device=rows.device)
         for _ in range(1 if few else 2):
-            found = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(found @ found.mT).L, found, upper=False)
-        if few or bool(found.isfinite().all()):
+            factor, failed = torch.linalg.cholesky_ex(found @ found.mT)
+            found, fine = torch.linalg.solve_triangular(factor, found, upper=False), fine & (failed == 0).all()
+        if few or bool(fine & found.isfinite().all()):
             return found
     q, r = torch.linalg.qr(rows.mT)
     return (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT

@@ -107,11 +107,19 @@ def to_shapiq(result: Interactions, example: int = 0, *, move: Any = None) -> sh
     >>> game.index, [round(game[s]) for s in ((), (0,), (1,), (0, 1), (0, 2))]
     ('Moebius', [3, 3, 3, 3, 0])
     """
+    from smoothhess.exact import Attribution
+    from smoothhess.view.canvas import one_example
+
+    if isinstance(result, Attribution):
+        raise ValueError(
+            f"{result.method or 'this'} is an attribution, not a Hessian: it has no surrogate, and so no game. "
+            "Use SmoothHess, or a derivative among smoothhess.rivals (hessian, softplus, swish)."
+        )
     try:
         import shapiq
     except ImportError as error:
         raise ImportError("to_shapiq needs shapiq: pip install shapiq") from error
-    one = result[example]
+    one = one_example(result, example)
     d = one.shape[1]
     if d > MOST_PLAYERS:
         raise ValueError(f"{d} features are too many players for shapiq ({MOST_PLAYERS} at most). Use groups(mask).")

@@ -337,7 +337,7 @@ class Interactions:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
         rows = self._features.factors()[1].shape[1] if self._features.is_factored else d
         if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None:
-            if b * 2 * rows * d * self.inputs.element_size() > SPAN_BYTES:  # O(kd) instead of O(md), by products alone
+            if 2 * rows * d * self.inputs.element_size() > SPAN_BYTES:  # O(kd) instead of O(md), by products alone
                 values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE)
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
@@ -561,7 +561,9 @@ class Interactions:
         status = tuple(a if a == b else "calls" for a, b in zip(self.status, other.status, strict=True))
         return replace(
             self,
-            statistics=merge(self.statistics, other.statistics),
+            statistics=merge(
+                self.statistics, other.statistics, self.inputs[0].numel() if self.grouping is None else None
+            ),
             control=self.control or other.control,
             control_weights=self.control_weights if self.control else other.control_weights,
             unbiased=self.unbiased and other.unbiased,
@@ -631,7 +633,8 @@ class Interactions:
 
         "heatmap", "pairs", "graph" and "image": which features act together; "segment": what acts together with one
         segment of an image; "series": a curve, its SmoothGrad by interval and interactions; "gradient", "diagonal":
-        each feature by itself; "eigen": the directions in which f bends most.
+        each feature by itself; "eigen": the directions in which f bends most. pyplot does not know these figures:
+        `ax.figure` shows them in a notebook, `ax.figure.savefig(path)` keeps them.
         """
         from smoothhess import view
 

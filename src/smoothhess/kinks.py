@@ -178,6 +178,7 @@ class Kinks:
                 found.append(self._flips(points[:, start : start + step], owner, mirrored))
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or step == 1:
+                    self.oracle.forget()
                     raise
                 self.oracle.take_fewer(min(step, points.shape[1] - start) * len(points))
                 continue
@@ -233,6 +234,7 @@ class Kinks:
                 parts.append(self.select(index)._expectation(gaussian, index, layers, probes))
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or (len(index) == 1 and self.oracle.batch_size == 1):
+                    self.oracle.forget()
                     raise
                 if len(index) > 1:  # fewer examples at once, and then fewer rows of one
                     pending.extendleft(reversed(index.split(-(-len(index) // 2))))

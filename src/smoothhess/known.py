@@ -56,8 +56,9 @@ class Known:
         if self.factor is not None:
             return Known(self.core, linear(self.factor))
         k = self.core.shape[-1]
-        rows = linear(torch.eye(k).to(self.core).expand(len(self.core), -1, -1))
-        return Known(self.core, rows) if rows.shape[-1] > 2 * k else Known(rows.mT @ self.core @ rows)
+        if linear(self.core[:, :1]).shape[-1] <= 2 * k:  # no products: they would follow the user's TF32 or autocast
+            return Known(linear(linear(self.core).mT).mT)
+        return Known(self.core, linear(torch.eye(k).to(self.core).expand(len(self.core), -1, -1)))
 
     def scaled(self, weight: Tensor) -> Known:
         """Times a number for each example, (B,)."""

@@ -103,11 +103,16 @@ class Oracle:
                 found.append(evaluate(points[rows], owner[rows]))
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or self.batch_size == 1:
+                    self.forget()
                     raise
                 self.take_fewer(min(most, len(points) - start))
                 continue
             start = rows.stop
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+    def forget(self) -> None:
+        """What was found out about the memory: it may be free again next time."""
+        self._known_rows.pop(self._kind, None)
 
     def take_fewer(self, rows: int) -> None:
         """From now on at most half of these rows at once: they did not fit into the memory."""

@@ -396,7 +396,8 @@ def _strongest_directions(moments: Tensor) -> Tensor:
         return torch.linalg.eigh(moments)[1].flip(-1)
     size = moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp_min(_TINY)
     square = (moments / size) @ (moments / size)
-    return torch.linalg.qr(square @ (square @ mixing(k, moments.device)))[0]
+    once = torch.linalg.qr(square @ mixing(k, moments.device))[0]  # M⁴Ω at once would lose λ < 1e-4 λ₁ to rounding
+    return torch.linalg.qr(square @ once)[0]
 
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:

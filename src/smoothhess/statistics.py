@@ -334,7 +334,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
     )
 
 
-def merge(a: Statistics, b: Statistics) -> Statistics:
+def merge(a: Statistics, b: Statistics, features: int | None = None) -> Statistics:
     """Statistics of the same examples from different draws, as if made in one pass."""
     if a.design != b.design or a.gradient.shape != b.gradient.shape:
         raise ValueError(
@@ -350,14 +350,16 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
                         f"{min(p.stop, q.stop) - 1}); counting them twice would make the error bars too small. "
                         "Use another seed, or SmoothHess.more."
                     )
-    return concatenate([_merge_one(a.select(i), b.select(i)) for i in torch.arange(len(a), device=a.n.device).split(1)])
+    return concatenate(
+        [_merge_one(a.select(i), b.select(i), features) for i in torch.arange(len(a), device=a.n.device).split(1)]
+    )
 
 
-def _merge_one(a: Statistics, b: Statistics) -> Statistics:
+def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Statistics:
     n = a.n + b.n
     dense = a.total is not None or b.total is not None or int(n) > a.head_rows
     if dense:
-        a.refuse_large(int(n))
+        a.refuse_large(int(n), features)
     return replace(
         a,
         stream=(chain(*a.stream[0], *b.stream[0]),),

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sys
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 import smoothhess as sh
 from smoothhess.cli import main
 from smoothhess.demonstration import LIMITS
-from smoothhess.explain import explanation, factories, writing
+from smoothhess.explain import explanation, factories, folder, writing
 
 TABLE = "--model mine.py:table --input data.csv --drop label --sigma 0.25 --calls 200".split()
 
@@ -41,6 +42,34 @@ def test_rows_of_a_table(here, capsys):
     page = (here / "out" / "data-row2.html").read_text(encoding="utf-8")
     assert "data.csv, row 2: what acts together for output" in page
     assert "one standard deviation of its column over the 20 rows of data.csv" in page
+    assert {row["unit"] for row in pairs_of(here / "out" / "data-row2.csv")} == {"sd"}
+
+
+def payload(path):
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="payload">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_the_unit_of_a_feature_is_told(here, quick, capsys):
+    assert explain(*TABLE, "--rows", "2", "--out", "out") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one unit of a feature is one standard deviation of its column over the 20 rows of data.csv" in said
+    assert {row["unit"] for row in pairs_of(here / "out" / "data-row2.csv")} == {"sd"}
+    assert explain(*TABLE, "--rows", "2", "--out", "own", "--no-standardize") == 0
+    assert "one unit of a feature" not in capsys.readouterr().out
+    assert {row["unit"] for row in pairs_of(here / "own" / "data-row2.csv")} == {""}
+
+
+def test_the_page_says_which_columns_got_no_noise_and_names_no_class_that_is_none(here, monkeypatch):
+    monkeypatch.setattr(writing, "draw", lambda *_: None)
+    (here / "x.csv").write_text("a,b,c,d\n" + "".join(f"7,{i},{i * i % 5},3\n" for i in range(9)))
+    (here / "classes.txt").write_text("sick\nhealthy\n")
+    arguments = ["--model", f"{here / 'mine.py'}:product_of_rows", "--input", "x.csv", "--rows", 0, "--sigma", 0.5]
+    assert explain(*arguments, "--calls", 40, "--classes", "classes.txt", "--out", "out") == 0
+    found = payload(here / "out" / "x-row0.html")
+    assert "No noise in a, d: they do not vary in the file." in found["note"]
+    assert found["title"] == "x.csv, row 0: what acts together for the output in mine.py:product_of_rows"
+    assert found["examples"][0]["output"] == "the output"
 
 
 def test_the_numbers_of_a_table_are_those_of_the_library(here, quick, capsys):
@@ -105,6 +134,7 @@ def test_a_curve_in_windows_of_time(here, capsys):
     said = capsys.readouterr().out
     assert "curve.npy: (100,) taken as one example of one channel" in said
     assert "curve-series.png" in files(here / "out")
+    assert payload(here / "out" / "curve.html")["units"] == ["s"] * 10
     rows = pairs_of(here / "out" / "curve.csv")
     assert len(rows) == 45
     assert {rows[0]["first"][-2:], rows[0]["second"][-2:]} == {" s"}
@@ -141,6 +171,19 @@ def test_many_features_are_grouped_and_that_is_said(here, quick, capsys):
     assert "1728 features are too many to look at one by one: grouped by slic:50" in said
     found = sh.Interactions.load(here / "smoothhess-explanation" / "large.safetensors")
     assert 2 < found.shape[1] < 100
+
+
+def test_another_number_of_super_pixels_than_asked_for_is_remarked_on(here, quick, capsys):
+    from PIL import Image
+
+    pixels = np.zeros((12, 12, 3), dtype=np.uint8)
+    pixels[:, 6:] = 255
+    Image.fromarray(pixels).save("halves.png")
+    arguments = ["--model", "mine.py:pixels", "--input", "halves.png", "--radius", 1, "--calls", 20]
+    assert explain(*arguments, "--segments", "slic:100") == 0
+    found = sh.Interactions.load(here / "smoothhess-explanation" / "halves.safetensors")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"slic:100 found {found.shape[1]} super-pixels" in said
 
 
 def test_the_channels_of_a_pixel_are_one_feature(here, quick):
@@ -194,7 +237,7 @@ def test_what_the_library_warns_of_is_a_note(here, quick, capsys):
     (here / "line.py").write_text("def f(x):\n    return x.sum(1)\n")
     assert explain("--model", "line.py:f", "--input", "data.csv", "--rows", 0, "--sigma", 1, "--out", "out") == 0
     done = capsys.readouterr()
-    assert "note: 1 of 1 example(s): H cannot be told from zero" in " ".join(done.out.split())
+    assert "note: H cannot be told from zero" in " ".join(done.out.split())
     assert done.err == ""
     arguments = [a for a in TABLE if a not in ("--calls", "200")]
     assert explain(*arguments, "--rows", 0, "--tol", 1e-9, "--max-calls", 8, "--out", "out") == 0
@@ -209,6 +252,30 @@ def test_an_estimate_of_noise_alone_is_said_to_be_one(here, quick, capsys):
     found = sh.Interactions.load(here / "out" / "x.safetensors")
     assert float(found.relative_error) > 1
     assert "little can be read off it" in said
+
+
+def test_the_error_of_the_pairs_is_told_beside_that_of_the_denoised_matrix(here, quick, capsys):
+    text = "import torch\nweight = torch.randn(60, 3)\ndef net(x):\n    y = x @ weight\n"
+    (here / "few.py").write_text(text + "    return torch.where(y > 0, y, 0 * y).sum(1)\n")
+    np.save("x.npy", np.zeros((1, 60), dtype=np.float32))
+    arguments = ["--model", "few.py:net", "--input", "x.npy", "--batched", "--sigma", 0.5, "--segments", "none"]
+    for calls in (16, 400):
+        assert explain(*arguments, "--calls", calls, "--out", f"out{calls}") == 0
+        said = " ".join(capsys.readouterr().out.split())
+        found = sh.Interactions.load(here / f"out{calls}" / "x.safetensors")
+        own, denoised = float(found.unshrunk().relative_error), float(found.relative_error)
+        assert own > 1.5 * denoised
+        size = f"{100 * own:.1f} %" if own < 10 else "over 1000 %"
+        assert f"relative error {size} (denoised matrix: {100 * denoised:.1f} %)" in said
+        assert ("little can be read off it" in said) == (own > 1) == (calls == 16)
+        assert denoised < 1
+
+
+def test_a_csv_that_leaves_pairs_out_says_so(here, quick, monkeypatch, capsys):
+    monkeypatch.setattr(writing, "MOST_ROWS", 4)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert "data-row0.csv holds the 4 strongest of 6 pairs" in capsys.readouterr().out
+    assert len(pairs_of(here / "out" / "data-row0.csv")) == 4
 
 
 def test_probabilities_are_remarked_on(here, quick, capsys):
@@ -252,8 +319,33 @@ def test_finished_inputs_survive_an_interruption_and_are_not_made_again(here, qu
     assert explain(*arguments) == 0
     assert attributed.made == [f"data-row{i}" for i in range(4)]
     assert (here / "out" / "data-row0.safetensors").stat().st_mtime_ns == first
-    assert capsys.readouterr().out.count("finished before with the same settings, kept") == 2
+    said = capsys.readouterr().out
+    assert said.count("finished before with the same settings, kept") == 2
+    assert said.count(": effect ") == 2  # the strongest pair of what is kept
     assert (here / "out" / "index.html").read_text(encoding="utf-8").count("<a href") == 4
+
+
+def test_an_interruption_before_anything_is_finished_says_so_and_tells_no_result(here, quick, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "draw", stop)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 130
+    said = capsys.readouterr().out
+    assert "no input is finished yet; the same command begins again" in said
+    assert "95 % interval" not in said
+
+
+def test_a_folder_that_cannot_be_written_into_is_refused_before_anything_is_sampled(here, attributed, capsys):
+    assert explain(*TABLE, "--rows", "0", "--out", "mine.py/out") == 2
+    assert "cannot write into" in capsys.readouterr().err
+    assert attributed.made == []
+
+
+@pytest.mark.parametrize("rows", [["0,2"], ["0", "2"]])
+def test_rows_may_be_given_apart(here, quick, rows):
+    assert explain(*TABLE, "--rows", *rows, "--out", "out") == 0
+    assert {"data-row0.csv", "data-row2.csv"} <= set(files(here / "out"))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +414,58 @@ def test_a_foreign_explain_json_is_not_believed(here, quick):
         assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
 
 
+@pytest.mark.parametrize("victim", ["../victim.txt", "..", "notes.txt", "data-row0.d/../../victim.txt"])
+def test_a_foreign_explain_json_deletes_nothing(here, quick, victim):
+    (here / "out").mkdir()
+    kept = [here / "victim.txt", here / "out" / "notes.txt"]
+    for path in kept:
+        path.write_text("mine")
+    record = {"key": "k", "files": [victim], "words": {}}
+    about = {"format": folder.FORMAT, "version": folder.VERSION, "finished": {"data-row0": record}}
+    (here / "out" / "explain.json").write_text(json.dumps(about))
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert all(path.read_text() == "mine" for path in kept)
+    assert "data-row0.csv" in files(here / "out")
+
+
+def test_a_record_without_files_is_not_finished(here, quick, attributed):
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    about = json.loads((here / "out" / "explain.json").read_text())
+    about["finished"]["data-row0"]["files"] = []
+    (here / "out" / "explain.json").write_text(json.dumps(about))
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert len(attributed.made) == 2
+
+
+def test_file_names_become_neither_script_nor_broken_links(here, quick):
+    names = ["javascript:alert(1)", "a#1", "50%20 <b>\"&'", "digit 3 – Übung"]
+    for name in names:
+        np.save(here / f"{name}.npy", np.ones(4))
+    paths = [here / f"{name}.npy" for name in names]
+    assert explain("--model", "mine.py:product", "--input", *paths, "--sigma", 0.1, "--calls", 20, "--out", "out") == 0
+    index = (here / "out" / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="([^"]+)"', index)
+    assert not any(set(link) & set(":#<>&' ") for link in links)
+    assert [urllib.parse.unquote(link) for link in links] == [f"{name}.html" for name in names]
+    assert all((here / "out" / urllib.parse.unquote(link)).is_file() for link in links)
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_cannot_be_drawn_are_refused_before_anything_is_sampled(here, attributed, capsys):
+    np.save("channels.npy", np.arange(3)[:, None, None] + np.zeros((3, 12, 12), dtype=int))
+    arguments = ["--model", "mine.py:pixels", "--input", "colour.png", "--sigma", 0.1, "--calls", 20]
+    assert explain(*arguments, "--segments", "mask:channels.npy") == 2
+    assert "--segments: all channels of a pixel must share a group" in capsys.readouterr().err
+    np.save("curve.npy", np.sin(np.arange(100) / 5))
+    np.save("parts.npy", np.arange(100) // 10 % 5)
+    arguments = ["--model", "mine.py:curve", "--input", "curve.npy", "--sigma", 0.1, "--calls", 20, "--step", 0.05]
+    assert explain(*arguments, "--segments", "mask:parts.npy") == 2
+    assert "must be one stretch of time" in capsys.readouterr().err
+    assert explain(*arguments, "--segments", "slic:5") == 2
+    assert "--segments slic is for pictures" in capsys.readouterr().err
+    assert attributed.made == []
 
 
 @pytest.mark.parametrize(

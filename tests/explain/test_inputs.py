@@ -65,12 +65,54 @@ def test_deep_pictures_palettes_and_transparency(tmp_path):
     assert pictures.read(tmp_path / "palette.png")[0].shape == (3, 2, 2)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pictures_of_no_known_range_are_refused(tmp_path, dtype):
+    numbers = (200 * np.random.default_rng(0).random((8, 8))).astype(dtype)
+    Image.fromarray(numbers).save(tmp_path / "x.tif")
+    with pytest.raises(ValueError, match=r"whose range is not known: wanted 8 or 16 bits.*numpy.save"):
+        pictures.read(tmp_path / "x.tif")
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_sixteen_bits_are_read_as_they_are(tmp_path, ending):
+    deep = np.array([[0, 65535], [32768, 1000]], dtype=np.uint16)
+    extra = {"transparency": 0} if ending == "png" else {}
+    Image.fromarray(deep).save(tmp_path / f"deep.{ending}", **extra)
+    grey, _ = pictures.read(tmp_path / f"deep.{ending}")
+    np.testing.assert_allclose(grey[0], deep / 65535, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["P", "1"])
+def test_palettes_are_resized_like_the_colours_they_stand_for(tmp_path, mode):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    few = noise.quantize(16) if mode == "P" else noise.convert("1")
+    few.save(tmp_path / "few.png")
+    few.convert("RGB" if mode == "P" else "L").save(tmp_path / "many.png")
+    for found, wanted in zip(*(pictures.read(tmp_path / f"{n}.png", (8, 8)) for n in ("few", "many")), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_grey_picture_with_a_transparent_level_stays_grey(tmp_path):
+    Image.fromarray(np.array([[0, 100], [200, 50]], dtype=np.uint8)).save(tmp_path / "x.png", transparency=0)
+    grey, colours = pictures.read(tmp_path / "x.png")
+    assert (grey.shape, colours.shape) == ((1, 2, 2), (3, 2, 2))
+    np.testing.assert_allclose(grey[0], np.array([[255, 100], [200, 50]]) / 255, atol=1e-6)
+
+
 def test_a_picture_is_resized_only_when_asked(here):
     assert read(here / "grey.png", flat(30), size=(5, 6))[0].values.shape == (1, 5, 6)
     with pytest.raises(ValueError, match=r"12 × 12 pixels, but the model takes 1 × 5 × 6. Resize it with --size 5x6"):
         read(here / "grey.png", flat(30), shape=(1, 5, 6))
     with pytest.raises(ValueError, match="Nothing was resized"):
         read(here / "grey.png", flat(30))
+
+
+def test_a_model_that_fails_for_another_reason_is_not_told_to_resize(here):
+    def fail(x):
+        raise RuntimeError("no luck")
+
+    with pytest.raises(ValueError, match=r": no luck\.$"):
+        read(here / "grey.png", fail)
 
 
 def test_an_export_of_plain_pixels_gets_grey_ones(here):
@@ -128,7 +170,7 @@ def test_columns_that_do_not_vary_get_no_noise_and_that_is_said(tmp_path):
     (tmp_path / "x.csv").write_text("a,b,c\n1,0.1,5\n2,0.1,7\n3,0.1,1\n")
     found = read(tmp_path / "x.csv", flat(3))[0]
     assert found.still.tolist() == [False, True, False]
-    assert "no noise in b" in found.notes[0]
+    assert found.notes[0] == "x.csv: no noise in b: it does not vary in the file"
 
 
 def test_separators_and_byte_order_marks(tmp_path):
@@ -137,6 +179,15 @@ def test_separators_and_byte_order_marks(tmp_path):
         table = tables.read(tmp_path / "x.csv")
         assert table.names == ("a", "b")
         assert table.values.tolist() == [[1, 2], [3, 4]]
+
+
+def test_empty_rows_keep_their_number_and_blank_lines_have_none(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n,\n\n  \n5,6\n,\n\n")
+    table = tables.read(tmp_path / "x.csv")
+    assert table.values[[0, 2]].tolist() == [[1, 2], [5, 6]]
+    assert len(table.values) == 3
+    with pytest.raises(ValueError, match="row 1, column 'a' is empty"):
+        table.row(1)
 
 
 def test_missing_cells_count_only_in_rows_that_are_explained(tmp_path):
@@ -153,11 +204,14 @@ def test_missing_cells_count_only_in_rows_that_are_explained(tmp_path):
     ("text", "how", "words"),
     [
         ("a,b\n1,2\n1,red\n", {}, "row 1, column 'b': wanted a number, got text. Leave the column out with --drop 'b'"),
+        ("a,b\n1,2\n1_0,3\n", {}, "row 1, column 'a': wanted a number, got text"),
         ("1,2\n3,4\n", {}, "the first line holds numbers"),
         ("a,b\n", {}, "1 line.s.: wanted a header"),
         ("a,b\n1,2,3\n", {}, "row 0: 3 cells, but the header names 2"),
         ("a,a\n1,2\n", {}, "two columns are called 'a'"),
-        ("a,b\n1,2\n3,4\n", {"drop": ["c"]}, "--drop 'c': .* has no such column, but a, b"),
+        ("a,b\n1,2\n3,4\n", {"drop": ["c"]}, "--drop 'c': .* has no such column, but a, b.$"),
+        ("age,b\n1,2\n3,4\n", {"drop": ["Age"]}, "--drop 'Age': .* but age, b. Did you mean age"),
+        ("a;b\n1,5;2\n3;4\n", {}, "row 0, column 'a': a decimal comma. Write numbers with a point"),
         ("a,b\n1,2\n3,4\n", {"drop": ["a,b"]}, "leaves no column"),
         ("a,b\n1,2\n3,4\n", {"rows": "7"}, "rows 0 … 1"),
         ("a,b\n1,2\n3,4\n", {"rows": "x"}, "--rows wants 0:5"),
@@ -250,6 +304,15 @@ def test_an_array_that_does_not_fit_an_export_is_told_what_does(tmp_path):
         read(tmp_path / "x.npy", IMAGE, shape=(3, None, 16))
 
 
+def test_an_array_that_fits_an_export_is_told_the_real_reason(tmp_path):
+    def fail(x):
+        raise RuntimeError("the sky is falling")
+
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"x.npy of shape \(3,\) as \(1, 3\): the sky is falling"):
+        read(tmp_path / "x.npy", fail, shape=(3,))
+
+
 def test_a_damaged_array_is_refused(tmp_path):
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(ValueError, match="is not whole"):
@@ -267,6 +330,24 @@ def test_files_of_one_name_are_kept_apart(tmp_path):
         np.save(paths[-1], np.ones(3))
     found = examples.read(paths, model(flat(3)), Reading(), CPU)
     assert [e.name for e in found] == ["x", "x-2"]
+    assert [e.title for e in found] == ["a/x.npy", "b/x.npy"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["x-2", "a/x", "c/x"], ["x-2", "x", "x-3"]),
+        (["a/x", "c/x", "x-2"], ["x", "x-2", "x-2-2"]),
+        (["index", "x"], ["index-2", "x"]),
+        (["a/x", "c/X"], ["x", "X-2"]),  # one file on disks that know no case
+    ],
+)
+def test_no_example_overwrites_another_or_the_list_of_all(tmp_path, paths, names):
+    for path in paths:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        np.save(tmp_path / f"{path}.npy", np.ones(3))
+    found = examples.read([tmp_path / f"{path}.npy" for path in paths], model(flat(3)), Reading(), CPU)
+    assert [e.name for e in found] == names
 
 
 @pytest.mark.parametrize(("name", "words"), [("no.png", "does not exist"), (".", "folder"), ("mine.py", "got .py")])
@@ -321,6 +402,7 @@ def test_targets_by_number_by_name_and_by_default():
     assert targets.find(None, output, None) == targets.Target(1, "output 1", "the largest of 3 outputs")
     assert targets.find(None, output, classes).name == "dog"
     assert targets.find("fox", output, classes).index == 2
+    assert targets.find("FOX", output, classes) == targets.Target(2, "fox", "as asked")
     assert targets.find("-1", output, classes).name == "fox"
     assert targets.find("1,0", torch.zeros(1, 2, 3), None).index == (1, 0)
     for single in (torch.zeros(1), torch.zeros(1, 1)):
@@ -332,6 +414,8 @@ def test_targets_by_number_by_name_and_by_default():
     [
         ("3", (1, 3), None, "not among the outputs: wanted 0 … 2"),
         ("dgo", (1, 3), ["cat", "dog", "fox"], "no such class. Did you mean dog"),
+        ("xyzw", (1, 3), ["cat", "dog", "fox"], "no such class. There are cat, dog, fox"),
+        ("crane", (1, 3), ["crane", "dog", "crane"], "classes 0, 2 share that name. Pass one's number"),
         ("dog", (1, 3), None, "wanted the number of an output"),
         ("1", (1,), None, "a single output"),
         (None, (1, 3, 3), None, "say which entry with --target 0,0"),

@@ -75,12 +75,46 @@ def test_padding_never_reaches_the_outputs():
     assert found["z"][0].shape == (5, 2)
 
 
-def rewritten(source: Path, target: Path, replaced: dict[str, bytes]) -> Path:
-    """A copy of an archive with other contents of some members."""
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("rows", [1, 4, 9])
+def test_an_export_of_fixed_size_may_return_a_list_and_a_scalar(tmp_path, kind, rows):
+    class Several(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return kind([self.net(x), {"loss": x.square().sum(), "hidden": x}])
+
+    net = Several()
+    torch.export.save(torch.export.export(net, (torch.zeros(4, 3),)), tmp_path / "x.pt2")
+    x = torch.randn(rows, 3)
+    found = exports.read(tmp_path / "x.pt2", CPU).forward_func(x)
+    torch.testing.assert_close(found[0], net.net(x))
+    assert torch.equal(found[1]["hidden"], x)
+    assert found[1]["loss"].ndim == 0
+    model = load(str(tmp_path / "x.pt2"), output="0")
+    torch.testing.assert_close(model.forward_func(x), net.net(x))
+    assert model.try_on(x) == ("", 2)
+
+
+def test_an_output_that_is_not_one_per_row_is_not_cut_to_look_like_one(tmp_path):
+    class Wide(nn.Module):
+        def forward(self, x):
+            return x.new_ones(7, 4) @ x
+
+    torch.export.save(torch.export.export(Wide(), (torch.zeros(4, 3),)), tmp_path / "x.pt2")
+    refusal, _ = load(str(tmp_path / "x.pt2")).try_on(torch.zeros(2, 3))
+    assert refusal == "it returned (7, 3) for 2 inputs"
+
+
+def rewritten(source: Path, target: Path, replaced: dict[str, bytes], renamed: dict[str, str] | None = None) -> Path:
+    """A copy of an archive with other contents, or other names, of some members."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
         for name in old.namelist():
             key = next((k for k in replaced if name.endswith(k)), None)
-            new.writestr(name, old.read(name) if key is None else replaced[key])
+            called = next((name.removesuffix(a) + b for a, b in (renamed or {}).items() if name.endswith(a)), name)
+            new.writestr(called, old.read(name) if key is None else replaced[key])
     return target
 
 
@@ -94,13 +128,31 @@ class Trap:
         return (open, (self.path, "w"))
 
 
-def test_a_pickle_hidden_in_an_export_is_not_opened(exported, tmp_path):
+@pytest.mark.parametrize("called", ["model.pt", "model.PT", "Model.Pt"])  # torch finds members whatever their case
+def test_a_pickle_hidden_in_an_export_is_not_opened(exported, tmp_path, called):
     buffer = io.BytesIO()
     torch.save(((Trap(tmp_path / "sprung"),), {}), buffer)
-    bad = rewritten(exported / "fixed.pt2", tmp_path / "bad.pt2", {"data/sample_inputs/model.pt": buffer.getvalue()})
+    member = "data/sample_inputs/model.pt"
+    renamed = {member: f"data/sample_inputs/{called}"}
+    bad = rewritten(exported / "fixed.pt2", tmp_path / "bad.pt2", {member: buffer.getvalue()}, renamed)
     with pytest.raises(ValueError, match="holds a pickled object"):
         exports.read(bad, CPU)
     assert not (tmp_path / "sprung").exists()
+
+
+def test_the_guards_of_an_export_are_not_run_and_sizes_are_checked_all_the_same(exported, tmp_path):
+    with zipfile.ZipFile(exported / "free.pt2") as old:
+        name = next(n for n in old.namelist() if n.endswith("models/model.json"))
+        program = json.loads(old.read(name))
+    trap = f"__import__('builtins').open({str(tmp_path / 'sprung')!r}, 'w') is not None"
+    program["guards_code"] = [*(program.get("guards_code") or []), trap]
+    bad = rewritten(exported / "free.pt2", tmp_path / "bad.pt2", {"models/model.json": json.dumps(program).encode()})
+    model = exports.read(bad, CPU).forward_func
+    assert model(torch.zeros(3, 1, 12, 12)).shape == (3, 5)
+    assert not (tmp_path / "sprung").exists()
+    for shape in ((3, 1, 12, 13), (3, 12, 12)):
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(shape))
 
 
 def test_weights_marked_as_pickles_are_not_opened(exported, tmp_path):
@@ -147,6 +199,13 @@ def test_a_pickled_model_is_refused_unopened_with_the_safe_way(tmp_path, ending)
     with pytest.raises(ValueError, match="pickled model"):
         load(str(path))
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_refused_file_is_told_about_once(tmp_path, recwarn):
+    (tmp_path / "evil.pth").write_bytes(b"cbuiltins\nprint\n(S'sprung'\ntR.")
+    with pytest.raises(ValueError, match=r"evil.pth"):
+        load(str(tmp_path / "evil.pth"))
+    assert not recwarn.list
 
 
 def test_weights_given_as_a_model_are_told_where_they_belong(tmp_path):
@@ -218,6 +277,21 @@ def test_modules_are_found_from_the_current_folder_and_the_path_is_given_back(he
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_the_folder_of_a_file_comes_before_the_current_one(here):
+    (here / "sub").mkdir()
+    for folder, width in ((here, 1), (here / "sub", 2)):
+        (folder / "helper_of_widths.py").write_text(f"WIDTH = {width}\n")
+    text = "from torch import nn\nfrom helper_of_widths import WIDTH\ndef make():\n    return nn.Linear(4, WIDTH)\n"
+    (here / "sub" / "net.py").write_text(text)
+    assert factories.make("sub/net.py:make", 0).out_features == 2
+
+
+def test_pages_name_a_model_without_its_folders(here, exported):
+    assert load(f"{here / 'mine.py'}:table").title == "mine.py:table"
+    assert load(str(exported / "free.pt2")).title == "free.pt2"
+    assert load("torch.nn:ReLU").title == "torch.nn:ReLU"
+
+
 def test_first_weights_come_from_the_seed(here):
     (here / "random_net.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(4, 2)\n")
     first, again, other = (factories.make("random_net.py:make", seed) for seed in (3, 3, 4))
@@ -246,7 +320,10 @@ def test_a_network_from_a_factory_is_put_in_evaluation_mode_and_float32(here):
         ("mine.py:a_number", "is a int: wanted a network"),
         ("mine.py:Wide", "cannot be called without arguments .width, height."),
         ("mine.py:broken", "failed: RuntimeError: no luck"),
-        ("model.onnx", "got a .onnx file"),
+        ("model.onnx", "got model.onnx"),
+        ("mine.py", "got mine.py. Of a module, name the network as well: mine.py:factory"),
+        ("mypkg.models", "name the network as well: mypkg.models:factory"),
+        ("nowhere.modles:x", "run in the folder that holds it .nowhere/modles.py."),
         ("nowhere.pt2", "no file nowhere.pt2"),
     ],
 )
@@ -283,6 +360,63 @@ def test_other_outputs_are_refused_with_the_way_out(here, words, output, says):
 def test_classes_instead_of_numbers_are_refused():
     with pytest.raises(OutputError, match="wanted logits"):
         OneTensor(lambda x: x.argmax(1), None)(torch.zeros(2, 3))
+
+
+def layers(here, act):
+    text = f"from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(4, 3), nn.{act}())\n"
+    (here / "layers.py").write_text(text)
+    return load("layers.py:make").identity
+
+
+def export(here, change):
+    class Scaled(nn.Module):
+        def __init__(self, act, constant):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net, self.act, self.constant = nn.Linear(4, 3), act, torch.tensor([constant, 1.0, 1.0])
+
+        def forward(self, x):
+            return self.act(self.net(x) * self.constant)
+
+    with torch.random.fork_rng():
+        torch.export.save(torch.export.export(Scaled(*change), (torch.zeros(2, 4),)), here / "net.pt2")
+    return load(str(here / "net.pt2")).identity
+
+
+def weights(here, factor):
+    (here / "large.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(300, 600)\n")
+    state = factories.make("large.py:make", 0).state_dict()
+    state["weight"].view(-1)[1::2] *= factor
+    torch.save(state, here / "w.pth")
+    return load("large.py:make", here / "w.pth").identity
+
+
+def helper(here, factor):
+    import sys
+
+    sys.modules.pop("helper_of_mine", None)  # as in another process
+    sys.modules.pop("helpers.deep", None)
+    (here / "helpers").mkdir(exist_ok=True)
+    (here / "helpers" / "deep.py").write_text(f"def scaled(x):\n    return {factor} * x\n")
+    (here / "helper_of_mine.py").write_text("from helpers.deep import scaled\n")
+    (here / "net.py").write_text("from helper_of_mine import scaled\ndef f(x):\n    return scaled(x).sum(1)\n")
+    return load("net.py:f").identity
+
+
+@pytest.mark.parametrize(
+    ("made", "one", "other"),
+    [
+        (layers, "ReLU", "Tanh"),
+        (export, (nn.ReLU(), 1.0), (nn.Tanh(), 1.0)),
+        (export, (nn.ReLU(), 1.0), (nn.ReLU(), 5.0)),
+        (weights, 1.0, 3.0),
+        (helper, 1.0, 2.0),
+    ],
+)
+def test_another_model_has_another_identity(here, made, one, other):
+    first = made(here, one)
+    assert made(here, one) == first
+    assert made(here, other) != first
 
 
 def test_the_identity_of_a_model_follows_its_weights_and_its_code(here):

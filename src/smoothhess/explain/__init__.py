@@ -2,6 +2,7 @@
 
 state_dicts, exports, factories   weights, torch.export files, pkg.module:factory; nothing is unpickled
   → models        --model, --weights and --output: a function from inputs to outputs
+  → identity      which model it is: results of another one are not kept
   → affine        normalisation and standardised columns as a part of the explained function
   → tables, pictures, arrays      one kind of input file each
   → examples      --input: what is explained, in the units in which noise is added

@@ -37,7 +37,7 @@ def normalised(model: Callable[..., Any], mean: Tensor | None, deviation: Tensor
     deviation = torch.ones(1, dtype=torch.float64) if deviation is None else deviation
     for word, numbers in (("--mean", mean), ("--std", deviation)):
         if numbers.numel() not in (1, shape[0]):
-            what = f"{shape[0]} columns" if len(shape) == 1 else f"{shape[0]} channels"
+            what = f"{shape[0]} {'column' if len(shape) == 1 else 'channel'}{'s' if shape[0] > 1 else ''}"
             raise ValueError(
                 f"{word} holds {numbers.numel()} numbers, but the inputs have {what}: one for all, or each."
             )

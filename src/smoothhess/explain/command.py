@@ -27,7 +27,7 @@ def explain(
     radius: Annotated[float | None, Parameter(group=SCALE)] = None,
     sigma: Annotated[float | None, Parameter(group=SCALE)] = None,
     size: Annotated[str | None, Parameter(group=INPUT)] = None,
-    rows: Annotated[str | None, Parameter(group=INPUT)] = None,
+    rows: Annotated[list[str] | None, Parameter(group=INPUT, consume_multiple=True, negative="")] = None,
     drop: Annotated[list[str] | None, Parameter(group=INPUT, consume_multiple=True, negative="")] = None,
     standardize: Annotated[bool, Parameter(group=INPUT)] = True,
     batched: Annotated[bool | None, Parameter(group=INPUT, negative="--single")] = None,
@@ -49,7 +49,8 @@ def explain(
     ```
 
     For each input NAME, the folder OUT holds NAME.html (the page), NAME-pairs.png and other figures, NAME.csv (the
-    pairs with their intervals) and NAME.safetensors (for smoothhess.Interactions.load); index.html lists several.
+    pairs with their intervals, up to 20 000; unit sd: features are counted in standard deviations of their columns) and
+    NAME.safetensors (for smoothhess.Interactions.load); index.html lists several.
     Finished inputs are kept: the same command again goes on with what is missing.
 
     Args:
@@ -57,7 +58,7 @@ def explain(
             torch.export.Dim.AUTO},)), "file.pt2") with two examples x; or pkg.module:factory or file.py:factory, a
             network, a function of a batch, or something that makes one when called without arguments, also from the
             current folder. Pickled models (.pt, .pth) are refused: opening one can run any code. Open only exports and
-            code that you trust.
+            code that you trust: an export can run code as well.
         input: Pictures (.png, .jpg, …; values 0 … 1), tables (.csv, .tsv with a header) and arrays (.npy, one example
             or several); as many as you like.
         weights: Weights for the factory's network: .safetensors, or a state dict in .pth or .pt.
@@ -82,7 +83,8 @@ def explain(
             lists of column names), window:0.5s or window:20 (samples), mask:file.png or .npy, none. Default: none up to
             256 features, else slic:50 of pictures and 20 windows of curves.
         step: Seconds between two samples of a curve.
-        tol: Sample until the estimated relative error is this small.
+        tol: Sample until the estimated relative error is this small: that of the denoised matrix, where many features
+            are looked at one by one.
         calls: Sample with exactly so many gradients instead.
         max_calls: Stop after so many gradients of the model for an input, whatever the error.
         out: Folder for everything that is written.
@@ -106,7 +108,7 @@ def explain(
             mean=mean,
             std=std,
             size=size,
-            rows=rows,
+            rows=",".join(rows) if rows else None,
             drop=drop or (),
             standardize=standardize,
             batched=batched,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from smoothhess.view import canvas
 LONG = 256  # numbers in a row beyond which a plain array is taken for a curve
 SHORT = 32  # of one with channels
 SMALL = 8  # rows and columns of the smallest picture without channels
+TOLD = 8  # columns whose standard deviations are told
 ODD = 4  # no picture is so many times longer in one direction
 
 
@@ -55,22 +59,25 @@ class Reading:
 def read(paths: Sequence[Path], model: Model, how: Reading, device: torch.device) -> list[Example]:
     """All examples of all files, each with a name of its own."""
     found: list[Example] = []
+    paths = [path.expanduser() for path in paths]
+    called = Counter(path.name for path in paths)
     for path in paths:
-        path = path.expanduser()
         if not path.is_file():
             what = "is a folder: pass its files" if path.is_dir() else "does not exist"
             raise FileNotFoundError(f"--input {path} {what}.")
         ending = path.suffix.lower()
         if ending in (".csv", ".tsv"):
-            found += _of_table(path, model, how, device)
+            read_here = _of_table(path, model, how, device)
         elif ending == ".npy":
-            found += _of_array(path, model, how, device)
+            read_here = _of_array(path, model, how, device)
         elif ending in pictures.ENDINGS:
-            found.append(_of_picture(path, model, how, device))
+            read_here = [_of_picture(path, model, how, device)]
         else:
             raise ValueError(
                 f"--input {path}: wanted a picture (.png, .jpg, …), a .csv or a .npy file, got {ending or 'no ending'}."
             )
+        folder = f"{path.resolve().parent.name}/" if called[path.name] > 1 else ""  # which of those of one name
+        found += [replace(example, title=f"{folder}{example.title}") for example in read_here]
     return _named_apart(found)
 
 
@@ -100,7 +107,7 @@ def _of_picture(path: Path, model: Model, how: Reading, device: torch.device) ->
             notes = (f"{path.name} is taken as {changed}, as the model wants it",) if changed else ()
             return Example(path.stem, path.name, "image", values, function, picture=own, notes=notes)
         refusals.append(refusal)
-    resized = "" if how.size else " Nothing was resized: that is what --size is for."
+    resized = " Nothing was resized: that is what --size is for." if _of_sizes(refusals[0]) and not how.size else ""
     raise ValueError(f"the model cannot be run on {path} as {tuple(own.shape)}: {refusals[0].rstrip('.')}.{resized}")
 
 
@@ -126,12 +133,13 @@ def _of_table(path: Path, model: Model, how: Reading, device: torch.device) -> l
             )
         mean, deviation = table.moments()
         still = deviation == 0
+        sizes = [f"{name} {size:.3g}" for name, size in zip(table.names, deviation.tolist(), strict=True) if size > 0]
         units = f"one standard deviation of its column over the {len(table.values)} rows of {path.name}"
+        units += f" ({', '.join(sizes[:TOLD])}{' …' if len(sizes) > TOLD else ''})"
         if bool(still.all()):
             raise ValueError(f"{path}: no column varies, so none has a standard deviation. Pass --no-standardize.")
         if bool(still.any()):
-            constant = [name for name, s in zip(table.names, still.tolist(), strict=True) if s]
-            notes.append(f"{path.name}: no noise in {', '.join(constant)}, which do not vary in it")
+            notes.append(f"{path.name}: {unmoved(table.names, still)}")
             deviation = torch.where(still, 1.0, deviation)
         inner = Affine(inner, deviation, mean)
     first = ((table.row(numbers[0]) - mean) / deviation).to(model.dtype)
@@ -160,6 +168,16 @@ def _of_table(path: Path, model: Model, how: Reading, device: torch.device) -> l
     return examples
 
 
+def unmoved(names: Sequence[str], still: Tensor) -> str:
+    """Which features get no noise, and why.
+
+    >>> unmoved(["age", "dose", "time"], torch.tensor([True, False, True]))
+    'no noise in age, time: they do not vary in the file'
+    """
+    found = [name for name, s in zip(names, still.tolist(), strict=True) if s]
+    return f"no noise in {', '.join(found)}: {'they do' if found[1:] else 'it does'} not vary in the file"
+
+
 def _of_array(path: Path, model: Model, how: Reading, device: torch.device) -> list[Example]:
     values = arrays.read(path).to(model.dtype)
     readings, refusals = [], []
@@ -175,9 +193,11 @@ def _of_array(path: Path, model: Model, how: Reading, device: torch.device) -> l
         else:
             readings.append((dimensions, batch, words, function))
     if not readings:
-        batch, refusal = refusals[0]
-        if model.shape is not None:
+        fitting = [r for r in refusals if _fits(tuple(r[0].shape[1:]), model.shape)]
+        if not fitting:
+            assert model.shape is not None
             raise ValueError(f"{path} has shape {tuple(values.shape)}, but the model takes {_sizes(model.shape)}.")
+        batch, refusal = fitting[0]
         tried = f"{path} of shape {tuple(values.shape)} as {tuple(batch.shape)}"
         raise ValueError(f"the model cannot be run on {tried}: {refusal}")
     _, batch, words, function = min(readings, key=lambda reading: reading[0])  # the plainest output; the first of these
@@ -203,6 +223,17 @@ def _of_array(path: Path, model: Model, how: Reading, device: torch.device) -> l
     ]
 
 
+def _of_sizes(refusal: str) -> bool:
+    """Whether a model seems to have refused an input for its sizes."""
+    return bool(re.search(r"shape|size|dimension|channel|mat1|broadcast|numel|elements", refusal))
+
+
+def _fits(shape: tuple[int, ...], wanted: Sequence[int | None] | None) -> bool:
+    if wanted is None:
+        return True
+    return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
+
+
 def _sizes(shape: Sequence[int | None]) -> str:
     return " × ".join("any" if size is None else str(size) for size in shape)
 
@@ -223,13 +254,12 @@ def _kind(shape: tuple[int, ...], step: float | None) -> str:
 
 
 def _named_apart(examples: list[Example]) -> list[Example]:
-    """Files of the same name from different folders get a number."""
-    from dataclasses import replace
-
-    counts: dict[str, int] = {}
+    """Examples whose files would overwrite each other, or the list of all, get a number."""
+    taken = {"index"}
     apart = []
     for example in examples:
-        counts[example.name] = counts.get(example.name, 0) + 1
-        again = counts[example.name]
-        apart.append(example if again == 1 else replace(example, name=f"{example.name}-{again}"))
+        names = itertools.chain([example.name], (f"{example.name}-{again}" for again in itertools.count(2)))
+        name = next(name for name in names if name.casefold() not in taken)  # some disks know no case
+        taken.add(name.casefold())
+        apart.append(replace(example, name=name))
     return apart

@@ -47,13 +47,20 @@ def run(settings: Settings, say: Callable[[str], object] = telling.say) -> list[
     model = models.load(settings.model, settings.weights, settings.output, device, settings.seed)
     found = examples.read(settings.inputs, model, reading, device)
     asked = [ask(example, settings, classes, device) for example in found]
-    for note in dict.fromkeys([*model.notes, *(n for question in asked for n in question.example.notes)]):
+    notes = [*model.notes, *(n for question in asked for n in question.example.notes)]
+    notes += [f"one unit of a feature is {q.example.units}" for q in asked if q.example.units]
+    for note in dict.fromkeys(notes):
         say(telling.wrapped(f"note: {note}"))
+    folder.try_writing()  # before anything is sampled
     finished: list[str] = []
     try:
         for question in tqdm(asked, desc="inputs", unit="input", disable=_silent() or len(asked) == 1, leave=False):
             _answer(question, model, folder, device, say)
             finished.append(question.example.name)
+    except KeyboardInterrupt:
+        if not finished:
+            say("no input is finished yet; the same command begins again.")
+        raise
     finally:  # also after Ctrl-C: what is finished stays, and is listed
         if len(finished) > 1:
             title = f"What acts together in {model.title}"
@@ -73,13 +80,15 @@ def _answer(
     """Explain one example and write its files, or keep those of an earlier run."""
     example = question.example
     made_with = key(question, model)
-    if folder.kept(example.name, made_with) is not None:
-        say(f"{question.heading}\n  finished before with the same settings, kept\n")
+    if (kept := folder.kept(example.name, made_with)) is not None:
+        told = [kept.words[k] for k in ("strongest", "quality") if k in kept.words]
+        say("\n  ".join([question.heading, *told, "finished before with the same settings, kept\n"]))
         return
     result, remarks = _attribute(question, device)
+    remarks += writing.left_out(result, example.name)
     pairs = result.top_pairs(telling.PAIRS, question.names)[0]
     lines = [question.heading, telling.table(pairs), f"  {telling.quality(result)}"]
-    say("\n".join([*lines, *(telling.wrapped(f"note: {r}", "  ") for r in remarks)]) + "\n")
+    lines += [telling.wrapped(f"note: {r}", "  ") for r in remarks]
     strongest = f"{' × '.join(pairs[0].names)}: effect {pairs[0].effect:+.3g}" if pairs else "none"
     words = {
         "title": example.title,
@@ -89,6 +98,7 @@ def _answer(
     }
     with folder.writing(example.name, made_with, words) as place:
         writing.write(question, result, model, place, remarks)
+    say("\n".join(lines) + "\n")  # what is told is also there
 
 
 def _attribute(question: Question, device: torch.device) -> tuple[Interactions, list[str]]:
@@ -104,11 +114,14 @@ def _attribute(question: Question, device: torch.device) -> tuple[Interactions, 
             **question.options,
         )
     remarks = [
-        str(w.message).replace("max_calls=", "--max-calls ").replace("max_calls", "--max-calls")
+        str(w.message)
+        .replace("1 of 1 example(s): ", "")
+        .replace("max_calls=", "--max-calls ")
+        .replace("max_calls", "--max-calls")
         for w in caught
         if issubclass(w.category, UserWarning)
     ]
-    if float(result.relative_error[0]) > 1:
+    if float(result.unshrunk().relative_error[0]) > 1:
         remarks.append(
             "the noise of the estimate is larger than the interactions: little can be read off it. Use more calls, "
             "fewer and larger groups, or look further"

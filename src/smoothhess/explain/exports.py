@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -28,6 +29,7 @@ class Export:
     shape: tuple[int | None, ...]  # of one input; None: any size
     dtype: torch.dtype
     batch: int | None  # the only batch size it runs at; None: any
+    digest: str  # of the whole file
 
 
 class InBatches:
@@ -55,17 +57,25 @@ class InBatches:
         if missing <= 0:
             return self.model(rows)
         filled = torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
-        return _each(self.model(filled), lambda output: output[: len(rows)])
+        return _each(self.model(filled), lambda output: _cut(output, len(rows), len(filled)))
 
 
 def read(path: Path, device: torch.device) -> Export:
-    """The model of a .pt2 file. Pickled objects and compiled code in it are refused."""
+    """The model of a .pt2 file. Pickled objects and compiled code in it are refused.
+
+    Open only exports that you trust all the same: torch evaluates the symbolic sizes in a graph, and so an export can
+    run code as well.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path} for --model.")
-    _refuse_code(path)
+    content = path.read_bytes()  # once: what was looked through is what is loaded
+    _refuse_code(path, content)
     with _quiet():
         try:
-            program = torch.export.load(path)
+            from torch.export.pt2_archive._package import load_pt2
+
+            # not torch.export.load, which goes on to an older layout of pickles where this fails
+            program = load_pt2(io.BytesIO(content)).exported_programs["model"]
         except Exception as error:
             raise ValueError(
                 f"{path} cannot be read by torch {torch.__version__} ({_first_line(error)}). {WRITE_AGAIN}."
@@ -87,11 +97,13 @@ def read(path: Path, device: torch.device) -> Export:
             f"{path} takes {len(sizes)}-dimensional inputs: wanted examples in dimension 0. {WRITE_AGAIN}."
         )
     least, most = _bounds(sizes[0], program)
-    model: Callable[[Tensor], Any] = program.module()
+    # without the guards, which are code in the file; torch still checks the sizes of inputs
+    model: Callable[[Tensor], Any] = program.module(check_guards=False)
     if least > 1 or most is not None:
         model = InBatches(model, least, most)
     shape = tuple(size if isinstance(size, int) else None for size in sizes[1:])
-    return Export(model, shape, taken[0].dtype, least if least == most else None)
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return Export(model, shape, taken[0].dtype, least if least == most else None, digest)
 
 
 def _bounds(size: Any, program: Any) -> tuple[int, int | None]:
@@ -112,33 +124,34 @@ def _whole(limit: Any) -> int | None:
     return number if number < 2**31 else None
 
 
-def _refuse_code(path: Path) -> None:
+def _refuse_code(path: Path, content: bytes) -> None:
     """Raise where a file holds more than a graph and tensors: torch would unpickle or load it without a question."""
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
     try:
-        archive = PT2ArchiveReader(str(path))
+        archive = PT2ArchiveReader(io.BytesIO(content))
         names = archive.get_file_names()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"{path} is not a model that torch.export.save has written. {WRITE_AGAIN}.") from error
     for name in names:
-        if name.startswith("data/aotinductor/"):
+        plain = name.lower()  # torch finds members whatever their case
+        if plain.startswith("data/aotinductor/"):
             raise ValueError(f"{path} holds compiled code ({name}), which is not loaded. {WRITE_AGAIN}.")
-        if name.endswith(".pt") and (content := archive.read_bytes(name)):
+        if plain.endswith(".pt") and (member := archive.read_bytes(name)):
             try:
-                torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+                torch.load(io.BytesIO(member), map_location="cpu", weights_only=True)
             except Exception as error:
                 raise ValueError(
                     f"{path} holds a pickled object ({name}), which is not opened. {WRITE_AGAIN}."
                 ) from error
-        if name.endswith("_config.json") and name.startswith(("data/weights/", "data/constants/")):
+        if plain.endswith("_config.json") and plain.startswith(("data/weights/", "data/constants/")):
             for entry in json.loads(archive.read_string(name))["config"].values():
                 if entry["use_pickle"] or not entry["path_name"].startswith(("weight_", "tensor_")):
                     raise ValueError(f"{path} holds a pickled object ({entry['path_name']}), which is not opened.")
 
 
 def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """`change` applied to every tensor of an output that may be a tuple or a dictionary."""
+    """`change` applied to every tensor of an output that may be a tuple, a list or a dictionary."""
     if isinstance(output, Tensor):
         return change(output)
     if isinstance(output, dict):
@@ -148,13 +161,18 @@ def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return output
 
 
+def _cut(output: Tensor, rows: int, filled: int) -> Tensor:
+    """The first rows of an output that has one for each input; others, such as a loss, stay as they are."""
+    return output[:rows] if output.ndim and len(output) == filled else output
+
+
 def _joined(parts: list[Any]) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
-        return torch.cat(parts)
+        return torch.cat(parts) if first.ndim else first
     if isinstance(first, dict):
         return {key: _joined([part[key] for part in parts]) for key in first}
-    if isinstance(first, tuple):
+    if isinstance(first, tuple | list):
         return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
     return first
 

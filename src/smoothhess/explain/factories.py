@@ -51,7 +51,8 @@ def _imported(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
             raise ValueError(
-                f"no module {module!r} for --model. Install it, or run in the folder that holds it ({module}.py)."
+                f"no module {module!r} for --model. Install it, or run in the folder that holds it "
+                f"({module.replace('.', '/')}.py)."
             ) from error
         raise ValueError(f"{module} needs {error.name}, which is not installed.") from error
     except Exception as error:
@@ -108,9 +109,10 @@ def _guarded(action: Callable[[], Any], words: str) -> Any:
 
 @contextmanager
 def _from_here(module: str) -> Iterator[None]:
-    """The current folder, and that of a .py file, come first for a while."""
+    """The folder of a .py file, and then the current one, come first for a while."""
     before = list(sys.path)
-    sys.path[:0] = [str(Path.cwd()), *([str(Path(module).expanduser().parent)] if module.endswith(".py") else [])]
+    own = [str(Path(module).expanduser().parent.resolve())] if module.endswith(".py") else []
+    sys.path[:0] = [*own, str(Path.cwd())]
     importlib.invalidate_caches()
     try:
         yield

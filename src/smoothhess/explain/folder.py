@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -41,14 +43,20 @@ class Folder:
             return None
         return record if all((self.path / file).is_file() for file in record.files) else None
 
+    def try_writing(self) -> None:
+        """Make the folder, and refuse one that cannot be written into."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise ValueError(f"cannot write into {self.path}: {error.strerror}. Pass another --out.") from error
+
     @contextmanager
     def writing(self, name: str, key: str, words: dict[str, str]) -> Iterator[Path]:
         """A folder to write an input's files into; they appear in this one together when all are there."""
         staging = self.path / f".{name}.{os.getpid()}.partial"
-        try:
-            staging.mkdir(parents=True)
-        except OSError as error:
-            raise ValueError(f"cannot write into {self.path}: {error.strerror}. Pass another --out.") from error
+        staging.mkdir(parents=True)
         try:
             yield staging
             files = sorted(path.name for path in staging.iterdir())
@@ -86,9 +94,16 @@ class Folder:
             about = json.loads((self.path / RECORDS).read_text(encoding="utf-8"))
             if about["format"] != FORMAT or about["version"] != VERSION:
                 return {}
-            return {name: Record(**record) for name, record in about["finished"].items()}
+            found = {name: Record(**record) for name, record in about["finished"].items()}
+            return {name: record for name, record in found.items() if _sound(name, record)}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or not ours: nothing is finished
             return {}
+
+
+def _sound(name: str, record: Record) -> bool:
+    """Whether a record can be one of ours: files are deleted and kept by it, so they must be those of that input."""
+    own = re.compile(re.escape(name) + r"[.-][^/\\]+")
+    return bool(record.files) and all(own.fullmatch(file) for file in record.files)
 
 
 def key_of(settings: dict[str, Any]) -> str:

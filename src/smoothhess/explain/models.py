@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothhess.borrow import modules_behind
-from smoothhess.dataset.settings import fingerprint
-from smoothhess.explain import exports, factories, state_dicts
+from smoothhess.explain import exports, factories, identity, state_dicts
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 
@@ -31,7 +28,7 @@ class Model:
     title: str
     shape: tuple[int | None, ...] | None  # of one input, where an export says it
     dtype: torch.dtype
-    identity: str  # changes with the weights
+    identity: str  # changes with the weights, the layers and the code
     notes: tuple[str, ...] = ()
 
     def try_on(self, batch: Tensor, forward_func: Callable[[Tensor], Any] | None = None) -> tuple[str, int]:
@@ -101,9 +98,12 @@ def load(words: str, weights: Path | None, output: str | None, device: torch.dev
                 "({0: torch.export.Dim.AUTO},) it is faster, and its activations can be seen: fewer calls do"
             )
         made, shape, dtype = export.forward_func, export.shape, export.dtype
+        title, known = path.name, export.digest
     else:
         if path.suffix and ":" not in words:
-            raise ValueError(f"--model wants file.pt2 (torch.export) or pkg.module:factory, got a {path.suffix} file.")
+            module = path.suffix == ".py" or not path.is_file()
+            hint = f" Of a module, name the network as well: {words}:factory." if module else ""
+            raise ValueError(f"--model wants file.pt2 (torch.export) or pkg.module:factory, got {words}.{hint}")
         made, shape = factories.make(words, seed), None
         if weights is not None:
             if not isinstance(made, nn.Module):
@@ -115,13 +115,12 @@ def load(words: str, weights: Path | None, output: str | None, device: torch.dev
                 module.float()
                 notes.append("its half-precision weights are used in float32: the gradients are then exact")
         dtype = next((d for m in modules_behind(made) if (d := _dtype(m)) is not None), torch.float32)
+        file, _, name = words.rpartition(":")
+        title = f"{Path(file).name}:{name}" if file.endswith(".py") else words  # no folders: pages are shown to others
+        known = identity.of_model(made, words)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{words} takes {dtype} inputs: wanted float32 or float64, as gradients are taken of them.")
-    forward_func = OneTensor(made, output)
-    title = path.name if path.suffix == ".pt2" else words
-    return Model(
-        forward_func, title, shape, dtype, f"{words} {fingerprint(made)} {_source(made)} {output}", tuple(notes)
-    )
+    return Model(OneTensor(made, output), title, shape, dtype, f"{words} {known} {output}", tuple(notes))
 
 
 def _refusal(path: Path) -> str:
@@ -132,15 +131,6 @@ def _refusal(path: Path) -> str:
     except ValueError as error:
         return str(error)
     return f"{path} holds weights alone. Pass them as --weights, with --model pkg.module:factory for the network."
-
-
-def _source(made: Callable[..., Any]) -> str:
-    """A hash of the file that defines a model: its weights may stay while its code changes."""
-    try:
-        file = inspect.getsourcefile(made if inspect.isfunction(made) else type(made))
-        return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
-    except (TypeError, OSError):
-        return ""
 
 
 def _dtype(module: nn.Module) -> torch.dtype | None:

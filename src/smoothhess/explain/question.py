@@ -80,9 +80,12 @@ def _segments(example: Example, settings: Settings) -> tuple[Segments | None, st
     """The groups to explain by, in words, and remarks on them."""
     shape, d = example.values.shape, example.values.numel()
     if settings.segments is not None:
+        if example.kind == "series" and settings.segments.startswith("slic"):
+            raise ValueError("--segments slic is for pictures: use window:0.5s (with --step) or window:20 for a curve.")
         found = segments.parse(settings.segments, example.values, example.names, settings.step)
         if found is not None:
-            return found, f"{len(found)} groups by {settings.segments}", []
+            _refuse_scattered(found, example.kind)
+            return found, f"{len(found)} groups by {settings.segments}", _unlike(found, settings.segments)
     elif d > MANY and example.kind in ("image", "series"):
         return _default_segments(example, settings)
     names = _names_of_places(example, settings.step)
@@ -91,6 +94,29 @@ def _segments(example: Example, settings: Settings) -> tuple[Segments | None, st
     # a pixel, or a moment, is one feature, whatever its channels
     mask = torch.arange(len(names)).reshape(shape[-2:] if example.kind == "image" else shape[-1:]).expand(shape)
     return Segments(mask, tuple(names)), "", []
+
+
+def _unlike(found: Segments, words: str) -> list[str]:
+    """A remark where there are many more or fewer super-pixels than asked for."""
+    kind, _, wanted = words.partition(":")
+    if kind != "slic" or 0.8 <= len(found) / int(wanted or 50) <= 1.25:
+        return []
+    return [
+        f"{words} found {len(found)} super-pixels, as the colours fall; grid:7 makes exactly as many cells as asked"
+    ]
+
+
+def _refuse_scattered(found: Segments, kind: str) -> None:
+    """Groups are drawn as patches of an image, or as stretches of a curve."""
+    if kind not in ("image", "series"):
+        return
+    shape = found.mask.shape
+    places = found.mask.reshape(-1, *(shape[-2:] if kind == "image" else shape[-1:]))
+    what = "pixel" if kind == "image" else "moment"
+    if not bool((places == places[:1]).all()):
+        raise ValueError(f"--segments: all channels of a {what} must share a group, but the mask differs between them.")
+    if kind == "series" and len(torch.unique_consecutive(places[0])) > len(found):
+        raise ValueError("--segments: a group of a curve must be one stretch of time, but the mask has some in parts.")
 
 
 def _names_of_places(example: Example, step: float | None) -> list[str] | None:
@@ -142,6 +168,7 @@ def key(question: Question, model: Model) -> str:
             "title": example.title,
             "names": described(list(question.names)) if question.names is not None else None,
             "target": [described(question.target.index), question.target.name],
+            "output": f"{question.output:.5g}",  # what the code reads from other files shows here
             "groups": None if question.segments is None else described(question.segments.mask),
             "options": described(question.options),
             "step": question.step,

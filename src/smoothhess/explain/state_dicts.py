@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from smoothhess.reproduce.weights import read_weights
 NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training keep the weights
 PICKLED = (
     "a pickled model. Opening it can run any code, so it is not opened. Where you trust it, load it in Python and save "
-    "torch.export.save(torch.export.export(model, (x,)), 'model.pt2') and pass --model model.pt2; or save "
-    "model.state_dict() and pass --model pkg.module:factory --weights file"
+    "torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)), 'model.pt2'), x "
+    "being two examples, and pass --model model.pt2; or save model.state_dict() and pass --model pkg.module:factory "
+    "--weights file. Open only exports and code that you trust: an export can run code as well"
 )
 
 
@@ -57,7 +59,9 @@ def read(path: Path) -> dict[str, Tensor]:
 def open_plainly(path: Path) -> Any:
     """What a .pth or .pt file holds where that is plain data; a pickled model is refused with the reason."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong with it is said below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: {PICKLED}.") from error
     except (RuntimeError, EOFError, ValueError, OSError) as error:

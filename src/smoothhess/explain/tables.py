@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +55,11 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
             first = file.readline()
             file.seek(0)
             separator = max(",;\t", key=first.count)
-            lines = [line for line in csv.reader(file, delimiter=separator) if any(cell.strip() for cell in line)]
+            lines = [line for line in csv.reader(file, delimiter=separator) if len(line) > 1 or "".join(line).strip()]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a csv file in UTF-8 ({error}).") from error
+    while lines and not any(cell.strip() for cell in lines[-1]):  # as spreadsheets leave them; others keep their number
+        lines.pop()
     if len(lines) < 2:
         raise ValueError(
             f"{path} holds {len(lines)} line(s): wanted a header that names the columns, and rows below it."
@@ -67,7 +71,9 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
         raise ValueError(f"{path}: two columns are called {repeated[0]!r}. Rename one.")
     drop = [part for words in drop for part in ([words] if words in names else words.split(",")) if part]
     if unknown := [name for name in drop if name not in names]:
-        raise ValueError(f"--drop {unknown[0]!r}: {path} has no such column, but {', '.join(names[:12])}.")
+        near = difflib.get_close_matches(unknown[0], names, 3, 0.5)
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"--drop {unknown[0]!r}: {path} has no such column, but {', '.join(names)}.{hint}")
     kept = [i for i, name in enumerate(names) if name not in drop]
     if not kept:
         raise ValueError(f"--drop leaves no column of {path}.")
@@ -83,7 +89,12 @@ def _cells(path: Path, lines: list[list[str]], names: list[str], kept: list[int]
             raise ValueError(f"{path}, row {row}: {len(line)} cells, but the header names {len(names)} columns.")
         numbers = [_number(line[i]) for i in kept]
         if None in numbers:
-            column = names[kept[numbers.index(None)]]
+            place = kept[numbers.index(None)]
+            column = names[place]
+            if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", line[place]):
+                raise ValueError(
+                    f"{path}, row {row}, column {column!r}: a decimal comma. Write numbers with a point, as in 1.5."
+                )
             raise ValueError(
                 f"{path}, row {row}, column {column!r}: wanted a number, got text. Leave the column out with --drop "
                 f"{column!r}, or turn it into numbers as the model expects them."
@@ -97,7 +108,7 @@ def _number(cell: str) -> float | None:
     if cell.strip().lower() in MISSING:
         return math.nan
     try:
-        return float(cell)
+        return None if "_" in cell else float(cell)  # Python's 1_000
     except ValueError:
         return None
 

@@ -70,9 +70,16 @@ def find(words: str | None, output: Tensor, classes: Sequence[str] | None) -> Ta
 
 
 def _asked(words: str, shape: tuple[int, ...], classes: Sequence[str] | None) -> Target:
+    if classes is not None and words not in classes:  # CAT for cat
+        alike = [name for name in classes if name.casefold() == words.casefold()]
+        words = alike[0] if len(alike) == 1 else words
     if classes is not None and words in classes:
-        index = classes.index(words)
-        return Target(index, words, "as asked")
+        numbered = [i for i, name in enumerate(classes) if name == words]
+        if len(numbered) > 1:
+            raise ValueError(
+                f"--target {words}: the classes {', '.join(map(str, numbered))} share that name. Pass one's number."
+            )
+        return Target(numbered[0], words, "as asked")
     try:
         numbers = tuple(int(part) for part in words.split(","))
     except ValueError as error:
@@ -80,8 +87,10 @@ def _asked(words: str, shape: tuple[int, ...], classes: Sequence[str] | None) ->
             raise ValueError(
                 f"--target {words}: wanted the number of an output, 0 … {shape[0] - 1}, or --classes with its name."
             ) from error
-        near = difflib.get_close_matches(words, classes, 3, 0.5) or list(classes[:5])
-        raise ValueError(f"--target {words}: no such class. Did you mean {', '.join(near)}?") from error
+        near = difflib.get_close_matches(words, classes, 3, 0.5)
+        shown = ", ".join(classes[:20]) + (" …" if len(classes) > 20 else "")
+        hint = f"Did you mean {', '.join(near)}?" if near else f"There are {shown}."
+        raise ValueError(f"--target {words}: no such class. {hint}") from error
     if len(numbers) != len(shape):
         raise ValueError(f"--target {words}: the output has shape {shape}: wanted {len(shape)} number(s).")
     if any(not -size <= n < size for n, size in zip(numbers, shape, strict=True)):

@@ -6,6 +6,7 @@ import html
 import os
 import sys
 import textwrap
+import urllib.parse
 from collections.abc import Sequence
 
 from tqdm import tqdm
@@ -48,11 +49,15 @@ def table(pairs: Sequence[Pair]) -> str:
 
 
 def quality(result: Interactions) -> str:
-    """How good the estimate of one example is."""
-    error, r2 = float(result.relative_error[0]), float(result.r2[0])
+    """How good the estimate of one example is: the unbiased one, which pairs and intervals are of, and the denoised."""
+    own, r2 = float(result.unshrunk().relative_error[0]), float(result.r2[0])
+    denoised = f" (denoised matrix: {_share(float(result.relative_error[0]))})" if result.shrink else ""
     explained = "" if r2 != r2 else f", R² {r2:.2f}"
-    size = f"{100 * error:.1f} %" if error < 10 else "over 1000 %"
-    return f"relative error {size}{explained}, {int(result.n_calls[0])} calls"
+    return f"relative error {_share(own)}{denoised}{explained}, {int(result.n_calls[0])} calls"
+
+
+def _share(error: float) -> str:
+    return f"{100 * error:.1f} %" if error < 10 else "over 1000 %"
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -65,12 +70,16 @@ def index(title: str, records: Sequence[tuple[str, Record]]) -> str:
     rows = []
     for name, record in records:
         words = record.words
-        cells = "".join(f"<td>{html.escape(words.get(k, ''))}</td>" for k in ("target", "strongest", "quality"))
-        link = f'<a href="{html.escape(name)}.html">{html.escape(words.get("title", name))}</a>'
+        cells = "".join(f'<td data-what="{h}">{html.escape(words.get(k, ""))}</td>' for k, h in SHOWN.items())
+        link = f'<a href="{urllib.parse.quote(name)}.html">{html.escape(words.get("title", name))}</a>'
         rows.append(f"<tr><th scope=row>{link}</th>{cells}</tr>")
-    return PAGE.format(title=html.escape(title), count=len(records), rows="\n".join(rows), limits=html.escape(LIMITS))
+    heads = "".join(f"<th>{head}</th>" for head in SHOWN.values())
+    return PAGE.format(
+        title=html.escape(title), count=len(records), heads=heads, rows="\n".join(rows), limits=html.escape(LIMITS)
+    )
 
 
+SHOWN = {"target": "explained output", "strongest": "strongest pair", "quality": "how good the estimate is"}
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -86,11 +95,18 @@ th, td {{ text-align: left; padding: .45rem .8rem .45rem 0; border-bottom: 1px s
 th, td {{ vertical-align: top; }}
 th[scope=row] {{ font-weight: 600; white-space: nowrap; }}
 footer {{ margin-top: 1.5rem; opacity: .75; font-size: .9rem; }}
+@media (max-width: 600px) {{
+thead {{ display: none; }}
+tr, th, td {{ display: block; border: 0; padding: 0; }}
+tr {{ padding: .6rem 0; border-bottom: 1px solid var(--line); }}
+th[scope=row] {{ white-space: normal; }}
+td::before {{ content: attr(data-what) ": "; opacity: .7; }}
+}}
 </style>
 <h1>{title}</h1>
 <p>{count} inputs, each on a page of its own: which features act together, how strongly, and how sure that is.</p>
 <div class="wide"><table>
-<thead><tr><th>input</th><th>explained output</th><th>strongest pair</th><th>how good the estimate is</th></tr></thead>
+<thead><tr><th>input</th>{heads}</tr></thead>
 <tbody>
 {rows}
 </tbody></table></div>

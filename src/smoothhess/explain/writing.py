@@ -10,28 +10,37 @@ from typing import Any
 import torch
 
 from smoothhess import frames
+from smoothhess.explain.examples import unmoved
 from smoothhess.explain.models import Model
 from smoothhess.explain.question import Question
 from smoothhess.interactions import Interactions
 
 MOST_ROWS = 20_000  # pairs in a csv file
+COLUMNS = (*frames.COLUMNS[1:], "unit")  # what one unit of both features is: "sd", or empty for the file's own
 
 
 def write(question: Question, result: Interactions, model: Model, place: Path, remarks: Sequence[str]) -> None:
     """All files of an example into a folder."""
     name = question.example.name
     result.save(place / f"{name}.safetensors")
-    write_pairs(result, question.names, place / f"{name}.csv")
+    write_pairs(result, question.names, place / f"{name}.csv", "sd" if question.example.units else "")
     draw(question, result, place)
     write_page(question, result, model, place / f"{name}.html", remarks)
 
 
-def write_pairs(result: Interactions, names: Sequence[str] | None, path: Path) -> None:
+def write_pairs(result: Interactions, names: Sequence[str] | None, path: Path, unit: str = "") -> None:
     """The strongest pairs as csv, one row each."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(frames.COLUMNS[1:])
-        writer.writerows(row[1:] for row in frames.rows(result, names, k=MOST_ROWS))
+        writer.writerow(COLUMNS)
+        writer.writerows((*row[1:], unit) for row in frames.rows(result, names, k=MOST_ROWS))
+
+
+def left_out(result: Interactions, name: str) -> list[str]:
+    """A remark where the csv file has no room for all pairs."""
+    d = result.shape[1]
+    pairs = d * (d - 1) // 2
+    return [] if pairs <= MOST_ROWS else [f"{name}.csv holds the {MOST_ROWS} strongest of {pairs} pairs"]
 
 
 def draw(question: Question, result: Interactions, place: Path) -> None:
@@ -58,17 +67,20 @@ def write_page(question: Question, result: Interactions, model: Model, path: Pat
     series: Any = False
     if example.kind == "series":
         series = True if question.step is None else torch.arange(example.values.shape[-1]) * question.step
-    told = [f"One unit of a feature is {example.units}." if example.units else "", *remarks]
+    told = [f"one unit of a feature is {example.units}"] if example.units else []
+    if example.still is not None and example.names is not None:
+        told.append(unmoved(example.names, example.still))
     report(
         result,
         path,
         names=question.names,
         image=example.picture,
         series=series,
-        classes=question.target.name if question.classes else None,
+        classes=question.target.name if question.target.name in (question.classes or ()) else None,
         title=f"{example.title}: what acts together for {question.target.name} in {model.title}",
         headings=[example.title],
         values=example.original if question.segments is None else None,
-        note=" ".join(t for t in told if t),
+        units="s" if example.kind == "series" and question.step is not None else None,
+        note=" ".join(f"{t[0].upper()}{t[1:].rstrip('.')}." for t in (*told, *remarks)),
         kind=example.kind if example.kind in ("image", "series") else "table",
     )
