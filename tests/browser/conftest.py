@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import smoothhess as sh
+from smoothhess import rivals
+from smoothhess.exact import Attribution
 from smoothhess.interactions import Interactions
 from smoothhess.view.page import report
 
@@ -26,7 +28,7 @@ def chromium():
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
         pytest.skip("needs Chromium: apt-get install chromium")
-    options = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    options = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=found, args=options)
         yield browser
@@ -179,10 +181,62 @@ def _hostile():
     return result, {"names": HOSTILE, **words}
 
 
+def _standardised():
+    """A row of a file whose first column does not vary, from few draws and with large numbers."""
+
+    def price(x):
+        return 3.6e6 * torch.tanh(x[:, 1] * x[:, 2] + x[:, 3]) + 2.7e5 * torch.relu(x[:, 1] - x[:, 3])
+
+    gaussian = sh.Diagonal(torch.tensor([0.0, 0.25, 0.25, 0.25]))
+    inputs = torch.tensor([[0.0, 0.4, -0.3, 0.2]])
+    result = sh.SmoothHess(price).attribute(inputs, gaussian=gaussian, n_calls=12, design="antithetic", control=None)
+    note = "One unit of a feature is one standard deviation of its column."
+    return result, {"names": ["floor", "rooms", "size", "age"], "values": [7, 3, 81, 12], "note": note}
+
+
+def _exact():
+    """Derivatives that are known: one pair acts together, the others do not; some features bend, some do not."""
+    inputs = torch.tensor([[0.3, -0.2, 0.5, 0.1]], dtype=torch.float64)
+    return rivals.hessian(lambda x: x[:, 0] * x[:, 1] + x[:, 2] ** 2 + x[:, 3], inputs), {"names": [*"abcd"]}
+
+
+def _affine():
+    inputs = torch.zeros(1, 4)
+    return sh.SmoothHess(lambda x: x.sum(1)).attribute(inputs, sigma=0.5, n_calls=100), {"names": [*"abcd"]}
+
+
+def _attribution():
+    x, matrix = torch.ones(1, 3, dtype=torch.float64), torch.tensor([[1.0, -2, 3], [-2, 0, 4], [3, 4, 5]])
+    return Attribution.make(x, x.sum(1), x, matrix[None], scales=[2, 3, 4]), {"names": [*"abc"]}
+
+
+def _directed():
+    inputs = torch.tensor([[0.3, -0.2, 0.5, 0.1]])
+    result = sh.SmoothHess(lambda x: (x[:, 0] * x[:, 2]).tanh() + x[:, 1] * x[:, 3]).attribute(
+        inputs, sigma=0.5, n_calls=400
+    )
+    return result.groups(torch.tensor([0, 0, 1, 1]), -inputs[0]), {"names": ["left", "right"]}
+
+
+def _two_draws():
+    def curve(x):
+        return torch.tanh(x[:, :20].mean(1) * x[:, 20:].mean(1))
+
+    inputs = torch.linspace(0, 2, 40)[None]
+    result = sh.SmoothHess(curve).attribute(inputs, sigma=0.5, n_calls=2, design="antithetic", shrink=False)
+    return result.groups(torch.arange(40) // 10), {"series": True}
+
+
 MAKERS = {
     "digits": _digits,
     "breast_cancer": _breast_cancer,
     "image": _image,
     "series": _series,
     "hostile": _hostile,
+    "standardised": _standardised,
+    "exact": _exact,
+    "affine": _affine,
+    "attribution": _attribution,
+    "directed": _directed,
+    "two_draws": _two_draws,
 }

@@ -6,9 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothhess import student
 from smoothhess.evaluate.sweep import Sweep
 
-PAGES = ["digits", "breast_cancer", "image", "series", "hostile"]
+PAGES = ["digits", "breast_cancer", "image", "series", "hostile", "standardised"]
+
+CUT_OFF = """() => [...document.querySelectorAll(".row .figure:last-child")]
+  .filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, [tabindex='0'], [role=img]")].filter((e) => {
+  const label = e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.textContent.trim()
+    || (e.labels && e.labels.length && e.labels[0].textContent.trim());
+  return !e.hidden && !label;
+}).map((e) => e.outerHTML.slice(0, 100))"""
 
 
 def moves(result):
@@ -50,21 +59,24 @@ def point(page, i, sides):
 # --- every page -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
 @pytest.mark.parametrize("name", PAGES)
-def test_opens_without_complaints_and_fits_the_screen(sample, open_page, tmp_path, name, width, theme):
-    page = open_page(sample(name).path, width, 812 if width < 500 else 900, theme)
-    assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.tab.evaluate("document.documentElement.dataset.theme") == theme
-    folder = Path(os.environ.get("SMOOTHHESS_SCREENSHOTS", tmp_path))
+def test_opens_without_complaints_and_fits_the_screen(sample, open_page, tmp_path, name, width):
+    page = open_page(sample(name).path, width, 812 if width < 500 else 900)
+    folder = Path(os.environ.get("SMOOTHHESS_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
-    shot = page.tab.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
-    assert len(shot) > 30_000  # something is drawn
+    for theme in ("light", "dark"):
+        page.tab.emulate_media(color_scheme=theme)
+        page.settle()
+        assert page.tab.evaluate("document.documentElement.dataset.theme") == theme
+        shot = page.tab.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
+        assert len(shot) > 30_000  # something is drawn
     for tab in page.tab.locator("#tabs button").all():
         tab.click()
         page.settle()
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.tab.evaluate(CUT_OFF) == []
+        assert page.tab.evaluate(NAMELESS) == []
     said = page.tab.locator("main").inner_text()
     assert "real, stable or causal" in said
     assert "Relative error" in said
@@ -74,7 +86,10 @@ def test_quality_is_said_in_words_and_signs(sample, open_page):
     digits = sample("digits")
     page = open_page(digits.path)
     tile = page.tab.locator('.tile[data-name="Relative error"]')
-    assert f"{100 * float(digits.result.relative_error[0]):.3g} %" in tile.inner_text()
+    own, denoised = (float(r.relative_error[0]) for r in (digits.result.unshrunk(), digits.result))
+    assert own > 1.2 * denoised
+    assert tile.locator(".figure").inner_text() == f"{100 * own:.3g} %"  # of the numbers that are shown
+    assert f"denoised one, which ranks them, is {100 * denoised:.3g} %" in tile.inner_text()
     assert tile.locator(".verdict").inner_text()[0] in "●▲■"
 
 
@@ -204,6 +219,24 @@ def test_examples_can_be_chosen(sample, open_page):
     assert it.options["headings"][2] in page.tab.inner_text("#lead")
 
 
+def test_the_words_beside_the_matrix_follow_the_example_and_the_mode(sample, open_page):
+    it = sample("digits")
+    page = open_page(it.path)
+    words = [f"raise the ‘{int(target)}’ logit beyond" for target in it.result.target.flatten()]
+    assert words[0] != words[1]
+    page.tab.click("#tab-matrix")
+    page.settle()
+    assert words[0] in page.tab.inner_text("#matrix-hint")
+    page.tab.select_option("#example", "1")
+    page.settle()
+    assert words[1] in page.tab.inner_text("#matrix-hint")
+    page.tab.check('input[name="mode"][value="magnitude"]')
+    page.settle()
+    said = page.tab.inner_text("#matrix-hint")
+    assert "signs are left out" in said
+    assert "Red" not in said
+
+
 def test_directions_are_drawn(sample, open_page):
     it = sample("digits")
     page = open_page(it.path)
@@ -215,6 +248,31 @@ def test_directions_are_drawn(sample, open_page):
     page.tab.click('#panel [data-direction="2"]')
     page.settle()
     assert page.data("#direction")["index"] == "2"
+
+
+def test_directions_keep_their_signs_in_magnitude_mode(sample, open_page):
+    page = open_page(sample("digits").path)
+    page.tab.check('input[name="mode"][value="magnitude"]')
+    page.tab.click("#tab-directions")
+    page.settle()
+    assert "of the denoised matrix" in page.tab.inner_text("#panel")
+    bars = page.tab.eval_on_selector_all("#panel .bar", "(bars) => bars.map((bar) => bar.style.background)")
+    values = sample("digits").result[0].eigh(6).values[0]
+    assert bars == ["var(--pos)" if value > 0 else "var(--neg)" for value in values]
+    vector = sample("digits").result[0].eigh(1).vectors[0, 0].flatten()
+    redder = page.tab.evaluate(
+        """() => { const map = document.getElementById("direction"), context = map.getContext("2d"), found = [];
+          for (let k = 0; k < 64; k++) {
+            const at = [((k % 8) + 0.45) / 8 * map.width, (Math.floor(k / 8) + 0.45) / 8 * map.height];
+            const [red, , blue] = context.getImageData(...at, 1, 1).data;
+            found.push(red - blue);
+          }
+          return found; }"""
+    )
+    strong = vector.abs() > 0.3 * vector.abs().max()
+    vector = vector * vector[vector.abs().argmax()].sign()
+    assert (torch.tensor(redder)[strong].sign() == vector[strong].sign()).all()
+    assert len(vector[strong].sign().unique()) == 2
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -292,7 +350,7 @@ def test_the_slider_shows_the_results_of_each_sigma(sample, open_page):
         page.tab.keyboard.press(key)
         page.settle()
         assert_shows(page, scales[k], 5)
-        assert f"σ = {float(scales.sigmas[k]):.3g}"[:6] in page.tab.inner_text("#sigma-label")
+        assert page.tab.inner_text("#sigma-label") == f"How far we look: σ = {['0.250', '0.500', '1.00'][k]}"
     page.tab.click("#tab-sigma")
     page.settle()
     j = int(page.data("#sentence")["j"])
@@ -321,6 +379,94 @@ def test_switches(sample, open_page):
     page.tab.wait_for_selector("#matrix[data-ready]")
     low = page.tab.evaluate("Math.min(...document.getElementById('matrix').data[0].z.flat().filter((z) => z !== null))")
     assert low >= 0
+
+
+def test_a_feature_that_was_not_moved_is_said_to_be_unknown(sample, open_page):
+    it = sample("standardised")
+    page = open_page(it.path)
+    assert page.tab.locator("#note").is_visible()  # what one unit is
+    assert page.tab.inner_text("#note") == it.options["note"]
+    assert "σ = 0.250." in page.tab.inner_text("#lead").replace("\u00a0", " ")
+    assert "Each moved by its σ of 0.250 ·" in page.tab.inner_text("#sentence")
+    assert "not moved" in page.tab.inner_text('#features button[data-feature="0"]')
+    page.tab.click('#features button[data-feature="0"]')
+    page.settle()
+    assert page.tab.inner_text("#sentence").strip() == "floor was not moved: nothing is known about it."
+    assert page.tab.inner_text("#partners-hint") == "It was not moved: nothing is known about it."
+    assert page.partners() == {}
+    page.tab.click("#tab-matrix")
+    page.settle()
+    assert "Empty: was not moved." in page.tab.inner_text("#matrix-hint")
+
+
+def test_slopes_have_the_intervals_of_their_level(sample, open_page):
+    it = sample("standardised")
+    page = open_page(it.path)
+    one = it.result[0]
+    width = float(student.quantile(0.95, one._noise.of_mean(one._features.head.even).df)[0])
+    assert width > 2.2  # so few draws: two standard errors are too little
+    for k in (1, 2, 3):
+        found = page.data(f'#features button[data-feature="{k}"]')
+        assert float(found["value"]) == pytest.approx(0.25 * float(one.gradient[0, k]), rel=1e-5)
+        assert float(found["half"]) == pytest.approx(0.25 * width * float(one.gradient_stderr[0, k]), rel=1e-5)
+    page.tab.click('#features button[data-feature="2"]')
+    page.settle()
+    half = 0.25 * width * float(one.gradient_stderr[0, 2])
+    said = page.tab.inner_text("#sentence").replace("\u00a0", " ").split("changes it by")[1]
+    assert float(said.split("±")[1].rstrip(".\n")) == pytest.approx(half, rel=0.01)
+
+
+def test_exact_zeros_have_no_sign(sample, open_page):
+    page = open_page(sample("exact").path)
+
+    def said(i, j):
+        page.tab.click(f'#features button[data-feature="{i}"]')
+        page.tab.click(f'#partners button[data-partner="{j}"]')
+        page.settle()
+        return page.tab.inner_text("#sentence p:first-child"), page.data("#sentence")["sign"]
+
+    assert said(0, 1) == ("Raising a and b together raises the output beyond their separate effects by 1.00.", "more")
+    assert said(0, 3) == ("a and d do not act together here: exactly 0.", "none")
+    page.tab.click("#tab-directions")
+    page.settle()
+    values = page.tab.eval_on_selector_all("#panel .row", "(rows) => rows.map((row) => Number(row.dataset.value))")
+    page.tab.click(f'#panel [data-direction="{values.index(0)}"]')
+    page.settle()
+    assert "the output does not bend: λ = 0" in page.tab.inner_text("#panel .hint")
+    page.tab.click("#tab-matrix")
+    page.tab.wait_for_selector("#matrix[data-ready] .nsewdrag")
+    for k, words in ((3, "does not bend: exactly 0."), (2, "bends upwards by 2.00.")):
+        box = page.tab.locator("#matrix .nsewdrag").bounding_box()
+        x, y = box["x"] + (k + 0.5) / 4 * box["width"], box["y"] + (k + 0.5) / 4 * box["height"]
+        page.tab.mouse.move(x, y)
+        page.tab.wait_for_selector(f'#sentence[data-i="{k}"][data-j="{k}"]')
+        assert words in page.tab.inner_text("#sentence")
+    affine = open_page(sample("affine").path)
+    assert affine.tab.inner_text("#sentence p:first-child").startswith("No draw shows a and b acting together")
+    assert affine.data("#sentence")["sign"] == "none"
+
+
+def test_attributions_and_directions_of_the_user_are_called_by_what_they_are(sample, open_page):
+    it = sample("attribution")
+    page = open_page(it.path)
+    said = page.tab.inner_text("#sentence")
+    assert "The interaction of b and c is +4.00." in said  # whatever a usual move is
+    assert "moved by its σ" not in said
+    assert page.tab.locator('input[name="unit"]').count() == 0
+    assert page.tab.inner_text("#partners-hint") == "Strongest first. Attributions, not derivatives."
+    assert "Attributions, not derivatives." in page.tab.inner_text("#pairs-hint")
+    assert page.tab.locator('th button[data-column="effect"]').count() == 0
+    page.tab.click("#tab-matrix")
+    page.settle()
+    assert "Red: the interaction is positive" in page.tab.inner_text("#matrix-hint")
+    page.tab.click("#tab-directions")
+    page.settle()
+    assert "bends" not in page.tab.inner_text("#panel")
+    page = open_page(sample("directed").path)
+    assert "H: both moved as the direction given says." in page.tab.inner_text("#pairs-hint")
+    page.tab.click("#tab-matrix")
+    page.settle()
+    assert "Red: moved together as the direction given says" in page.tab.inner_text("#matrix-hint")
 
 
 # --- series -----------------------------------------------------------------------------------------------------------
@@ -359,6 +505,43 @@ def test_windows_can_be_hovered_clicked_and_brushed(sample, open_page):
     page.tab.mouse.up()
     page.tab.wait_for_selector('#chart[data-source="8"][data-brushed="8"]')
     assert_shows(page, it.result, 8)
+
+
+def test_denoised_bars_have_no_intervals(sample, open_page):
+    it = sample("series")
+    assert it.result.shrink
+    page = open_page(it.path)
+    page.tab.wait_for_selector("#chart[data-ready]")
+    page.tab.focus("#chart")
+    for _ in range(10):
+        page.tab.keyboard.press("ArrowLeft")
+    page.tab.check('input[name="estimate"][value="denoised"]')
+    page.settle()
+    assert page.data("#chart")["source"] == "0"
+    drawn = page.tab.evaluate(
+        """() => { const bar = document.getElementById("chart").data.find((trace) => trace.yaxis === "y2");
+                   return bar.x.map((x, k) => [x, bar.y[k]]); }"""
+    )
+    hessian, size = it.result.hessian[0], moves(it.result)
+    for x, y in drawn:
+        j = int(x // (8.04 / 10))
+        assert y == pytest.approx(float(hessian[0, j] * size[0] * size[j]), rel=1e-5)
+    assert page.tab.locator("#chart .yerror").count() == 0
+    assert "The denoised bars have no intervals." in page.tab.inner_text("#where-hint")
+    page.tab.check('input[name="estimate"][value="unbiased"]')
+    page.settle()
+    assert page.tab.locator("#chart .yerror").count() == 9
+
+
+def test_intervals_that_are_not_known_are_not_drawn_as_narrow_ones(sample, open_page):
+    page = open_page(sample("two_draws").path)
+    page.tab.wait_for_selector("#chart[data-ready]")
+    assert page.tab.locator("#chart .yerror").count() == 0
+    assert "ntervals are not known from so few draws" in page.tab.inner_text("#where-hint")
+    assert "ntervals are not known from so few draws" in page.tab.inner_text("#partners-hint")
+    widths = page.tab.eval_on_selector_all("#partners .whisker", "(lines) => lines.map((line) => line.style.width)")
+    assert widths == ["100%"] * 3
+    assert "± ?" in page.tab.inner_text("#partners")
 
 
 def test_arrow_keys_walk_along_the_curve(sample, open_page):
@@ -422,16 +605,3 @@ def test_tabs_and_rows_follow_the_arrow_keys(sample, open_page):
     page.settle()
     pair = page.data("#pairs tbody tr:nth-child(2)")["pair"]
     assert f"{page.data('#sentence')['i']},{page.data('#sentence')['j']}" == pair
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_everything_that_can_be_focused_has_a_name(sample, open_page, name):
-    page = open_page(sample(name).path)
-    nameless = page.tab.evaluate(
-        """() => [...document.querySelectorAll("button, input, select, [tabindex='0'], [role=img]")].filter((e) => {
-          const label = e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.textContent.trim()
-            || (e.labels && e.labels.length && e.labels[0].textContent.trim());
-          return !e.hidden && !label;
-        }).map((e) => e.outerHTML.slice(0, 100))"""
-    )
-    assert nameless == []

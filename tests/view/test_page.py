@@ -17,7 +17,7 @@ from torch import nn
 
 import smoothhess as sh
 from smoothhess import rivals, student
-from smoothhess.exact import Attribution
+from smoothhess.exact import Attribution, Exact
 from smoothhess.view import page
 from smoothhess.view.page import encoding, html, layout, payload, reading, report
 
@@ -126,6 +126,34 @@ def test_the_width_of_intervals_follows_the_level(table):
     df = table[0].row(0).df
     assert wide == pytest.approx(float(student.quantile(0.99, df)[0]))
     assert narrow == pytest.approx(float(student.quantile(0.8, df)[0]))
+
+
+def test_slopes_have_the_width_of_their_own_degrees_of_freedom():
+    x = torch.tensor([[0.3, 0.2, -0.1, 0.1]], dtype=torch.float64)
+    few = sh.SmoothHess(one_pair).attribute(x, sigma=0.5, n_calls=8, design="antithetic", control=None)
+    df = few._noise.of_mean(few._features.head.even).df
+    assert float(df) == 3
+    for level in (0.8, 0.95):
+        numbers = payload(few, level=level)["results"][0][0]
+        assert numbers["slope_width"] == pytest.approx(float(student.quantile(level, df)[0]))
+    known = payload(Exact.make(x, x.sum(1), x, torch.eye(4)[None]))["results"][0][0]
+    assert known["slope_width"] == pytest.approx(1.96, abs=1e-3)
+    none = sh.SmoothHess(one_pair).attribute(x, sigma=0.5, n_calls=2, design="antithetic", control=None)
+    assert payload(none)["results"][0][0]["slope_width"] is None  # infinite: nothing is known
+
+
+def test_the_scale_is_that_of_the_features_that_move():
+    x = torch.tensor([[0.3, 0.2, -0.1, 0.1]], dtype=torch.float64)
+    result = sh.SmoothHess(one_pair).attribute(x, gaussian=sh.Diagonal([0.25, 0.25, 0, 0.25]), n_calls=40)
+    content = payload(result)
+    assert content["sweep"] == [{"sigma": 0.25, "radius": pytest.approx(0.25 * 3**0.5), "same": True, "still": 1}]
+    assert "σ = 0.25, radius σ√d = 0.433, none in 1 of 4 features" in dict(content["made"][0][0])["Noise"]
+    assert content["results"][0][0]["still"] == [2]
+    moved = payload(sh.SmoothHess(one_pair).attribute(x, sigma=0.5, n_calls=40))
+    assert moved["results"][0][0]["still"] == []
+    assert "none in" not in dict(moved["made"][0][0])["Noise"]
+    known = Exact.make(x, x.sum(1), x, torch.eye(4)[None], scales=[1, 0, 1, 1])
+    assert payload(known)["results"][0][0]["still"] == []
 
 
 def test_scales_replace_the_moves_and_change_the_q_values_of_frozen_features(table):
@@ -307,9 +335,41 @@ def test_readings_are_good_fair_and_poor():
         stopped = sh.SmoothHess(network((40,))).attribute(
             torch.zeros(1, 40, dtype=torch.float64), sigma=0.5, tol=1e-6, max_calls=100
         )
-    assert {r.name: r.verdict for r in reading.readings(stopped)}["Calls"] == "stopped before the precision asked for"
+    calls = reading.readings(stopped)[2]
+    assert (calls.name, calls.verdict) == ("Calls", "stopped before the precision asked for")
+    assert "that of the denoised matrix" in calls.meaning
     quadratic = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 2), sigma=1.0, n_calls=100)
     assert {r.name: r.level for r in reading.readings(quadratic)}["R²"] == "good"
+
+
+def test_the_error_is_that_of_the_numbers_that_are_shown():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(200, 3), nn.ReLU(), nn.Linear(3, 1))
+    result = sh.SmoothHess(net).attribute(torch.zeros(1, 200), sigma=0.5, n_calls=400, control=None)
+    assert result.shrink
+    own, denoised = float(result.unshrunk().relative_error[0]), float(result.relative_error[0])
+    assert denoised < reading.ERROR_GOOD
+    assert own > reading.ERROR_FAIR  # so much apart that they are called differently
+    found = reading.readings(result)[0]
+    assert (found.figure, found.level, found.verdict) == (f"{100 * own:.3g} %", "poor", "noisy")
+    assert f"the denoised one, which ranks them, is {100 * denoised:.3g} %" in found.meaning
+    assert "denoised" not in reading.readings(result.unshrunk())[0].meaning
+
+
+def test_an_error_beyond_the_signal_and_one_that_is_not_known_are_told_apart():
+    noisy = result_of((40,), n_calls=4, seed=2, design="antithetic", control=None, shrink=False)
+    assert float(noisy.relative_error[0]) == np.inf
+    assert reading.readings(noisy)[0][1:4] == ("over 100 %", "poor", "mostly noise")
+    none = result_of((4,), n_calls=2, design="antithetic", control=None, shrink=False)
+    assert reading.readings(none)[0][1:4] == ("unknown", "poor", "too few draws to tell")
+
+
+def test_the_note_stands_where_everybody_sees_it(table):
+    text = page.page(payload(table, note="Standardised."))
+    header = text[text.index("<header>") : text.index("</header>")]
+    assert header.index('id="lead"') < header.index('id="note"')
+    assert text.count('id="note"') == 1
 
 
 def test_every_page_says_its_limits_and_how_it_was_made(table):
@@ -429,6 +489,17 @@ def test_notebooks_get_a_small_table_without_scripts(table):
     assert "no pairs" in alone
 
 
+def test_notebooks_show_no_intervals_where_nothing_was_drawn():
+    x = torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64)
+    text = html(rivals.hessian(lambda x: x.prod(1), x), names=["age", "dose", "iron"])
+    row = text[text.index("age × dose") :].split("</tr>")[0]
+    cells = [re.sub("<.*?>", "", cell) for cell in row.split("<td")]
+    assert [cell.split(">", 1)[-1] for cell in cells[1:]] == ["+0.5", "–", "", "+0.5", "–"]
+    few = sh.SmoothHess(lambda x: x.prod(1)).attribute(x, sigma=0.5, n_calls=2, design="antithetic", control=None)
+    assert "unknown</td>" in html(few)
+    assert "inf" not in html(few)
+
+
 # --- what it is made of -----------------------------------------------------------------------------------------------
 
 
@@ -437,7 +508,7 @@ def test_the_drawing_library_is_the_one_that_is_noted():
     library = vendor.joinpath("plotly-cartesian.min.js").read_bytes()
     note = vendor.joinpath("README.md").read_text()
     assert f"`{hashlib.sha256(library).hexdigest()}`" in note
-    assert re.search(r"v([\d.]+)", library[:200].decode())[1] in note
+    assert re.findall(r"v([\d.]+)", library[:200].decode())[0] in note
     assert "MIT License" in vendor.joinpath("plotly-LICENSE.txt").read_text()
     assert b"</script" not in library.lower()
     assert b"<!--" not in library

@@ -37,12 +37,26 @@ def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) ->
         "denoised": encoding.packed(canvas.array(one.hessian[0])) if one.shrink else None,
         "slope": encoding.float32(canvas.array(one.gradient[0]).reshape(-1)),
         "slope_stderr": encoding.float32(canvas.array(one.gradient_stderr[0]).reshape(-1)),
+        "slope_width": float(student.quantile(level, _slope_df(one))[0]),
         "move": encoding.float32(canvas.array(moves)),
+        "still": _still(one),
         "width": float(student.quantile(level, one._noise.of_entries().df)[0]),  # standard errors in half an interval
         "smoothed": float(one.value[0]),
         "quality": [reading._asdict() for reading in readings(one)],
         "eigen": _eigen(one),
     }
+
+
+def _slope_df(one: Interactions) -> Tensor:
+    """Degrees of freedom that the slopes' standard errors are known with, (1,)."""
+    if one.design == "exact":
+        return one._noise.of_entries().df
+    return one._noise.of_mean(one._features.head.even).df
+
+
+def _still(one: Interactions) -> list[int]:
+    """Features that noise did not move: nothing is known about them."""
+    return [] if one.design == "exact" else torch.nonzero(one._scales[0] == 0).reshape(-1).tolist()
 
 
 def _eigen(one: Interactions) -> dict[str, Any]:

@@ -133,9 +133,17 @@ def _every_scale(
 
 
 def _scale(result: Interactions) -> dict[str, Any]:
-    sigma = result.gaussian.scales(result.inputs[0].numel()).double()
+    """Of the features that noise moves; `still` is the number of the others."""
+    every = result.gaussian.scales(result.inputs[0].numel()).double()
+    sigma = every[every > 0] if bool((every > 0).any()) else every
     mean = float(sigma.square().mean().sqrt())
-    return {"sigma": mean, "radius": mean * math.sqrt(len(sigma)), "same": bool((sigma == sigma[0]).all())}
+    same = bool((sigma - sigma[0]).abs().max() <= 1e-6 * sigma[0])
+    return {
+        "sigma": mean,
+        "radius": mean * math.sqrt(len(sigma)),
+        "same": same,
+        "still": len(every) - len(sigma),
+    }
 
 
 def _refuse_large(d: int, count: int) -> None:
@@ -203,8 +211,9 @@ def _made(one: Interactions) -> list[tuple[str, str]]:
         rows = [("Method", str(getattr(one, "method", "")) or "exact"), ("Note", str(getattr(one, "note", "")))]
     else:
         same = "" if scale["same"] else " (root mean square over features)"
+        still = f", none in {scale['still']} of {one.inputs[0].numel()} features" if scale["still"] else ""
         rows = [
-            ("Noise", f"Gaussian, σ = {scale['sigma']:.4g}{same}, radius σ√d = {scale['radius']:.4g}"),
+            ("Noise", f"Gaussian, σ = {scale['sigma']:.4g}{same}, radius σ√d = {scale['radius']:.4g}{still}"),
             ("Draws", f"{one.design} design, seed {one.seed}"),
             ("Work", f"{calls} gradient calls; {passes:.0f} passes in all"),
             ("Control variate", one.control or "none"),

@@ -34,11 +34,18 @@ def readings(one: Interactions) -> list[Reading]:
 
 
 def _error(one: Interactions) -> Reading:
-    error = float(one.relative_error[0])
+    """Of the unbiased matrix, which pairs and intervals are of; the denoised one's own error is said beside it."""
+    error = float(one.unshrunk().relative_error[0])
     meaning = "How far the whole matrix is from the exact one, as a share of its size."
     if one.design == "exact" and error == 0:
         return Reading("Relative error", "0", "plain", "not sampled", f"{meaning} Nothing was drawn by chance here.")
-    figure = "unknown" if math.isinf(error) or math.isnan(error) else f"{100 * error:.3g} %"
+    if one.design != "exact" and not float(one._noise.df[0]):
+        return Reading("Relative error", "unknown", "poor", "too few draws to tell", f"{meaning} Take more calls.")
+    figure = _percent(error)
+    if one.shrink:
+        denoised = _percent(float(one.relative_error[0]))
+        meaning += " Pairs and intervals are of the unbiased matrix, whose error this is;"
+        meaning += f" that of the denoised one, which ranks them, is {denoised}."
     if error <= ERROR_GOOD:
         return Reading("Relative error", figure, "good", "precise", meaning)
     if error <= ERROR_FAIR:
@@ -46,6 +53,12 @@ def _error(one: Interactions) -> Reading:
     verdict = "noisy" if error < 1 else "mostly noise"
     more = "Take more calls; until then, only pairs marked significant say something."
     return Reading("Relative error", figure, "poor", verdict, f"{meaning} {more}")
+
+
+def _percent(error: float) -> str:
+    if math.isnan(error):
+        return "unknown"
+    return f"{100 * error:.3g} %" if math.isfinite(error) else "over 100 %"  # the noise exceeds the signal
 
 
 def _r2(r2: float) -> Reading:
@@ -69,7 +82,10 @@ def _calls(one: Interactions) -> Reading:
         "exact": ("plain", "not sampled"),
     }.get(one.status[0], ("plain", one.status[0]))
     figure = f"{int(one.n_calls[0]):,}".replace(",", "\u202f")
-    return Reading("Calls", figure, level, verdict, "Gradients of the network taken at perturbed inputs.")
+    meaning = "Gradients of the network taken at perturbed inputs."
+    if one.shrink and one.status[0] in ("tolerance", "budget"):
+        meaning += " The precision asked for is that of the denoised matrix."
+    return Reading("Calls", figure, level, verdict, meaning)
 
 
 def _self_check(one: Interactions) -> Reading:

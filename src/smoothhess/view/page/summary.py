@@ -66,22 +66,22 @@ def _example(one: Interactions, heading: str, names: Sequence[str] | None, pairs
     found = one.top_pairs(pairs, names)[0]
     return (
         f'{title}{line}<div style="display:flex;flex-wrap:wrap;gap:24px;align-items:flex-start">'
-        f"{_table(found)}{_matrix(one)}</div>"
+        f"{_table(found, one.design != 'exact')}{_matrix(one)}</div>"
     )
 
 
-def _table(found: list[Pair]) -> str:
+def _table(found: list[Pair], sampled: bool) -> str:
     ends = [abs(x) for p in found for x in (p.low, p.high) if math.isfinite(x)]
     reach = max(ends, default=0.0) or 1.0
     header = "".join(f'<th style="{CELL}">{t}</th>' for t in ("H", "95 % interval", "", "effect", "q"))
-    rows = "".join(_row(p, reach) for p in found)
+    rows = "".join(_row(p, reach, sampled) for p in found)
     return (
         '<table style="border-collapse:collapse;font-size:13px;margin:0">'
         f'<tr><th style="{CELL};text-align:left">pair</th>{header}</tr>{rows}</table>'
     )
 
 
-def _row(p: Pair, reach: float) -> str:
+def _row(p: Pair, reach: float, sampled: bool) -> str:
     low, high = (min(max(x, -reach), reach) for x in (p.low, p.high))
     colour = "#{:02x}{:02x}{:02x}".format(*(RED if p.value > 0 else BLUE))
     fill = colour if p.significant else "none"
@@ -92,7 +92,12 @@ def _row(p: Pair, reach: float) -> str:
         f'<path d="M{low * scale:.1f} 0H{high * scale:.1f}" stroke="{colour}" stroke-width="2"/>'
         f'<circle cx="{p.value * scale:.1f}" r="3.5" fill="{fill}" stroke="{colour}" stroke-width="1.5"/></svg>'
     )
-    cells = (f"{p.value:+.3g}", f"{p.low:+.3g} … {p.high:+.3g}", picture, f"{p.effect:+.3g}", f"{p.q_value:.2g}")
+    interval, q = f"{p.low:+.3g} … {p.high:+.3g}", f"{p.q_value:.2g}"
+    if not math.isfinite(p.high - p.low):
+        interval = "unknown"
+    if not sampled:  # chance had no say
+        interval, q = "–", "–"
+    cells = (f"{p.value:+.3g}", interval, picture, f"{p.effect:+.3g}", q)
     name = markup.escape(" × ".join(p.names))
     faint = "" if p.significant else ";opacity:.6"
     return (

@@ -9,13 +9,13 @@ function renderDirections(panel) {
     return h("button", {
       type: "button", class: "row", "aria-pressed": String(m === k), "data-direction": m, "data-value": value,
       onclick: choose, onfocus: choose,
-    }, h("span", { class: "name" }, `Direction ${m + 1}`), track(value, 0, limit, false),
+    }, h("span", { class: "name" }, `Direction ${m + 1}`), track(value, 0, limit, false, bySign),
     h("span", { class: "figure" }, `${text(value, true, list)}${power(list.e)} · ${share(m)}`));
   });
-  const words = `Along direction ${k + 1} the output bends ${eigenvalues[k] > 0 ? "upwards" : "downwards"}: `
-    + `λ = ${text(eigenvalues[k])}, ${share(k)} of the matrix by squared size. ${cap(P.word)}s of one colour move `
-    + "together, those of the other colour against them; which of the two is which is free. "
-    + "Without intervals: look, do not test.";
+  const words = `${directionWords(k, eigenvalues[k])}: λ = ${text(eigenvalues[k])}, ${share(k)} of the `
+    + `${numbers().denoised ? "denoised " : ""}matrix by squared size. ${cap(P.word)}s of one colour `
+    + `${P.derivative ? "move" : "go"} together, those of the other colour against them; which of the two is which is `
+    + "free. Without intervals: look, do not test.";
   const box = h("div", { class: "rows", onkeydown: (e) => walk(e, box, "button") }, ...buttons);
   const about = { id: "direction", class: "chart", "data-index": k, role: "img", "aria-label": words };
   const picture = h(P.kind === "image" ? "canvas" : "div", about);
@@ -27,22 +27,29 @@ function renderDirections(panel) {
   else directionAsBars(picture, vector);
 }
 
+function directionWords(k, value) {
+  if (!P.derivative) return `Direction ${k + 1}`;
+  const bends = value > 0 ? "bends upwards" : value < 0 ? "bends downwards" : "does not bend";
+  return `Along direction ${k + 1} ${output()} ${bends}`;
+}
+
 function directionOnImage(canvas, vector) {
   const [height, width] = P.examples[state.b].size, most = largest(vector);
   canvas.style.setProperty("--ratio", `${width} / ${height}`);
-  paint(canvas, vector.map((weight) => tint(weight / most, false)), []);
+  paint(canvas, vector.map((weight) => tint(weight / most, false, bySign)), []);
 }
 
 function directionAsBars(element, vector) { // along time, or the largest weights on top
   const upright = P.kind === "series", byWeight = (a, b) => Math.abs(vector[b]) - Math.abs(vector[a]);
   const shown = upright ? inOrder() : [...vector.keys()].sort(byWeight).slice(0, 15).reverse();
   const place = shown.map((_, r) => r), weight = shown.map((m) => vector[m]);
-  const names = { tickvals: place, ticktext: shown.map((m) => plain(short(P.names[m]))), showgrid: false };
+  const ticktext = shown.map((m) => plain(short(P.names[m])));
+  const names = { tickvals: place, ticktext, showgrid: false, tickangle: upright ? -60 : 0 };
   const weights = { title: { text: upright ? "weight" : `weight; the ${shown.length} largest of ${D}` } };
   draw(element, [{
     type: "bar", orientation: upright ? "v" : "h", hoverinfo: "none",
     x: upright ? place : weight, y: upright ? weight : place,
-    marker: { color: weight.map((w) => css(colourOf(w))), opacity: 0.85 },
+    marker: { color: weight.map((w) => css(bySign(w))), opacity: 0.85 },
   }], {
     height: upright ? 320 : 60 + 24 * shown.length, margin: { l: 10, r: 10, t: 6, b: 40 },
     xaxis: upright ? names : weights, yaxis: upright ? weights : names,
@@ -56,7 +63,8 @@ function renderSigma(panel) {
   const at = partner(), points = P.sweep.map((_, s) => pair(state.i, at, s)), x = P.sweep.map((each) => each.sigma);
   const moved = state.unit === "effect" && !P.directed ? "each moved by that σ" : unitWords();
   const names = `${P.names[state.i]} × ${P.names[at]}`, accent = css("--accent");
-  $("sigma-hint").textContent = `${names} at each σ, ${moved}; bars: ${percent} intervals of each σ alone.`;
+  $("sigma-hint").textContent = `${names} at each σ, ${moved}; bars: ${percent} intervals of each σ alone${
+    points.every((p) => Number.isFinite(p.half)) ? "" : "; without one: not known from so few draws"}.`;
   $("sigma-chart").dataset.values = JSON.stringify(points.map((p) => p.value));
   draw($("sigma-chart"), [{
     x, y: points.map((p) => p.value), mode: "lines+markers", hoverinfo: "none", line: { color: accent, width: 2 },

@@ -13,7 +13,8 @@ function h(tag, attributes = {}, ...children) {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const dark = () => document.documentElement.dataset.theme === "dark";
-const colourOf = (x) => (state.mode === "magnitude" ? "--size" : x > 0 ? "--pos" : "--neg");
+const bySign = (x) => (x > 0 ? "--pos" : "--neg");
+const colourOf = (x) => (state.mode === "magnitude" ? "--size" : bySign(x));
 
 function choice(legend, key, options) {
   const box = h("div", { class: "choice" });
@@ -25,14 +26,15 @@ function choice(legend, key, options) {
   return h("fieldset", { class: "control" }, h("legend", {}, legend), box);
 }
 
-function track(value, half, limit, faint) { // a bar from zero, with its interval
+function track(value, half, limit, faint, colour = colourOf) { // a bar from zero, with its interval
   const at = (x) => 50 + 50 * Math.max(-1, Math.min(1, x / limit)), span = (a, b) => `left:${a}%;width:${b - a}%`;
   const [from, to] = [at(0), at(value)].sort((a, b) => a - b);
-  const bar = h("i", { class: "bar", style: `${span(from, to)};background:var(${colourOf(value)})` });
+  const bar = h("i", { class: "bar", style: `${span(from, to)};background:var(${colour(value)})` });
   const look = { class: `track${faint ? " faint" : ""}`, "aria-hidden": "true" };
   const box = h("span", look, bar, h("i", { class: "zero" }));
-  if (half > 0 && Number.isFinite(half)) {
-    box.append(h("i", { class: "whisker", style: span(at(value - half), at(value + half)) }));
+  if (half > 0) { // one that is not known goes from end to end, and has none itself
+    const open = Number.isFinite(half) ? "" : " open";
+    box.append(h("i", { class: `whisker${open}`, style: span(at(value - half), at(value + half)) }));
   }
   return box;
 }
@@ -67,4 +69,4 @@ function draw(element, traces, layout) { // by Plotly, in the colours of the pag
   return Plotly.react(element, traces, whole, { displayModeBar: false, responsive: true, doubleClick: false });
 }
 
-const bars = (halves) => halves.map((half) => (Number.isFinite(half) ? half : 0));
+const bars = (halves) => halves.map((half) => (Number.isFinite(half) ? half : NaN)); // Plotly draws no bar there

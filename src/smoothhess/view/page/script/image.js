@@ -36,9 +36,9 @@ function outline(id, b = state.b) {
   });
 }
 
-function tint(share, faint) { // colour and opacity of a number that is `share` of the limit
+function tint(share, faint, colour = colourOf) { // colour and opacity of a number that is `share` of the limit
   const opacity = share === 0 ? 0 : (0.08 + 0.84 * Math.min(1, Math.abs(share))) * (faint ? FAINT : 1);
-  return [...rgb(css(colourOf(share))), opacity];
+  return [...rgb(css(colour(share))), opacity];
 }
 
 /* The picture in pale grey, over it the tint of each segment (none where there is none), and outlines. */
@@ -102,7 +102,8 @@ function loadPicture(b) {
 function ramp(limit) { // what the colours mean
   const size = state.mode === "magnitude";
   const colours = size ? ["transparent", "var(--size)"] : ["var(--neg)", "var(--middle)", "var(--pos)"];
-  const signed = [`${text(-limit)} less together`, "0", `more together ${text(limit)}`];
+  const [less, more] = P.derivative ? [" less together", "more together "] : ["", ""];
+  const signed = [`${text(-limit)}${less}`, "0", `${more}${text(limit)}`];
   const ends = size ? ["0", "", text(limit, false)] : signed;
   return h("div", { class: "scale" },
     h("div", { class: "ramp", style: `background:linear-gradient(90deg,${colours})` }),

@@ -1,7 +1,11 @@
 /* The whole matrix as a heat map. */
 
 function renderMatrix(panel) {
-  if (!$("matrix")) makeMatrix(panel);
+  if (!$("matrix")) {
+    panel.replaceChildren(h("div", { class: "beside" }, h("div", { id: "matrix", class: "chart" }),
+      h("div", { class: "hint", id: "matrix-hint" })));
+  }
+  $("matrix-hint").replaceChildren(...matrixWords().map((words) => h("p", {}, words)));
   const chart = $("matrix"), room = chart.parentElement.clientWidth, at = partner();
   const cell = (r, c) => ({
     type: "rect", x0: c - 0.5, x1: c + 0.5, y0: r - 0.5, y1: r + 0.5, line: { color: css("--ink"), width: 2 },
@@ -30,16 +34,19 @@ function renderMatrix(panel) {
   });
 }
 
-function makeMatrix(panel) {
+function matrixWords() {
+  const together = P.directed ? "moved together as the direction given says, the two" : "the two together";
+  const signed = P.derivative
+    ? `Red: ${together} raise ${output()} beyond their separate effects; blue: they stay below them.`
+    : "Red: the interaction is positive; blue: it is negative.";
+  const colours = state.mode === "magnitude" ? "The stronger the colour, the larger; signs are left out." : signed;
+  const alone = P.derivative ? `each ${P.word} by itself` : `each ${P.word} with itself`;
   const order = P.word === "pixel" ? " Pixels go row by row." : "";
-  const signs = `Red: the two together raise ${output()} beyond their separate effects; blue: they stay below them.`;
-  const words = [
-    `Every pair at once. ${signs}${order}`,
-    `The diagonal is each ${P.word} by itself.${noise()}`,
+  return [
+    `Every pair at once${denoised() ? ", denoised" : ""}. ${colours}${order}`,
+    `The diagonal is ${alone}.${noise()}${numbers().still.size ? " Empty: was not moved." : ""}`,
     "The boxed cells are the pair of the sentence above: point at a cell to read it there, click to choose it.",
   ];
-  panel.replaceChildren(h("div", { class: "beside" }, h("div", { id: "matrix", class: "chart" }),
-    h("div", { class: "hint" }, ...words.map((each) => h("p", {}, each)))));
 }
 
 function heat(narrow) { // what is clear, and over it, faintly, what is within noise
@@ -49,7 +56,7 @@ function heat(narrow) { // what is clear, and over it, faintly, what is within n
     faint.push(Array(D).fill(null));
     for (let j = 0; j < D; j++) {
       const p = pair(i, j);
-      if (!visible(p)) continue;
+      if (!visible(p) || !p.moves) continue;
       (p.faint ? faint : clear)[i][j] = sized(p.shown);
       all.push(p.shown);
     }

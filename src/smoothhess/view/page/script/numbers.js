@@ -17,7 +17,7 @@ const state = {
   held: false, // whether i stays while the mouse moves
   mode: "signed", // or "magnitude"
   only: false, // significant pairs alone
-  unit: "effect", // or "unit": each feature moves by its σ, or by 1
+  unit: P.derivative ? "effect" : "unit", // each feature moves by its σ, or by 1
   estimate: "unbiased", // or "denoised": what colours show
   tab: "pairs", direction: 0, all: false,
   sort: null, down: true, filter: "", rows: 10, // of the table of pairs; null: as top_pairs ranks
@@ -38,7 +38,8 @@ function numbers(s = state.s, b = state.b) {
     const n = P.results[s][b];
     return {
       value: floats(n.value), stderr: floats(n.stderr), q: floats(n.q), denoised: n.denoised && floats(n.denoised),
-      slope: floats(n.slope), slopeError: floats(n.slope_stderr), move: floats(n.move), width: n.width ?? Infinity,
+      width: n.width ?? Infinity, slope: floats(n.slope), slopeError: floats(n.slope_stderr),
+      slopeWidth: n.slope_width ?? Infinity, move: floats(n.move), still: new Set(n.still),
       smoothed: n.smoothed, quality: n.quality,
       eigenvalues: n.eigen.values, shares: n.eigen.shares, vectors: floats(n.eigen.vectors),
     };
@@ -62,7 +63,7 @@ function pair(i, j, s = state.s) {
   const value = n.value[k] * size, stderr = n.stderr[k] * size, half = stderr > 0 ? n.width * stderr : 0;
   return {
     i, j, value, stderr, half, low: value - half, high: value + half, q: n.q[k],
-    shown: state.estimate === "denoised" && n.denoised ? n.denoised[k] * size : value,
+    shown: denoised() ? n.denoised[k] * size : value,
     perUnit: n.value[k], reach: n.stderr[k] > 0 ? n.width * n.stderr[k] : 0, effect: n.value[k] * moves,
     rank: Math.abs((n.denoised ?? n.value)[k] * moves), // as top_pairs ranks
     significant: n.q[k] <= P.q, faint: value === 0 || !(Math.abs(value) >= NOISE * stderr), moves: moves > 0,
@@ -86,6 +87,14 @@ function everyPair() {
   });
 }
 
+function slope(k) { // what feature k does by itself
+  const n = numbers(), size = state.unit === "effect" ? n.move[k] : 1;
+  const value = n.slope[k] * size, stderr = n.slopeError[k] * size;
+  return { value, half: stderr > 0 ? n.slopeWidth * stderr : 0, faint: !(Math.abs(value) >= NOISE * stderr) };
+}
+
+const denoised = () => state.estimate === "denoised" && Boolean(numbers().denoised); // is what colours show
+const unknown = () => !P.exact && numbers().width === Infinity; // so few draws that there are no intervals
 const partner = () => state.j ?? others(state.i)[0]?.j ?? state.i;
 const sized = (x) => (state.mode === "magnitude" ? Math.abs(x) : x);
 

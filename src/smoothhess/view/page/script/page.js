@@ -5,18 +5,19 @@ const VIEWS = {
   image: {
     render: renderImage,
     title: () => `Colours: what acts together with ${P.names[state.i]}`,
-    hint: `Hover or use the arrow keys to choose a ${P.word}; click or press Enter to hold it, Esc to let go.`,
+    hint: () => `Hover or use the arrow keys to choose a ${P.word}; click or press Enter to hold it, Esc to let go.`,
   },
   table: {
     render: renderFeatures,
     title: () => `The input, ${P.word} by ${P.word}`,
-    hint: "Choose one with a click or the arrow keys.",
+    hint: () => "Choose one with a click or the arrow keys.",
   },
   series: {
     render: renderSeries,
     title: () => `Bars: what acts together with ${P.names[state.i]}`,
-    hint: `Hover, click, drag over the curve, or use the arrow keys to choose a ${P.word}; Esc to let go. `
-      + "Gold: chosen; grey: its partner; pale bars: within noise.",
+    hint: () => `Hover, click, drag over the curve, or use the arrow keys to choose a ${P.word}; Esc to let go. `
+      + "Gold: chosen; grey: its partner; pale bars: within noise."
+      + (denoised() ? " The denoised bars have no intervals." : unknown() ? ` ${cap(NO_INTERVALS)}.` : ""),
   },
 };
 const TABS = {
@@ -40,7 +41,7 @@ function makeControls() {
     $("controls").append(control("sigma", "", h("input", { id: "sigma", ...range, oninput: change })));
   }
   $("controls").append(choice("Colour", "mode", [["signed", "Signed"], ["magnitude", "Magnitude"]]));
-  if (!P.directed) {
+  if (P.derivative && !P.directed) {
     $("controls").append(choice("Size of a move", "unit", [["effect", "One σ each"], ["unit", "One unit each"]]));
   }
   if (numbers().denoised) {
@@ -79,7 +80,8 @@ function renderTabs() {
 function renderFrame() {
   const example = P.examples[state.b], n = numbers(), sigma = text(P.sweep[state.s].sigma, false);
   const which = P.examples.length > 1 ? `${example.heading}. ` : "";
-  const smoothed = `${text(n.smoothed, false)} on average over the noise around it, σ\u00a0=\u00a0${sigma}`;
+  const mean = P.sweep[state.s].same ? "" : " in root mean square";
+  const smoothed = `${text(n.smoothed, false)} on average over the noise around it, σ\u00a0=\u00a0${sigma}${mean}`;
   $("lead").textContent = `${which}Explained is ${example.output}, which is ${text(example.f, false)} at this input`
     + `${P.exact ? "" : ` and ${smoothed}`}.`;
   if ($("sigma")) {
@@ -100,7 +102,7 @@ function render() {
   const view = VIEWS[P.kind];
   renderFrame();
   $("where-title").textContent = view.title();
-  $("where-hint").textContent = view.hint;
+  $("where-hint").textContent = view.hint();
   view.render();
   renderPartners();
   renderTabs();

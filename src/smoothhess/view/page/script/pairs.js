@@ -1,11 +1,12 @@
 /* The table of all pairs: sorted, filtered, chosen from. */
 
 const MORE = 50; // rows, each time
+const ASIDE = ["interval", "effect", "significant"]; // columns that a narrow screen has no room for
 const COLUMNS = {
   name: ["Pair", (p) => `${P.names[p.i]} × ${P.names[p.j]}`],
-  value: ["Value H", (p) => p.perUnit],
-  interval: [`${percent} interval of H`, (p) => p.reach],
-  effect: ["Effect", (p) => Math.abs(p.effect)],
+  value: [P.derivative ? "Value H" : "Interaction", (p) => p.perUnit],
+  interval: [`${percent} interval${P.derivative ? " of H" : ""}`, (p) => p.reach],
+  ...(P.derivative && !P.directed ? { effect: ["Effect", (p) => Math.abs(p.effect)] } : {}),
   q: ["q-value", (p) => p.q],
   significant: ["Significant", (p) => Number(p.significant)],
 };
@@ -18,8 +19,11 @@ function renderPairs(panel) {
   const focused = focusedIn("panel")?.pair, rows = shown.map((p) => pairRow(p, ofValue, ofEffect));
   $("pairs").tBodies[0].replaceChildren(...rows);
   if (focused) rows.find((row) => row.dataset.pair === focused)?.focus({ preventScroll: true });
-  const unit = "H: per unit of each; effect: each moved by its σ, in units of the output.";
-  $("pairs-hint").textContent = `${list.length} pairs${state.sort ? "" : `, strongest first${byRank()}`}. ${unit}`;
+  const unit = !P.derivative ? "Attributions, not derivatives." : P.directed ? `H: ${unitWords()}.`
+    : "H: per unit of each; effect: each moved by its σ, in units of the output.";
+  const count = `${list.length} pair${list.length === 1 ? "" : "s"}`;
+  const order = state.sort ? "" : `, strongest first${byRank()}`;
+  $("pairs-hint").textContent = `${count}${order}. ${unit}`;
   $("more-pairs").hidden = list.length <= state.rows;
   $("more-pairs").textContent = `Show ${Math.min(MORE, list.length - state.rows)} more`;
 }
@@ -53,7 +57,8 @@ function pairsHead(tens) {
     const sort = () => update(on ? { down: !state.down } : { sort: name, down: name !== "name" && name !== "q" });
     const button = h("button", { type: "button", "data-column": name, onclick: sort },
       `${words}${tens[name] ? `, ${ten(tens[name])}` : ""}${arrow}`);
-    return h("th", { scope: "col", "aria-sort": on ? (state.down ? "descending" : "ascending") : null }, button);
+    const order = on ? (state.down ? "descending" : "ascending") : null;
+    return h("th", { scope: "col", "aria-sort": order, class: ASIDE.includes(name) && "aside" }, button);
   }));
   if (focused) $("pairs").querySelector(`[data-column="${focused}"]`).focus({ preventScroll: true });
 }
@@ -66,14 +71,15 @@ function pairRow(p, ofValue, ofEffect) {
     event.preventDefault();
     choose();
   };
-  const colour = p.value > 0 ? "more" : p.value < 0 ? "less" : null, sampled = (words) => (P.exact ? "–" : words);
+  const sampled = (words) => (P.exact ? "–" : words), cells = {
+    name: COLUMNS.name[1](p), value: text(p.perUnit, true, ofValue), effect: text(p.effect, true, ofEffect),
+    interval: sampled(interval(p.perUnit - p.reach, p.perUnit + p.reach, ofValue)),
+    q: sampled(qText(p.q)), significant: sampled(p.significant ? "yes" : "no"),
+  };
+  const colour = p.value > 0 ? "more" : p.value < 0 ? "less" : null;
+  const look = (name) => (name === "value" ? colour : ASIDE.includes(name) && "aside");
   return h("tr", {
     tabindex: 0, "aria-selected": String(on), onclick: choose, onkeydown: press,
     "data-pair": `${p.i},${p.j}`, "data-value": p.perUnit, "data-effect": p.effect, "data-q": p.q,
-  }, h("td", {}, COLUMNS.name[1](p)),
-  h("td", { class: colour }, text(p.perUnit, true, ofValue)),
-  h("td", {}, sampled(interval(p.perUnit - p.reach, p.perUnit + p.reach, ofValue))),
-  h("td", {}, text(p.effect, true, ofEffect)),
-  h("td", {}, sampled(qText(p.q))),
-  h("td", {}, sampled(p.significant ? "yes" : "no")));
+  }, ...Object.keys(COLUMNS).map((name) => h("td", { class: look(name) }, cells[name])));
 }

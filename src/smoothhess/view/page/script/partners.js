@@ -1,5 +1,7 @@
 /* The partners of the chosen feature, strongest first. */
 
+const NO_INTERVALS = "intervals are not known from so few draws";
+
 function renderPartners() {
   const list = others(state.i).filter(visible), shown = state.all ? list : list.slice(0, FEW), at = partner();
   const limit = largest(shown.flatMap((p) => [p.low, p.high, p.value])), common = listed(limit);
@@ -9,7 +11,7 @@ function renderPartners() {
     const choose = () => (p.j !== partner() || !state.held) && update({ j: p.j, held: true });
     return h("button", {
       type: "button", class: `row${p.faint ? " faint" : ""}`, title: name, "aria-pressed": String(p.j === at),
-      "aria-label": P.exact ? `${name}: ${text(p.value)}` : `${name}: ${plusMinus(p.value, p.half)}, ${sure}`,
+      "aria-label": `${name}: ${plusMinus(p.value, p.half)}${P.exact ? "" : `, ${sure}`}`,
       "data-partner": p.j, "data-value": p.value, "data-low": p.low, "data-high": p.high, "data-q": p.q,
       onclick: choose, onfocus: choose,
     }, h("span", { class: "name" }, name), track(sized(p.value), p.half, limit, p.faint),
@@ -30,7 +32,10 @@ const byRank = () => (numbers().denoised ? " by the denoised estimate" : "");
 
 function partnersHint(count, e) {
   if (D < 2) return "There is one feature alone.";
+  if (numbers().still.has(state.i)) return "It was not moved: nothing is known about it.";
+  if (!count && !state.only) return "It has no partner that moves.";
   if (!count) return "No partner is significant. Switch “Significant only” off to see the others.";
-  const lines = P.exact ? "" : `; lines: ${percent} intervals; pale: within noise`;
-  return `Strongest first${byRank()}. Extra change of the output${e ? `, in units of ${ten(e)}` : ""}${lines}.`;
+  const what = P.derivative ? "Extra change of the output" : "Attributions, not derivatives";
+  const pale = P.exact ? "" : unknown() ? `; ${NO_INTERVALS}` : `; lines: ${percent} intervals; pale: within noise`;
+  return `Strongest first${byRank()}. ${what}${e ? `, in units of ${ten(e)}` : ""}${pale}.`;
 }

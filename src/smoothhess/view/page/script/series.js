@@ -56,7 +56,10 @@ function seriesTraces(list) {
       type: "bar", yaxis: "y2", hoverinfo: "skip", x: list.map((p) => middle(p.j)), y: list.map((p) => sized(p.shown)),
       width: list.map((p) => 0.82 * wide(p.j)),
       marker: { color: list.map((p) => css(colourOf(p.shown))), opacity: list.map((p) => (p.faint ? FAINT : 0.85)) },
-      error_y: { type: "data", array: bars(list.map((p) => p.half)), color: css("--ink"), thickness: 1.2, width: 2 },
+      error_y: {
+        type: "data", array: bars(list.map((p) => p.half)), color: css("--ink"), thickness: 1.2, width: 2,
+        visible: !denoised(), // the intervals are of the unbiased numbers
+      },
     },
     // Unseen bars over all of each window catch the mouse.
     ...["y3", "y4"].map((axis) => ({

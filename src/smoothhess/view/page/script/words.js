@@ -28,7 +28,7 @@ function text(x, signed = true, list = null) { // to three digits
 }
 
 function plusMinus(value, half, signed = true, list = null) { // half to two digits, value to four at most
-  if (P.exact || half === 0) return text(value, signed, list);
+  if (half === 0) return text(value, signed, list);
   if (!Number.isFinite(half)) return `${text(value, signed, list)} ± ?`;
   const e = list ? list.e : exponent(Math.max(Math.abs(value), half)), v = value / 10 ** e, h = half / 10 ** e;
   const digits = Math.max(0, Math.min(6, 1 - magnitude(h), v ? 3 - magnitude(v) : 6, list ? places(list) : 6));
@@ -59,20 +59,27 @@ function unitWords() {
   const inner = { segment: "pixel", window: "sample", group: "feature" }[P.word];
   const every = inner ? ` in every ${inner}` : "";
   if (state.unit === "unit") return `for one unit of each${every}`;
-  const { move } = numbers(), same = move.every((m) => Math.abs(m - move[0]) <= 1e-6 * move[0]);
-  return `each moved by its σ${same ? ` of ${text(move[0], false)}` : ""}${every}`;
+  const moves = numbers().move.filter((m) => m > 0), same = moves.every((m) => Math.abs(m - moves[0]) <= 1e-6 * m);
+  return `each moved by its σ${same && moves.length ? ` of ${text(moves[0], false)}` : ""}${every}`;
 }
 
 function saying(p, clear) { // the sentence on a pair, as nodes
   const name = (k) => h("b", { class: P.names[k].length < 24 ? "whole" : null }, P.names[k]);
   const amount = h("b", { class: p.value > 0 ? "more" : "less" }, plusMinus(Math.abs(p.value), p.half, false));
   const unsure = h("b", {}, plusMinus(p.value, p.half)), up = p.value > 0;
+  const still = [p.i, p.j].find((k) => numbers().still.has(k));
+  if (still !== undefined) return [name(still), " was not moved: nothing is known about it."];
   if (!P.derivative) return ["The interaction of ", name(p.i), " and ", name(p.j), " is ", unsure, "."];
+  const zero = p.value === 0 && p.half === 0;
   if (p.i === p.j) {
+    if (zero && P.exact) return ["As ", name(p.i), " rises by itself, ", output(), " does not bend: exactly 0."];
+    if (zero) return ["No draw shows ", output(), " bending as ", name(p.i), " rises by itself: 0."];
     if (!clear) return ["Whether ", output(), " bends as ", name(p.i), " rises alone cannot be told: ", unsure, "."];
     const bends = up ? " bends upwards by " : " bends downwards by ";
     return ["As ", name(p.i), " rises by itself, ", output(), bends, amount, "."];
   }
+  if (zero && P.exact) return [name(p.i), " and ", name(p.j), " do not act together here: exactly 0."];
+  if (zero) return ["No draw shows ", name(p.i), " and ", name(p.j), " acting together: 0."];
   if (!clear) {
     return ["Whether ", name(p.i), " and ", name(p.j), " act together cannot be told from these draws: ", unsure, "."];
   }
@@ -81,9 +88,8 @@ function saying(p, clear) { // the sentence on a pair, as nodes
 }
 
 function sentence(p) {
-  const n = numbers(), size = state.unit === "effect" ? n.move[p.i] : 1, two = p.i !== p.j;
-  const clear = P.exact || p.significant || (!two && !p.faint);
-  const facts = [cap(unitWords())];
+  const two = p.i !== p.j, clear = P.exact || p.significant || (!two && !p.faint);
+  const facts = [P.derivative ? cap(unitWords()) : "An attribution, not a derivative"];
   if (!P.exact) facts.push(`${percent} interval ${interval(p.low, p.high)}`);
   if (!P.exact && two) {
     facts.push(`q ${p.q < 1e-4 ? "" : "= "}${qText(p.q)}, ${p.significant ? "significant" : "not significant"}`);
@@ -92,11 +98,12 @@ function sentence(p) {
     }
   }
   if (P.derivative) {
-    const slope = plusMinus(n.slope[p.i] * size, NOISE * n.slopeError[p.i] * size);
-    facts.push(`by itself ${P.names[p.i]} changes it by ${slope}`);
+    const { value, half } = slope(p.i);
+    facts.push(`by itself ${P.names[p.i]} changes it by ${plusMinus(value, half)}`);
   }
-  const sign = clear ? (p.value > 0 ? "more" : "less") : "none";
+  const still = [p.i, p.j].some((k) => numbers().still.has(k));
+  const sign = !clear || p.value === 0 ? "none" : p.value > 0 ? "more" : "less";
   Object.assign($("sentence").dataset, { sign, i: p.i, j: p.j, value: p.value, low: p.low, high: p.high });
   $("sentence").replaceChildren(
-    h("p", {}, ...saying(p, clear)), h("p", { class: "small" }, `${facts.join(" · ")}.`));
+    h("p", {}, ...saying(p, clear)), h("p", { class: "small" }, still ? "" : `${facts.join(" · ")}.`));
 }
