@@ -59,7 +59,7 @@ def payload(
     if any(other.kind != first.kind for other in layouts):
         raise ValueError("these examples lie in different ways (image, table, series): pass kind, or one example.")
     labels = canvas.check_names(names, d) or first.names(d, units if isinstance(units, str) else "")
-    texts = _one_each(headings, count, "headings") or [f"Example {b + 1}" for b in range(count)]
+    texts = _one_each(headings, count, "headings") or [f"Example {b}" for b in range(count)]
     words = [_output_words(result, classes, output, b) for b in chosen]
     return _plain(
         {

@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
 def readings(one: Interactions) -> list[Reading]:
     """The quality figures of a result of one example."""
-    return [_error(one), _r2(float(one.r2[0])), _calls(one), _self_check(one)]
+    return [_error(one), _r2(one), _calls(one), _self_check(one)]
 
 
 def _error(one: Interactions) -> Reading:
@@ -61,16 +61,19 @@ def _percent(error: float) -> str:
     return f"{100 * error:.3g} %" if math.isfinite(error) else "over 100 %"  # the noise exceeds the signal
 
 
-def _r2(r2: float) -> Reading:
+def _r2(one: Interactions) -> Reading:
     meaning = "Share of the gradient's change around the input that pairs account for; the rest is of higher order."
+    r2 = float(one.r2[0])
     if math.isnan(r2):
-        return Reading("R²", "unknown", "plain", "not known here", meaning)
+        verdict = "not known here" if one.grouping is None else "not kept for sums over groups"
+        return Reading("R²", "unknown", "plain", verdict, meaning)
     figure = f"{r2:.2f}"
     if r2 >= R2_GOOD:
         return Reading("R²", figure, "good", "pairs tell most of it", meaning)
     if r2 >= R2_FAIR:
         return Reading("R²", figure, "fair", "pairs tell part of it", meaning)
-    return Reading("R²", figure, "poor", "pairs tell little of it", f"{meaning} It depends on σ: a sweep shows how.")
+    meaning += " It depends on σ: smoothhess.sweep shows how."
+    return Reading("R²", figure, "poor", "pairs tell little of it", meaning)
 
 
 def _calls(one: Interactions) -> Reading:
@@ -94,6 +97,6 @@ def _self_check(one: Interactions) -> Reading:
     if math.isnan(z) or one.design == "exact":
         return Reading("Self-check", "unknown", "plain", "not known here", meaning)
     if z <= SELF_CHECK:
-        return Reading("Self-check", f"|z| {z:.1f}", "good", "they do", meaning)
+        return Reading("Self-check", f"|z| {z:.1f}", "good", "gradients fit the values", meaning)
     doubt = "Look for jumps, detached or straight-through gradients."
-    return Reading("Self-check", f"|z| {z:.1f}", "poor", "they do not", f"{meaning} {doubt}")
+    return Reading("Self-check", f"|z| {z:.1f}", "poor", "gradients do not fit the values", f"{meaning} {doubt}")

@@ -42,7 +42,7 @@ def html(result: Interactions, *, names: Sequence[str] | None = None, pairs: int
     left = "" if shown == len(result) else f"; the first {shown} are shown"
     many = "s" if len(result) > 1 else ""
     head = f"{len(result)} example{many} × {result.shape[1]} {what}, {result.gaussian_text}{left}"
-    parts = [_example(result[b], f"Example {b + 1}" if len(result) > 1 else "", names, pairs) for b in range(shown)]
+    parts = [_example(result[b], f"Example {b}" if len(result) > 1 else "", names, pairs) for b in range(shown)]
     return (
         '<div style="font:14px/1.45 system-ui,sans-serif;max-width:60em">'
         f'<div><b>Interactions</b> <span style="opacity:.7">{markup.escape(head)}</span></div>{"".join(parts)}'

@@ -7,7 +7,7 @@ function renderFeatures() {
   const figure = (...words) => h("span", { class: "figure" }, ...words);
   const head = h("div", { class: "row feature head", "aria-hidden": "true" },
     h("span", {}, cap(P.word)), figure(values ? "value" : ""), h("span", { style: "text-align:center" }, "by itself"),
-    figure(`${P.derivative ? "slope" : "first order"}${list.e ? `, ${ten(list.e)}` : ""}`));
+    figure(`${P.derivative ? (state.unit === "effect" ? "change" : "slope") : "first order"}${list.e ? `, ${ten(list.e)}` : ""}`));
   const rows = P.names.map((name, k) => {
     const choose = () => k !== state.i && update({ i: k, j: null, held: true }), { value, half, faint } = slopes[k];
     const unit = h("span", { class: "unit" }, P.units?.[k] ? ` ${P.units[k]}` : "");
