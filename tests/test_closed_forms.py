@@ -11,6 +11,9 @@ from tests.truths import FOUR_QUADRANT_HESSIAN, OneHidden, Plain, covariance, fo
 
 SEEDS = 200
 
+MANY = pytest.param(64, marks=pytest.mark.slow)  # dimensions: seconds each
+MANY_CALLS = pytest.param(64, 256, marks=pytest.mark.slow)
+
 
 def repeated(f, x, gaussian, n_calls=None, design="antithetic", seeds=SEEDS, **options):
     """One input explained with many different seeds: a batch of independent estimates."""
@@ -85,7 +88,7 @@ def coverage(result, truth):
 
 
 @pytest.mark.parametrize("design", ["iid", "antithetic"])
-@pytest.mark.parametrize(("d", "n_calls"), [(1, 400), (2, 400), (12, 400), (12, 4000), (64, 256)])
+@pytest.mark.parametrize(("d", "n_calls"), [(1, 400), (2, 400), (12, 400), (12, 4000), MANY_CALLS])
 @pytest.mark.parametrize("kind", ["isotropic", "dense"])
 def test_coverage(kind, d, n_calls, design):
     net, gaussian = OneHidden(d), gaussians(d)[kind]
@@ -97,7 +100,7 @@ def test_coverage(kind, d, n_calls, design):
 
 @pytest.mark.parametrize("kind", ["isotropic", "dense"])
 @pytest.mark.parametrize("design", ["orthogonal", "sobol"])
-@pytest.mark.parametrize("d", [12, 64])
+@pytest.mark.parametrize("d", [12, MANY])
 @pytest.mark.parametrize("blocks", [0.25, 0.5, 1, 2, 8])
 def test_coverage_inside_and_beyond_one_block(blocks, d, design, kind):
     """On a network and an input that the constants of `skew` were not chosen on."""
@@ -142,7 +145,7 @@ def test_coverage_in_few_dimensions(d, design):
         assert 0.92 <= share <= 0.98
 
 
-@pytest.mark.parametrize("d", [2, 12, 64])
+@pytest.mark.parametrize("d", [2, 12, MANY])
 def test_smoothgrad_is_as_good_as_antithetic(d):
     net, gaussian = OneHidden(d, seed=5), Isotropic(0.5)
     x = -0.2 * torch.ones(1, d, dtype=torch.float64)
@@ -180,6 +183,7 @@ def test_orthogonal_rows_have_the_promised_covariance():
     assert (rows.mT @ rows / len(rows) - wanted).abs().max() < 5 * spread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [1, 2, 12])
 def test_coverage_after_the_adaptive_stop(d):
     net, gaussian = OneHidden(d, seed=2), Isotropic(0.5)

@@ -75,6 +75,7 @@ def test_groups_of_fifty_segments_equal_the_dense_answer():
     torch.testing.assert_close(streamed.stderr(), groups.stderr(), rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_relative_error_is_right_on_a_convnet():
     """Against a long run: estimated over true error inside one block and beyond, median over seeds."""
     net = conv_net().double()
