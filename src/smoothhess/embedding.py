@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoothhess.oracle import find_layer
+
 __all__ = ["Embedded"]
 
 
@@ -36,18 +38,8 @@ class Embedded:
     """
 
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
-        if isinstance(layer, str):
-            if not isinstance(forward_func, nn.Module):
-                raise TypeError("a layer can be given by name only when forward_func is a torch.nn.Module.")
-            names = dict(forward_func.named_modules())
-            if layer not in names:
-                known = ", ".join(list(names)[1:9])
-                raise ValueError(f"no layer is called {layer!r}. The model has {known}, … (named_modules).")
-            layer = names[layer]
-        if not isinstance(layer, nn.Module):
-            raise TypeError(f"layer must be a torch.nn.Module or its name, got {type(layer).__name__}.")
         self.forward_func = forward_func
-        self.layer = layer
+        self.layer = find_layer(forward_func, layer)
 
     def embed(self, *args: Any, **keywords: Any) -> Tensor:
         """What the layer gives for these arguments of the model."""

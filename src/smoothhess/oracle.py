@@ -253,6 +253,21 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
+def find_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.Module:
+    """The layer itself, or that of the model with this name."""
+    if isinstance(layer, str):
+        if not isinstance(forward_func, nn.Module):
+            raise TypeError("a layer can be given by name only when forward_func is a torch.nn.Module.")
+        names = dict(forward_func.named_modules())
+        if layer not in names:
+            known = ", ".join(list(names)[1:9])
+            raise ValueError(f"no layer is called {layer!r}. The model has {known}, … (named_modules).")
+        layer = names[layer]
+    if not isinstance(layer, nn.Module):
+        raise TypeError(f"layer must be a torch.nn.Module or its name, got {type(layer).__name__}.")
+    return layer
+
+
 class Neuron:
     """f = one neuron of a layer of a model, as a callable of the model's inputs.
 
@@ -268,18 +283,8 @@ class Neuron:
         selector: int | tuple[int | slice, ...] | Callable[[Tensor], Tensor],
         attribute_to_neuron_input: bool = False,
     ) -> None:
-        if isinstance(layer, str):
-            if not isinstance(forward_func, nn.Module):
-                raise TypeError("a layer can be given by name only when forward_func is a torch.nn.Module.")
-            names = dict(forward_func.named_modules())
-            if layer not in names:
-                known = ", ".join(n for n in list(names)[1:9])
-                raise ValueError(f"no layer is called {layer!r}. The model has {known}, … (named_modules).")
-            layer = names[layer]
-        if not isinstance(layer, nn.Module):
-            raise TypeError(f"layer must be a torch.nn.Module or its name, got {type(layer).__name__}.")
         self.forward_func = forward_func
-        self.layer = layer
+        self.layer = find_layer(forward_func, layer)
         self.selector = selector
         self.attribute_to_neuron_input = attribute_to_neuron_input
 

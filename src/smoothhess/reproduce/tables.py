@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLOURS",
     "COLUMN",
+    "beside_legend",
     "beside_published",
     "markdown",
     "number",
@@ -142,6 +143,19 @@ def print_style() -> Iterator[None]:
     }
     with mpl.rc_context(style):
         yield
+
+
+def beside_legend(figure: Figure, look: Mapping[str, tuple[str, str]], ncols: int) -> None:
+    """Below the panels: colour and marker of each method, and that hollow ones are published."""
+    from matplotlib.lines import Line2D
+
+    shown = {**look, "published": ("#4d4d4d", "o")}
+    handles = [
+        Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=3.5, label=name)
+        for name, (colour, marker) in shown.items()
+    ]
+    handles[-1].set_markerfacecolor("none")
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, columnspacing=0.7, handletextpad=0.0)
 
 
 def save_figure(figure: Figure, folder: Path, name: str, dpi: int = 250) -> list[Path]:

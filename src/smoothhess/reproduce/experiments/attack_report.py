@@ -17,7 +17,15 @@ from smoothhess.reproduce.experiments.pmse_report import numbered
 from smoothhess.reproduce.methods import ATTACK
 from smoothhess.reproduce.options import Options
 from smoothhess.reproduce.published import published
-from smoothhess.reproduce.tables import COLOURS, COLUMN, beside_published, print_style, save_figure, write_table
+from smoothhess.reproduce.tables import (
+    COLOURS,
+    COLUMN,
+    beside_legend,
+    beside_published,
+    print_style,
+    save_figure,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -281,8 +289,6 @@ _LOOK = {
 
 def figure(measured: Sequence[Measured]) -> Figure:
     """How many more predictions than SH+SG each attack leaves unchanged, measured (filled) and published (hollow)."""
-    from matplotlib.lines import Line2D
-
     from smoothhess.view.canvas import new_figure
 
     drawn = new_figure(COLUMN, 0.6 + 1.6 * len(measured))
@@ -291,13 +297,7 @@ def figure(measured: Sequence[Measured]) -> Figure:
         _panel(ax, m)
     axes[-1].set_xlabel("radius ε; unchanged by SH+SG, % (published)")
     drawn.supylabel("left unchanged beyond SH+SG (percentage points)", fontsize=7.5)
-    handles = [
-        Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=3.5, label=name)
-        for name, (colour, marker) in _LOOK.items()
-    ]
-    hollow: dict[str, Any] = {"color": "#4d4d4d", "marker": "o", "markerfacecolor": "none", "markersize": 4}
-    handles.append(Line2D([], [], **hollow, linestyle="none", label="published"))
-    drawn.legend(handles=handles, loc="outside lower center", ncols=6, columnspacing=0.7, handletextpad=0.0)
+    beside_legend(drawn, _LOOK, ncols=6)
     return drawn
 
 

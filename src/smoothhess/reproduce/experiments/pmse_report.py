@@ -17,7 +17,15 @@ from smoothhess.reproduce.experiments import Outcome
 from smoothhess.reproduce.methods import PMSE, Method
 from smoothhess.reproduce.options import Options
 from smoothhess.reproduce.published import published
-from smoothhess.reproduce.tables import COLOURS, COLUMN, beside_published, print_style, save_figure, write_table
+from smoothhess.reproduce.tables import (
+    COLOURS,
+    COLUMN,
+    beside_legend,
+    beside_published,
+    print_style,
+    save_figure,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -499,8 +507,6 @@ _LOOK = {
 
 def figure(measured: Sequence[Measured]) -> Figure:
     """P_MSE of each method over that of SH+SG, measured (filled) and published (hollow)."""
-    from matplotlib.lines import Line2D
-
     from smoothhess.view.canvas import new_figure
 
     panels = [(m, function) for m in measured for function in m.functions if function in ("logit", "neuron")]
@@ -515,23 +521,7 @@ def figure(measured: Sequence[Measured]) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("radius ε")
     drawn.supylabel("P_MSE over that of SH+SG", fontsize=7.5)
-    handles = [
-        Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=3.5, label=name)
-        for name, (colour, marker) in _LOOK.items()
-    ]
-    handles.append(
-        Line2D(
-            [],
-            [],
-            color="#4d4d4d",
-            marker="o",
-            markerfacecolor="none",
-            linestyle="none",
-            markersize=3.5,
-            label="published",
-        )
-    )
-    drawn.legend(handles=handles, loc="outside lower center", ncols=4, columnspacing=0.9, handletextpad=0.1)
+    beside_legend(drawn, _LOOK, ncols=4)
     return drawn
 
 
