@@ -1,11 +1,18 @@
 """The same numbers on a GPU; skipped where there is none."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
 from smoothhess import Interactions, SmoothHess
+from smoothhess.dataset import explain_dataset
 from smoothhess.design import DESIGNS
+from smoothhess.reproduce import passes
+from smoothhess.reproduce.datasets import Split
+from smoothhess.reproduce.training import Recipe, correct, train
 from tests.truths import OneHidden, Plain
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -72,7 +79,7 @@ def test_denoised_on_cuda_as_on_the_cpu(control, batch):
         torch.testing.assert_close(there.relative_error.cpu(), here.relative_error, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_less_exact_convolutions(precision):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2))
@@ -108,3 +115,63 @@ def test_eigenpairs_of_many_matrices_at_once():
     assert float((back.abs().amax((-1, -2)) / size).max()) < 1e-8
     unit = vectors.mT @ vectors - torch.eye(64, dtype=torch.float64, device="cuda")
     assert float(unit.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("calls", [40, 200, 700])
+def test_own_draws_on_cuda_as_on_the_cpu(calls):
+    """Many streams are drawn into pinned memory and made orthogonal together, blocks cut anywhere."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(80, 32), nn.ReLU(), nn.Linear(32, 1)).double()
+    x = torch.randn(30, 80).double()
+    options = {"sigma": 0.3, "n_calls": calls, "seed": range(30), "control": None}
+    here = SmoothHess(net).attribute(x, **options)
+    there = SmoothHess(net.cuda()).attribute(x.cuda(), **options)
+    for name in ("hessian", "gradient", "relative_error"):
+        torch.testing.assert_close(getattr(there, name).cpu(), getattr(here, name), rtol=1e-5, atol=1e-6)
+    for i in (0, 29):
+        for one, other in zip(here[i].top_pairs(20)[0], there[i].top_pairs(20)[0], strict=True):
+            assert (one.i, one.j) == (other.i, other.j)
+            assert one.value == pytest.approx(other.value, rel=1e-6)
+            assert one.q_value == pytest.approx(other.q_value, rel=1e-3, abs=1e-12)
+
+
+@pytest.mark.parametrize("keep", ["pairs", "hessian"])
+def test_data_sets_on_cuda_as_on_the_cpu(keep, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(60, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 3))
+    x = torch.randn(70, 60)
+    options = {"target": "predicted", "sigma": 0.3, "n_calls": 120, "keep": keep, "summary": False}
+    here = explain_dataset(SmoothHess(net), x, tmp_path / "cpu", **options)
+    there = explain_dataset(SmoothHess(net.cuda()), x, tmp_path / "cuda", device="cuda", **options)
+    assert len(here) == len(there) == 70
+    for i in range(0, 70, 9):
+        torch.testing.assert_close(there[i].gradient, here[i].gradient, rtol=1e-3, atol=1e-4)
+        for one, other in zip(here[i].top_pairs(3), there[i].top_pairs(3), strict=True):
+            assert one.value == pytest.approx(other.value, rel=1e-2, abs=1e-4)
+
+
+def _trained(eager, monkeypatch):
+    with monkeypatch.context() as patched:
+        if eager:
+            patched.setattr(passes, "WARM_STEPS", 10**9)
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(8 * 36, 4)
+        )
+        data = Split(torch.randn(100, 3, 8, 8), torch.arange(100) % 4)  # batches of 32, 32, 32 and 4
+        recipe = Recipe(40, 32, partial(SGD, momentum=0.9), lambda _: 0.05, nn.functional.cross_entropy, correct)
+        return train(net, data, recipe, device="cuda"), net
+
+
+def test_recorded_training_steps(monkeypatch):
+    """Replayed or not, short last batch and dropout included: the same network, up to bfloat16."""
+    replayed, net = _trained(False, monkeypatch)
+    again, same = _trained(False, monkeypatch)
+    eager, other = _trained(True, monkeypatch)
+    assert eager.loss == pytest.approx(replayed.loss, rel=0.02)
+    assert again.loss == pytest.approx(replayed.loss, rel=0.02)
+    assert eager.loss < 1.2  # ln 4 = 1.39: it learns
+    states = (network.state_dict().values() for network in (net, other, same))
+    for one, two, three in zip(*states, strict=True):
+        for copy in (two, three):
+            assert float((one - copy).double().norm()) <= 0.05 * float(one.double().norm()) + 1e-6

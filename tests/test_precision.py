@@ -39,7 +39,7 @@ def test_bf16_is_measured_and_seen_by_the_error_bars(control, tmp_path):
 
 
 def test_bad_precision():
-    with pytest.raises(ValueError, match="precision must be one of 'float32', 'tf32', 'bf16', got 'half'"):
+    with pytest.raises(ValueError, match="precision must be one of 'float32', 'tf32', 'bf16', 'fp16', got 'half'"):
         SmoothHess(net()).attribute(X, 1, sigma=0.2, n_calls=20, precision="half")
     with pytest.raises(ValueError, match="is a mode of CUDA devices"):
         SmoothHess(net()).attribute(X, 1, sigma=0.2, n_calls=20, precision="tf32")

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.streams import generator, generators, states
+
 Device = torch.device | str
 
 
@@ -77,20 +79,17 @@ class Design(ABC):
         return 2 if self.mirrored else 1
 
 
-def _generator(key: tuple[int, ...], *stream: int) -> np.random.Generator:
-    """The random numbers of (seed, block): no two keys share any, however large the seed."""
-    return np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=(*key[1:], *stream)))
-
-
 def _normals(keys: Sequence[tuple[int, ...]], rows: int, k: int, device: Device = "cpu") -> Tensor:
     """Standard normal rows of many generators, (len(keys), rows, k), made by as many threads as torch has."""
     cuda = torch.device(device).type == "cuda"
     drawn = torch.empty(len(keys), rows, k, dtype=torch.float64, pin_memory=cuda)
     target = drawn.numpy()
 
+    begin = states(keys)
+
     def fill(part: range) -> None:
-        for i in part:
-            _generator(keys[i]).standard_normal(out=target[i])
+        for i, numbers in zip(part, generators(begin[part.start : part.stop]), strict=True):
+            numbers.standard_normal(out=target[i])
 
     parts = [range(i, min(i + FILLED, len(keys))) for i in range(0, len(keys), FILLED)]
     if (threads := min(torch.get_num_threads(), len(parts))) > 1:
@@ -104,7 +103,7 @@ def _normals(keys: Sequence[tuple[int, ...]], rows: int, k: int, device: Device 
 
 def pilot_rows(seed: int, rows: int, k: int) -> torch.Tensor:
     """Standard normal rows of a stream that no design draws from, (rows, k)."""
-    return torch.from_numpy(_generator((seed, PILOT)).standard_normal((rows, k)))
+    return torch.from_numpy(generator((seed, PILOT)).standard_normal((rows, k)))
 
 
 def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.Tensor:
@@ -125,11 +124,11 @@ def _together(rows: int, k: int) -> int:
 
 def tau_rows(rows: int, k: int) -> torch.Tensor:
     """Standard normal rows apart from all designs and pilots, the same for every seed, (rows, k)."""
-    return torch.from_numpy(_generator((0, TAU)).standard_normal((rows, k)))
+    return torch.from_numpy(generator((0, TAU)).standard_normal((rows, k)))
 
 
 PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # in the place of a block's number
-FILLED = 4  # generators that a thread goes through at a time
+FILLED = 8  # streams that a thread goes through at a time
 STACK_BYTES = 1 << 28  # of random numbers of several streams
 
 
@@ -154,7 +153,7 @@ class Independent(Design):
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
         """Standard normal rows of weight 1."""
-        z = torch.from_numpy(_generator(key).standard_normal((high, k))[low:])
+        z = torch.from_numpy(generator(key).standard_normal((high, k))[low:])
         return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
 
 
@@ -191,7 +190,7 @@ class Orthogonal(Design):
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
         """Rows of a random orthogonal matrix, times radii from a stream of their own."""
-        radii = _generator(key, 1)
+        radii = generator((*key, 1))
         if k > SMALL:
             haar = k <= QR_LIMIT
             rows = torch.from_numpy(_haar_rows(key, low, high, k)) if haar else _mixed_rows(key, low, high, k, device)
@@ -224,7 +223,8 @@ class Orthogonal(Design):
 def _blocks(keys: Sequence[tuple[int, int]], low: int, high: int, k: int, like: Tensor) -> tuple[Tensor, ...]:
     """Points, scores and weights of rows low … high − 1 of several blocks, as `Orthogonal.block` makes them."""
     rows = _orthonormal(_normals(keys, high, k, like.device))[:, low:]
-    chi2 = np.stack([_generator(key, 1).chisquare(k + 2, high)[low:] for key in keys])
+    radii = generators(states([(*key, 1) for key in keys]))
+    chi2 = np.stack([numbers.chisquare(k + 2, high)[low:] for numbers in radii])
     chi = torch.from_numpy(chi2).to(rows.device).sqrt()[..., None]
     return (chi * rows).to(like), (k / chi * rows).to(like), (k / chi**2)[..., 0].to(like)
 
@@ -247,7 +247,7 @@ def _haar_basis(key: tuple[int, ...], k: int) -> np.ndarray:
 
 
 def _gram_schmidt(key: tuple[int, ...], rows: int, k: int) -> np.ndarray:
-    q, r = np.linalg.qr(_generator(key).standard_normal((rows, k)).T)
+    q, r = np.linalg.qr(generator(key).standard_normal((rows, k)).T)
     return (q * np.sign(np.diagonal(r))).T
 
 
@@ -272,7 +272,7 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, device: Devic
 
     Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
     """
-    rng = _generator(key)
+    rng = generator(key)
     rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
     vectors = torch.zeros(high - low, k, dtype=torch.float64, device=device)
     vectors[:, low:high].fill_diagonal_(1)
@@ -331,7 +331,7 @@ class Sobol(Design):
                 f"design='sobol' serves up to {torch.quasirandom.SobolEngine.MAXDIM} dimensions, got {k}. "
                 "Use design='orthogonal'."
             )
-        scrambling = int(_generator(key).integers(2**62))
+        scrambling = int(generator(key).integers(2**62))
         points = torch.quasirandom.SobolEngine(k, scramble=True, seed=scrambling).draw(64, dtype=torch.float64)
         # A point is the corner of its cell of width 2⁻³⁰; its middle keeps the quantile finite and the law centred.
         z = torch.special.ndtri(points[low:high] + 2.0**-31)

@@ -109,8 +109,8 @@ class SmoothHess:
             feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
             internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives each its own.
-            precision: "float32" evaluates the model with the inputs' own precision. "tf32" and "bf16" are faster on a
-                GPU and put noise on the gradients; precision_error of the result says how much.
+            precision: "float32" evaluates the model with the inputs' own precision. "tf32", "fp16" and "bf16" are
+                faster on a GPU and put noise on the gradients; precision_error of the result says how much.
             compile: let torch.compile make the model faster; pays for many calls of a large model on a GPU.
             show_progress: a progress bar.
         """

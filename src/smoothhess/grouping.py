@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -149,8 +150,13 @@ def _scales(mask: Tensor, direction: Tensor | None, count: int, feature_scales: 
 
 def probes(rank: int, like: Tensor) -> Tensor:
     """Fixed random directions in which group sums watch the noise of the whole Hessian, (PROBES, rank)."""
+    return _probes(rank).to(like)
+
+
+@lru_cache(maxsize=1)
+def _probes(rank: int) -> Tensor:
     rng = torch.Generator().manual_seed(0)
-    return torch.randn(PROBES, rank, generator=rng, dtype=torch.float64).to(like)
+    return torch.randn(PROBES, rank, generator=rng, dtype=torch.float64)
 
 
 def _flat(x: Tensor, batch: int, features: Sequence[int], name: str) -> Tensor:

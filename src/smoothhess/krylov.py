@@ -51,8 +51,10 @@ def leading_eigenpairs(
         if reached or done == MOST_BLOCKS:
             break
         block = turned[:, : d - basis.shape[1]]
-        still = ~block.flatten(1).any(1)[:, None, None]  # H is zero: any direction is as good as another
-        block = torch.where(still, torch.randn(block.shape[1], d, generator=rng, dtype=torch.float64).to(block), block)
+        still = ~block.flatten(1).any(1)[:, None, None]
+        if bool(still.any()):  # H is zero: any direction is as good as another
+            anything = torch.randn(block.shape[1], d, generator=rng, dtype=torch.float64).to(block)
+            block = torch.where(still, anything, block)
         for _ in range(3):  # twice is enough for a block of full rank; one that is exhausted leaves only rounding
             block = _orthonormal(block - (block @ basis.mT) @ basis)
         if basis.shape[1] >= FULL_BLOCKS * size:

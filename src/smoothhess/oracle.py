@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothhess import target as targets
-from smoothhess.precision import evaluated
+from smoothhess.precision import SCALE, evaluated
 
 ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
 FIRST_ROWS = 32  # rows of the very first pass, which shows what a row takes inside the model,
@@ -75,13 +75,13 @@ class Oracle:
         doubts, self._doubts = self._doubts, []
         if doubts:
             for fine, what in zip(torch.stack(doubts).all(0).tolist(), ("output", "gradient"), strict=True):
-                _refuse(fine, what)
+                _refuse(fine, what, self.precision)
 
     def values(self, points: Tensor, owner: Tensor) -> Tensor:
         """Values (N,) alone: forward passes, no gradients."""
         with torch.no_grad():
             value = self.in_batches(lambda p, o: (self._output(p, o),), points, owner, cautious=False)[0]
-        _refuse(bool(torch.isfinite(value).all()), "output")
+        _refuse(bool(torch.isfinite(value).all()), "output", self.precision)
         return value
 
     def in_batches(
@@ -124,7 +124,7 @@ class Oracle:
 
     def _forward(self, points: Tensor, owner: Tensor) -> Tensor:
         value = self._output(points, owner)
-        _refuse(bool(torch.isfinite(value).all()), "output")
+        _refuse(bool(torch.isfinite(value).all()), "output", self.precision)
         return value
 
     def _output(self, points: Tensor, owner: Tensor) -> Tensor:
@@ -147,8 +147,10 @@ class Oracle:
         value = self._output(leaf, owner) if self.measured else self._measure(leaf, owner)
         gradient = None
         if value.requires_grad:
+            scale = SCALE.get(self.precision, 1.0)
             with evaluated(self.precision, points.device):
-                (gradient,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
+                (gradient,) = torch.autograd.grad(scale * value.sum(), leaf, allow_unused=True)
+            gradient = gradient if gradient is None or scale == 1 else gradient / scale
         if gradient is None:
             raise ValueError(
                 "the output does not depend on the input through differentiable operations. Look for .detach(), numpy, "
@@ -169,7 +171,7 @@ class Oracle:
             value = self._output(points, owner)
         room = ACTIVATION_BYTES
         if points.is_cuda:
-            room = max(room, torch.cuda.mem_get_info(points.device)[0] // 4)
+            room = max(room, free_bytes(points.device) // 4)
         per_row = max(sum(kept.values()) // len(points), 1)
         self._take(max(1, min(self.batch_size, room // per_row)))
         self.measured = True
@@ -234,17 +236,29 @@ def check_batch_size(rows: int | None) -> int | None:
     return rows
 
 
-def _refuse(fine: bool, what: str) -> None:
-    if not fine:
+def _refuse(fine: bool, what: str, precision: str) -> None:
+    if fine:
+        return
+    if precision == "fp16":
         raise ValueError(
-            f"the model's {what} is NaN or infinite near these inputs. Check the inputs' scale, or use a smaller sigma "
-            "or radius."
+            f"the model's {what} is NaN or infinite with precision='fp16', whose numbers end at 65504. Use 'bf16', "
+            "which is as fast, or 'tf32'."
         )
+    raise ValueError(
+        f"the model's {what} is NaN or infinite near these inputs. Check the inputs' scale, or use a smaller sigma "
+        "or radius."
+    )
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether smaller batches may help."""
     return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that new tensors can have: what the driver has left, and what torch keeps of freed ones."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def release() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.control import CONTROL_LIMIT, THIN_PROBES, Control, Pilot, Subtraction, pilot_passes
-from smoothhess.design import Design, pilot_rows, tau_rows
+from smoothhess.design import Design, pilot_stack, tau_rows
 from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
 from smoothhess.kinks import Kinks, NoKinksError
@@ -167,22 +167,23 @@ class Sampler:
 
     def measure_precision(self, seeds: Sequence[int]) -> Tensor:
         """What the precision costs: error of half-differences of the gradient over their size, (B,)."""
-        x = self.inputs.flatten(1)
-        k = self.gaussian.rank(x.shape[1])
-        found = []
-        for index in torch.arange(len(x), device=x.device).split(1):
-            z = pilot_rows(seeds[int(index)], PRECISION_PAIRS, k).to(x)
-            delta = self.gaussian.colour(z)
-            points = torch.stack([x[index] + delta, x[index] - delta]).reshape(-1, *self.inputs.shape[1:])
-            owner = index.expand(len(points))
-            rounded = self.oracle(points, owner)[1]
+        x, found = self.inputs.flatten(1), []
+        k, d = self.gaussian.rank(x.shape[1]), x.shape[1]
+        together = max(1, CHUNK_BYTES // (2 * PRECISION_PAIRS * d * x.element_size()))
+        for index in torch.arange(len(x), device=x.device).split(together):
+            drawn = pilot_stack([seeds[i] for i in index.tolist()], PRECISION_PAIRS, k, x)
+            delta = self.gaussian.colour(drawn)
+            points = torch.stack([x[index, None] + delta, x[index, None] - delta], 1)  # (b, 2, pairs, d)
+            owner = index.repeat_interleave(2 * PRECISION_PAIRS)
+            flat = points.reshape(-1, *self.inputs.shape[1:])
+            rounded = self.oracle(flat, owner)[1]
             with self.oracle.exact():
-                exact = self.oracle(points, owner)[1]
-            halves = [self.gaussian.pull(g.reshape(2, len(z), -1)).diff(dim=0) for g in (rounded, exact)]
-            size = halves[1].norm().clamp_min(torch.finfo(x.dtype).tiny)
-            found.append((halves[0] - halves[1]).norm() / size)
+                exact = self.oracle(flat, owner)[1]
+            halves = [self.gaussian.pull(g.reshape(points.shape)).diff(dim=1).flatten(1) for g in (rounded, exact)]
+            size = halves[1].norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+            found.append((halves[0] - halves[1]).norm(dim=1) / size)
         self.extra_passes += 4 * PRECISION_PAIRS
-        return torch.stack(found)
+        return torch.cat(found)
 
     def check_same_model(self, stats: Statistics, index: Tensor) -> None:
         """Raise where f(x) is not what the statistics were made with."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import torch
@@ -29,6 +29,7 @@ from torch import Tensor
 from smoothhess.design import mixing
 from smoothhess.gaussian import Gaussian
 from smoothhess.known import Known
+from smoothhess.side_by_side import side_by_side
 from smoothhess.statistics import Statistics, symmetric
 
 FIRST_BLOCK = 4  # directions in the first blocks,
@@ -41,6 +42,7 @@ CUT = 1e-9  # share of the largest eigenvalue under which a direction is roundin
 CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
 FEW_MATRICES, SMALL_MATRIX = 8, 512
 EIGENBASIS = 1024  # dimensions up to which directions are eigenvectors
+ORTHONORMAL = 1e-9  # products of two of them beyond it, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,10 +396,27 @@ def _strongest_directions(moments: Tensor) -> Tensor:
     k = moments.shape[-1]
     if k <= EIGENBASIS:
         return torch.linalg.eigh(moments)[1].flip(-1)
-    size = moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp_min(_TINY)
-    square = (moments / size) @ (moments / size)
-    once = torch.linalg.qr(square @ mixing(k, moments.device))[0]  # M⁴Ω at once would lose λ < 1e-4 λ₁ to rounding
-    return torch.linalg.qr(square @ once)[0]
+    return side_by_side(partial(_powered, mix=mixing(k, moments.device)), moments)
+
+
+def _powered(moments: Tensor, mix: Tensor) -> Tensor:
+    """Orthonormal columns of M⁴Ω, (k, k), in two steps: at once, λ < 1e-4 λ₁ would be lost to rounding."""
+    scaled = moments / moments.diagonal().sum().clamp_min(_TINY)
+    square = scaled @ scaled
+    once = torch.linalg.qr(square @ mix)[0]
+    columns = square @ once  # hardly turned any more: with columns of length 1, their products are near the identity
+    columns = columns / torch.linalg.vector_norm(columns, dim=0).clamp_min(_TINY)
+    return _gram_schmidt(columns) if columns.is_cuda else torch.linalg.qr(columns)[0]
+
+
+def _gram_schmidt(columns: Tensor) -> Tensor:
+    """The Q of a QR decomposition, by products alone, which a GPU is good at; by reflections where that fails."""
+    found, fine = columns, torch.ones((), dtype=torch.bool, device=columns.device)
+    for _ in range(2):  # from the Cholesky factor of the products, and once more for what rounding left
+        factor, failed = torch.linalg.cholesky_ex(found.mT @ found)
+        found, fine = torch.linalg.solve_triangular(factor.mT, found, upper=True, left=False), fine & (failed == 0)
+    away = (found.mT @ found).diagonal_scatter(torch.zeros_like(found[0])).abs().amax()
+    return found if bool(fine & (away < ORTHONORMAL)) else torch.linalg.qr(columns)[0]
 
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:

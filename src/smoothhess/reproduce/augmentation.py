@@ -71,7 +71,7 @@ def paper_augmentation(images: Tensor, generator: Generator) -> Tensor:
 
 def _uniform(images: Tensor, generator: Generator, low: float, high: float) -> Tensor:
     draws = torch.rand(len(images), 1, 1, 1, generator=generator)  # on the CPU: every device sees the same
-    return (low + (high - low) * draws).to(images)
+    return (low + (high - low) * draws).to(images, non_blocking=True)
 
 
 def _chosen(images: Tensor, generator: Generator, p: float) -> Tensor:
@@ -79,7 +79,7 @@ def _chosen(images: Tensor, generator: Generator, p: float) -> Tensor:
 
 
 def _gray(images: Tensor) -> Tensor:
-    weights = torch.tensor(_LUMA).to(images).reshape(3, 1, 1)
+    weights = torch.tensor(_LUMA).to(images, non_blocking=True).reshape(3, 1, 1)
     return (images * weights).sum(1, keepdim=True)
 
 
@@ -96,6 +96,6 @@ def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:
     )
     sector = sector + 6 * turn
     # A channel is full within one sixth of the circle around its own hue and empty beyond two sixths.
-    shift = torch.tensor([5.0, 3.0, 1.0]).to(images).reshape(3, 1, 1)
+    shift = torch.tensor([5.0, 3.0, 1.0]).to(images, non_blocking=True).reshape(3, 1, 1)
     distance = (shift + sector) % 6
     return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 from smoothhess import activations
 from smoothhess.borrow import borrowed
 from smoothhess.exact import Exact
-from smoothhess.oracle import is_out_of_memory, release
+from smoothhess.oracle import free_bytes, is_out_of_memory, release
 from smoothhess.precision import check_precision, evaluated
 from smoothhess.rivals.softened import Form
 
@@ -152,7 +152,7 @@ class Tangent:
         per_row = COPIES * sum(p[0].numel() * p.element_size() for p in self.frozen.pre)
         room = ROOM
         if self.inputs.is_cuda:
-            room = max(room, torch.cuda.mem_get_info(self.inputs.device)[0] // 4)
+            room = max(room, free_bytes(self.inputs.device) // 4)
         return max(1, min(MOST_ROWS.get(self.inputs.device.type, MOST_ROWS["cpu"]), room // per_row))
 
     def _parts(self, rows: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -25,6 +25,7 @@ from tqdm import trange
 from smoothhess.reproduce import datasets, networks
 from smoothhess.reproduce.augmentation import paper_augmentation
 from smoothhess.reproduce.datasets import Split
+from smoothhess.reproduce.passes import Passes
 from smoothhess.reproduce.weights import read_weights, save_tensors, save_weights
 
 __all__ = ["CIFAR10", "FOUR_QUADRANT", "IMAGE_MLP", "NESTED", "Recipe", "Training", "mean_score", "shortened", "train"]
@@ -169,10 +170,11 @@ def train(
 
     inputs, targets = data.inputs.to(device), data.targets.to(device)
     network.train()
+    passes = Passes(network, recipe.loss, recipe.batch_size)
     steps = trange(step, recipe.n_steps, initial=step, total=recipe.n_steps, disable=not show_progress)
     with torch.random.fork_rng(devices=[device] if on_cuda else []):
         for step in steps:
-            rows = _rows(len(data), recipe.batch_size, step, seed).to(device)
+            rows = _rows(len(data), recipe.batch_size, step, seed).to(device, non_blocking=True)
             batch = inputs[rows]
             if recipe.augment is not None:
                 batch = recipe.augment(batch, Generator().manual_seed(_mix(seed, step, 1)))
@@ -181,12 +183,9 @@ def train(
             torch.manual_seed(_mix(seed, step, 2))  # for dropout
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
-            optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16, enabled=on_cuda):
-                loss = recipe.loss(network(batch), targets[rows])
-            loss.backward()
+            loss = passes(batch, targets[rows])
             optimizer.step()
-            losses = torch.cat([losses[-(AVERAGED - 1) :], loss.detach().float().reshape(1)])
+            losses = torch.cat([losses[-(AVERAGED - 1) :], loss.float().reshape(1)])
             is_last = step + 1 == recipe.n_steps
             keep = (step + 1) % checkpoint_every == 0 or is_last
             if keep or step % LOOKED_AT == 0:  # each look waits for the device

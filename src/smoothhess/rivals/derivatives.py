@@ -14,7 +14,7 @@ from smoothhess.borrow import borrowed
 from smoothhess.estimator import SmoothHess
 from smoothhess.exact import Derivatives, Exact
 from smoothhess.gaussian import Gaussian
-from smoothhess.oracle import Oracle, check_batch_size, check_inputs
+from smoothhess.oracle import Oracle, check_batch_size, check_inputs, free_bytes
 from smoothhess.rivals.products import HessianProducts
 
 MATRIX_FEATURES = 8192  # more are kept as an operator, unless a matrix is asked for;
@@ -260,7 +260,7 @@ def _fits(inputs: Tensor) -> bool:
     """Whether the Hessians of all inputs are kept as matrices."""
     d, room = inputs[0].numel(), MATRIX_BYTES
     if inputs.is_cuda:
-        room = max(room, torch.cuda.mem_get_info(inputs.device)[0] // 2)
+        room = max(room, free_bytes(inputs.device) // 2)
     return d <= MATRIX_FEATURES and len(inputs) * d * d * inputs.element_size() <= room
 
 

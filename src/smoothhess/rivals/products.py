@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothhess.borrow import borrowed
-from smoothhess.oracle import ACTIVATION_BYTES, FIRST_ROWS, MOST_ROWS, Oracle, is_out_of_memory, release
+from smoothhess.oracle import ACTIVATION_BYTES, FIRST_ROWS, MOST_ROWS, Oracle, free_bytes, is_out_of_memory, release
 
 PROBES = 2  # random directions in which a Hessian that is not zero cannot vanish, but for chance of measure zero
 
@@ -126,7 +126,7 @@ class HessianProducts:
         if self.rows is None:
             room = ACTIVATION_BYTES
             if points.is_cuda:
-                room = max(room, torch.cuda.mem_get_info(points.device)[0] // 4)
+                room = max(room, free_bytes(points.device) // 4)
             per_row = max(sum(kept.values()) // len(points), 1)  # a direction takes what the graph takes of an example
             most = MOST_ROWS.get(points.device.type, MOST_ROWS["cpu"])
             self.rows = max(1, min(most, room // per_row))
