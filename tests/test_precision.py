@@ -72,3 +72,25 @@ def test_exact_calls_inside_a_less_exact_run():
     torch.testing.assert_close(exact, Oracle(net(), X, 1)(X, owner)[1])
     assert not torch.equal(exact, rounded)
     assert oracle.precision == "bf16"
+
+
+def test_fp16_is_finer_than_bf16_and_says_where_it_ends():
+    options = {"sigma": 0.2, "n_calls": 400, "shrink": False, "control": None}
+    exact, half, brain = (
+        SmoothHess(net()).attribute(X, 1, precision=precision, **options) for precision in ("float32", "fp16", "bf16")
+    )
+    assert (half.precision_error < brain.precision_error / 3).all()
+    z = (half.hessian - exact.hessian).abs() / (half.stderr() + exact.stderr())
+    assert z.max() < 5
+    assert (half.hessian - exact.hessian).norm() < (brain.hessian - exact.hessian).norm()
+    huge = nn.Sequential(net(), nn.Linear(3, 2))
+    nn.init.constant_(huge[1].weight, 1e5)
+    with pytest.raises(ValueError, match=r"infinite with precision='fp16', whose numbers end at 65504. Use 'bf16'"):
+        SmoothHess(huge).attribute(X, 1, precision="fp16", **options)
+
+
+def test_noise_of_rounding_is_measured_for_each_example_alone():
+    together = SmoothHess(net()).attribute(X, 1, sigma=0.2, n_calls=40, precision="bf16", seed=[3, 4])
+    for i, seed in enumerate((3, 4)):
+        alone = SmoothHess(net()).attribute(X[i : i + 1], 1, sigma=0.2, n_calls=40, precision="bf16", seed=seed)
+        torch.testing.assert_close(together.precision_error[i : i + 1], alone.precision_error)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from smoothhess import Interactions, SmoothHess
-from smoothhess.design import DESIGNS
-from smoothhess.shrink import _blocks, _damp
+from smoothhess.design import DESIGNS, mixing
+from smoothhess.shrink import _blocks, _damp, _gram_schmidt, _powered
 from tests.truths import OneHidden, gaussians, quadratic
 
 
@@ -258,3 +258,36 @@ def test_directions_of_many_dimensions_do_not_depend_on_rounding():
     truth = torch.zeros(d, d).double()
     truth.diagonal()[:3] = 2 / (2 * torch.pi) ** 0.5 / 0.1
     assert float((whole - truth).norm() / truth.norm()) < 0.02
+
+
+@pytest.mark.parametrize("decay", [0.5, 2.0, 4.0])
+def test_gram_schmidt_by_products_is_a_qr_decomposition(decay):
+    """As `_powered` uses it, on columns that are nearly orthogonal; and where they are not, by falling back."""
+    rng = torch.Generator().manual_seed(0)
+    k = 60
+    turn = torch.linalg.qr(torch.randn(k, k, generator=rng).double())[0]
+    moments = (turn * torch.arange(1, k + 1).double() ** -decay) @ turn.mT
+    found = _powered(moments, mixing(k))
+    near = turn + 1e-3 * torch.randn(k, k, generator=rng).double()
+    parallel = torch.ones(k, k).double() + 1e-12 * torch.randn(k, k, generator=rng).double()
+    for columns in (found, near, parallel):
+        q = _gram_schmidt(columns)
+        torch.testing.assert_close(q.mT @ q, torch.eye(k).double(), rtol=0, atol=1e-9)
+        wanted = torch.linalg.qr(columns)[0]
+        if columns is not parallel:
+            torch.testing.assert_close((q * wanted).sum(0).abs(), torch.ones(k).double(), rtol=0, atol=1e-9)
+    strength = (found.mT @ moments @ found).diagonal()
+    assert strength[:10].min() > strength[30:].max()
+
+
+@pytest.mark.parametrize("control", [None, "kink"])
+def test_one_sigma_for_all_is_that_sigma_for_each(control):
+    """Norms of an isotropic Gaussian have a way of their own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 1)).double()
+    x = torch.randn(2, 12).double()
+    options = {"n_calls": 72, "control": control}
+    one = SmoothHess(net).attribute(x, sigma=0.4, **options)
+    each = SmoothHess(net).attribute(x, sigma=torch.full((12,), 0.4), **options)
+    for name in ("hessian", "relative_error", "r2"):
+        torch.testing.assert_close(getattr(one, name), getattr(each, name))

@@ -27,7 +27,7 @@ Device = torch.device | str
 
 @dataclass(frozen=True)
 class Draws:
-    """Consecutive rows of a design, float64; of several streams side by side, with the streams in front."""
+    """Consecutive rows of a design; of several streams side by side, with the streams in front."""
 
     z: Tensor  # (r, k)
     score: Tensor  # (r, k)
@@ -52,25 +52,42 @@ class Design(ABC):
         """Rows in one independent unit."""
 
     @abstractmethod
-    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
+    def block(
+        self,
+        key: tuple[int, int],
+        low: int,
+        high: int,
+        k: int,
+        device: Device = "cpu",
+        dtype: torch.dtype = torch.float64,
+    ) -> Draws:
         """Rows low … high − 1 of the block of (seed, index); they do not depend on how many are asked for.
 
-        Random numbers come from the CPU; what is made of them may be made on the device, the same up to rounding.
+        Random numbers come from the CPU in float64; what is made of them may be made on the device and in `dtype`, the
+        same up to rounding.
         """
 
-    def rows(self, seed: int, start: int, stop: int, k: int, device: Device = "cpu") -> Draws:
-        """Rows start … stop − 1 of the stream of `seed` in k dimensions."""
+    def rows(
+        self,
+        seed: int,
+        start: int,
+        stop: int,
+        k: int,
+        device: Device = "cpu",
+        dtype: torch.dtype = torch.float64,
+    ) -> Draws:
+        """Rows start … stop − 1 of the stream of `seed` in k dimensions; those of many dimensions are of `dtype`."""
         size = self.block_rows(k)
         parts = []
         for index in range(start // size, -(-stop // size)):
             first = index * size
             low, high = max(start - first, 0), min(stop - first, size)
-            parts.append(self.block((seed, index), low, high, k, device))
+            parts.append(self.block((seed, index), low, high, k, device, dtype))
         return Draws(*(torch.cat([getattr(p, name) for p in parts]).to(device) for name in ("z", "score", "weight")))
 
     def stacked(self, streams: Sequence[tuple[int, int]], count: int, k: int, like: Tensor) -> Draws:
         """`count` rows of each stream (seed, first row), side by side, in the dtype and on the device of `like`."""
-        drawn = [self.rows(seed, first, first + count, k, like.device) for seed, first in streams]
+        drawn = [self.rows(seed, first, first + count, k, like.device, like.dtype) for seed, first in streams]
         return Draws(*(torch.stack([getattr(d, name).to(like) for d in drawn]) for name in ("z", "score", "weight")))
 
     @property
@@ -151,7 +168,15 @@ class Independent(Design):
         """Each row stands alone."""
         return 1
 
-    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
+    def block(
+        self,
+        key: tuple[int, int],
+        low: int,
+        high: int,
+        k: int,
+        device: Device = "cpu",
+        dtype: torch.dtype = torch.float64,
+    ) -> Draws:
         """Standard normal rows of weight 1."""
         z = torch.from_numpy(generator(key).standard_normal((high, k))[low:])
         return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
@@ -188,12 +213,22 @@ class Orthogonal(Design):
 
     unit_rows = block_rows
 
-    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
+    def block(
+        self,
+        key: tuple[int, int],
+        low: int,
+        high: int,
+        k: int,
+        device: Device = "cpu",
+        dtype: torch.dtype = torch.float64,
+    ) -> Draws:
         """Rows of a random orthogonal matrix, times radii from a stream of their own."""
         radii = generator((*key, 1))
         if k > SMALL:
-            haar = k <= QR_LIMIT
-            rows = torch.from_numpy(_haar_rows(key, low, high, k)) if haar else _mixed_rows(key, low, high, k, device)
+            if k <= QR_LIMIT:
+                rows = torch.from_numpy(_haar_rows(key, low, high, k))
+            else:
+                rows = _mixed_rows(key, low, high, k, device, dtype)
             chi = torch.from_numpy(np.sqrt(radii.chisquare(k + 2, high))[low:]).to(rows)[:, None]
             return Draws(chi * rows, k / chi * rows, (k / chi**2)[:, 0])
         order = radii.permutation(2 * k)
@@ -267,17 +302,19 @@ def _orthonormal(rows: Tensor) -> Tensor:
     return (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT
 
 
-def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, device: Device) -> Tensor:
+def _mixed_rows(
+    key: tuple[int, ...], low: int, high: int, k: int, device: Device, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Rows of three rounds of cosine transform, random signs and permutation: O(k log k) each.
 
     Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
     """
     rng = generator(key)
     rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
-    vectors = torch.zeros(high - low, k, dtype=torch.float64, device=device)
+    vectors = torch.zeros(high - low, k, dtype=dtype, device=device)
     vectors[:, low:high].fill_diagonal_(1)
     for signs, order in rounds:
-        signs, order = (torch.from_numpy(r).to(device) for r in (signs, order))
+        signs, order = torch.from_numpy(signs).to(vectors), torch.from_numpy(order).to(device)
         vectors = (_cosine_transform(vectors) * signs)[:, order]
     return vectors
 
@@ -300,7 +337,7 @@ def _cosine_transform(x: Tensor) -> Tensor:
     folded = torch.cat([x[:, ::2], x[:, 1::2].flip(1)], 1)
     half = torch.fft.rfft(folded)
     angle = -torch.pi * torch.arange(half.shape[1], dtype=torch.float64, device=x.device) / (2 * k)
-    turned = half * torch.polar(torch.ones_like(angle), angle) * (2 / k) ** 0.5
+    turned = half * (torch.polar(torch.ones_like(angle), angle) * (2 / k) ** 0.5).to(half)
     transformed = torch.cat([turned.real, -turned.imag[:, 1 : k - half.shape[1] + 1].flip(1)], 1)
     transformed[:, 0] /= 2**0.5
     return transformed
@@ -324,7 +361,15 @@ class Sobol(Design):
         """The whole scrambling."""
         return 64
 
-    def block(self, key: tuple[int, int], low: int, high: int, k: int, device: Device = "cpu") -> Draws:
+    def block(
+        self,
+        key: tuple[int, int],
+        low: int,
+        high: int,
+        k: int,
+        device: Device = "cpu",
+        dtype: torch.dtype = torch.float64,
+    ) -> Draws:
         """Points of the block's own scrambling."""
         if k > torch.quasirandom.SobolEngine.MAXDIM:
             raise ValueError(

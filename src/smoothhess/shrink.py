@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.design import mixing
-from smoothhess.gaussian import Gaussian
+from smoothhess.gaussian import Gaussian, Isotropic
 from smoothhess.known import Known
 from smoothhess.side_by_side import side_by_side
 from smoothhess.statistics import Statistics, symmetric
@@ -348,6 +348,13 @@ class _FactoredBasis(_Basis):
 def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
     """‖Ĥ‖²_F among the features, and E‖Ĥδ‖², (b,) each."""
     basis, known = part.basis, part.known
+    if isinstance(gaussian, Isotropic) and isinstance(basis, _DenseBasis):  # the basis is orthonormal
+        if known is None:
+            c, own = part.constant, part.damped.diagonal(dim1=-2, dim2=-1).sum(-1)
+            square = part.damped.square().sum((-1, -2)) + c * (2 * own + c * basis.k)
+        else:
+            square = part.dense().square().sum((-1, -2))
+        return precisions[0].square() * square, precisions[0] * square
     if isinstance(basis, _DenseBasis) or (known is not None and not known.is_thin):
         dtype = basis.dtype if isinstance(basis, _DenseBasis) else basis.odd.dtype
         if d > 2 * basis.k:  # more features than dimensions: WP, of the same eigenvalues, instead of H
