@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import Diagonal, Interactions, SmoothHess, estimator, sampler
+from smoothhess import Diagonal, Interactions, SmoothHess, run, sampler
 from smoothhess.design import find_design
 from smoothhess.known import Known, mean
 from smoothhess.oracle import Oracle
@@ -16,7 +16,7 @@ from smoothhess.sampler import Sampler
 @pytest.fixture
 def few(monkeypatch):
     """More than 16 dimensions are many."""
-    for module in (estimator, sampler):
+    for module in (run, sampler):
         monkeypatch.setattr(module, "CONTROL_LIMIT", 16)
 
 

@@ -1,41 +1,27 @@
-"""SmoothHess: draw, evaluate, add, ask, stop."""
+"""The explainers: what users call. A run itself is in run.py."""
 
 from __future__ import annotations
 
-import math
-import operator
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from smoothhess.advice import warn_inconsistent, warn_of
 from smoothhess.borrow import borrowed
 from smoothhess.closed_form import LAYER_BYTES, ClosedForm, Layer
-from smoothhess.control import CONTROL_LIMIT, MOST_BYTES, thin_rank
-from smoothhess.design import SMALL, Design, find_design
+from smoothhess.control import CONTROL_LIMIT
+from smoothhess.design import find_design
 from smoothhess.gaussian import Gaussian
-from smoothhess.grouping import Grouping
 from smoothhess.interactions import Interactions
-from smoothhess.kinks import Kinks, NoKinksError
-from smoothhess.noise import Noise
-from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs, is_out_of_memory
+from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs
 from smoothhess.precision import check_precision
-from smoothhess.sampler import OtherPathError, Sampler
-from smoothhess.statistics import Statistics, concatenate, most_rows, symmetric
-
-FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
-LEAST_ROWS = 32  # and does not judge its own error from fewer rows;
-LEAST_DF = 8  # with fewer degrees of freedom than this it asks for a smaller error,
-LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
-STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is given, and from how many rows on
-EXACT = 1e-6  # relative error that is never reached by luck
-PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
-WORTH = 3  # the closed form must leave less open than this power of the share of passes that it does not take
-ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
+from smoothhess.run import Budget, Run, insist, progress_bar, rows_of_calls, sample_until, seeds_of
+from smoothhess.sampler import Sampler
+from smoothhess.statistics import Statistics, concatenate, symmetric
 
 
 class SmoothHess:
@@ -115,7 +101,7 @@ class SmoothHess:
             show_progress: a progress bar.
         """
         run = Run.prepare(
-            self,
+            self.forward_func,
             inputs,
             target,
             additional_forward_args,
@@ -134,6 +120,7 @@ class SmoothHess:
             seed=seed,
             precision=precision,
             compile=compile,
+            known_rows=self._known_rows,
         )
         with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
             result = run.lead(run.sampler, bar)
@@ -176,19 +163,20 @@ class SmoothHess:
                 "most. Use attribute: its control variate keeps it in a few directions; control='kink' with "
                 f"tau_probes={k} makes its τ exact, for {k // 2} passes."
             )
-        rows = _rows(check_calls, plan, "check_calls")
+        rows = rows_of_calls(check_calls, plan, "check_calls")
         rows_at_once = check_batch_size(internal_batch_size)
         oracle = Oracle(
             self.forward_func, inputs, target, additional_forward_args, rows_at_once, known_rows=self._known_rows
         )
         sampler = Sampler(oracle, inputs, gaussian, plan, None)
-        with borrowed(self.forward_func, inputs.device), _progress(show_progress, rows, len(inputs)) as bar:
-            kinks = _insist(sampler, "the closed form cannot be made")
+        with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
+            kinks = insist(sampler, "the closed form cannot be made")
             size = len(kinks.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
             ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
             sampler.take_control(kinks, ones, layers=size <= LAYER_BYTES)
             budget = Budget(rows, rows, None)
-            check = _sample_until(sampler, sampler.begin(_seeds(seed, len(inputs))), budget, bar, shrink=False, note="")
+            nothing = sampler.begin(seeds_of(seed, len(inputs)))
+            check = sample_until(sampler, nothing, budget, bar, shrink=False, note="")
         warn_of(check, None)
         assert sampler.control is not None
         closed = _closed_form(sampler, check, tolerance)
@@ -226,7 +214,7 @@ class SmoothHess:
         if type(result) is not Interactions:
             raise ValueError(f"a {type(result).__name__} cannot be gone on with: it is made of other results.")
         plan = find_design(result.design)
-        rows = _rows(n, plan, "n")
+        rows = rows_of_calls(n, plan, "n")
         target = None if result.target is None else [tuple(t) for t in result.target.tolist()]
         oracle = Oracle(
             self.forward_func,
@@ -238,12 +226,12 @@ class SmoothHess:
             known_rows=self._known_rows,
         )
         sampler = Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
-        with borrowed(self.forward_func, result.device), _progress(show_progress, rows, len(result)) as bar:
+        with borrowed(self.forward_func, result.device), progress_bar(show_progress, rows, len(result)) as bar:
             if result.control == "kink":
                 sampler.tau_probes = result.tau_probes
                 assert result.control_weights is not None
                 sampler.thin_rank = result.control_rank or sampler.thin_rank
-                sampler.take_control(_insist(sampler), result.control_weights)
+                sampler.take_control(insist(sampler), result.control_weights)
             parts = []
             for index in torch.arange(len(result), device=result.device).split(1):
                 sampler.check_same_model(statistics, index)
@@ -261,7 +249,7 @@ class SmoothHess:
             shrink=result.shrink and result.denoised is None,
             status=tuple("budget" if s == "budget" else "calls" for s in result.status),
         )
-        _warn_inconsistent(grown)
+        warn_inconsistent(grown)
         return grown
 
 
@@ -326,292 +314,6 @@ def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: A
     return SmoothHess(forward_func).attribute(x, target, **options) @ v
 
 
-# --- one run ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What `SmoothHess.attribute` makes of its arguments, before it draws."""
-
-    sampler: Sampler
-    budget: Budget
-    seeds: Sequence[int]
-    calls: float  # that the closed form is weighed against
-    control: str | None
-    shrink: bool
-
-    @staticmethod
-    def prepare(
-        explainer: SmoothHess,
-        inputs: Tensor,
-        target: Any,
-        additional_forward_args: Any,
-        *,
-        sigma: Any,
-        radius: float | None,
-        gaussian: Gaussian | None,
-        n_calls: int | None,
-        tol: float,
-        max_calls: int,
-        design: str,
-        control: str | None,
-        tau_probes: int | None,
-        shrink: bool,
-        feature_mask: Tensor | None,
-        internal_batch_size: int | None,
-        seed: int | Sequence[int],
-        precision: str,
-        compile: bool,
-    ) -> Run:
-        """With all that is refused at the door; the model is not called."""
-        plan = find_design(design)
-        if control not in ("auto", "kink", None):
-            raise ValueError(f'control must be "auto", "kink" or None, got {control!r}.')
-        check_inputs(inputs)
-        inputs = inputs.detach()
-        d = inputs[0].numel()
-        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d)
-        grouping = None
-        if feature_mask is not None:
-            grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
-        oracle = Oracle(
-            explainer.forward_func,
-            inputs,
-            target,
-            additional_forward_args,
-            check_batch_size(internal_batch_size),
-            check_precision(precision, inputs.device, inputs.dtype),
-            compile,
-            explainer._known_rows,
-        )
-        budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
-        if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
-            budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d), d)))
-        if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
-            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
-        white = gaussian.to(inputs.device, inputs.dtype)
-        sampler = Sampler(oracle, inputs, white, plan, grouping, tau_probes=tau_probes)
-        calls = n_calls if n_calls is not None else max_calls / 4
-        return Run(sampler, budget, _seeds(seed, len(inputs)), calls, control, shrink)
-
-    def progress(self, show: bool) -> tqdm:
-        """A bar for all draws."""
-        return _progress(show, self.budget.most, len(self.seeds))
-
-    def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
-        """The run itself, by its own sampler or by one in its place."""
-        precision = sampler.oracle.precision
-        rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
-        note = _take_control(sampler, self.control, self.seeds, self.calls)
-        try:
-            result = _sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
-        except OtherPathError as error:
-            if self.control != "auto":
-                raise
-            sampler.control, note = None, str(error)
-            bar.reset()
-            result = _sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
-        return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How many rows to draw, and when to stop."""
-
-    first: int  # rows before the first look
-    most: int
-    tol: float | None  # None: draw `most` rows without looking
-
-    @staticmethod
-    def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> Budget:
-        """From what a user asked for."""
-        if n_calls is not None:
-            rows = _rows(n_calls, plan, "n_calls")
-            return Budget(rows, rows, None)
-        if not tol > 0:
-            raise ValueError(f"tol must be positive, got {tol}. Or pass n_calls.")
-        most = _rows(max_calls, plan, "max_calls")
-        return Budget(min(first, most), most, tol)
-
-
-def _sample_until(
-    sampler: Sampler, stats: Statistics, budget: Budget, bar: tqdm, shrink: bool, note: str
-) -> Interactions:
-    """Double the rows of every example until it may stop."""
-    index = torch.arange(len(stats), device=sampler.inputs.device)
-    rows, finished = budget.first, []
-    while True:
-        stats = sampler.extend(stats, rows - int(stats.n[0]), index, bar)
-        result = replace(_result(sampler, stats, index, shrink), control_note=note)
-        verdicts = _verdicts(result, budget, rows)
-        stop = torch.tensor([v != "" for v in verdicts])
-        done = torch.nonzero(stop).reshape(-1).to(index.device)
-        if len(done):
-            part = result if len(done) == len(index) else result[done]
-            finished.append((index[done], part.with_status(tuple(v for v in verdicts if v))))
-        if stop.all():
-            break
-        going = torch.nonzero(~stop).reshape(-1).to(index.device)
-        stats, index = stats.select(going), index[going]
-        rows = min(2 * rows, budget.most)
-    order = torch.cat([i for i, _ in finished]).argsort()
-    return finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
-
-
-def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) -> Interactions:
-    entries, control = sampler.oracle.entries, sampler.control
-    return Interactions(
-        inputs=sampler.inputs[index],
-        statistics=stats,
-        gaussian=sampler.gaussian,
-        grouping=None if sampler.grouping is None else sampler.grouping.select(index),
-        target=None if entries is None else entries[index.cpu()],
-        n_passes=sampler.passes(stats.n.double(), index),
-        status=("calls",) * len(index),
-        control=None if control is None else "kink",
-        control_weights=None if control is None else torch.stack([control.linear, control.flip], 1)[index],
-        unbiased=control is None or control.drift is None or not bool(control.flip.any()),
-        control_rank=sampler.thin_rank if control is not None and control.expected.hessian.is_thin else None,
-        tau_probes=None if control is None else sampler.tau_probes,
-        shrink=shrink and sampler.grouping is None and stats.k > SMALL,
-    )
-
-
-def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
-    """Why each example stops here; empty where it goes on."""
-    if budget.tol is None:
-        return ["calls"] * len(result)
-    error = result.relative_error
-    noise = result._noise
-    only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
-    enough = (rows >= LEAST_ROWS) & (noise.df >= (LEAST_UNITS - 1 if only_units else 1))
-    if not only_units:  # an error that few directions share is known less well, and must be smaller for it
-        error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
-    # a few rows without a kink, or with nothing that the closed form does not know, prove nothing
-    plain = torch.ones(len(result), dtype=torch.bool, device=error.device)
-    if result.control_weights is not None:
-        plain = ~result.control_weights.any(1)
-    exact = (error <= EXACT) & (((error > 0) & plain) | (rows >= LEAST_ROWS))
-    met = (error <= budget.tol) & (enough | exact)
-    zero = enough & _looks_zero(noise)
-    last = rows >= budget.most
-    return [
-        "zero" if z or (m and nothing) else "tolerance" if m else "budget" if last else ""
-        for m, z, nothing in zip(met.tolist(), zero.tolist(), (noise.squared_norm == 0).tolist(), strict=True)
-    ]
-
-
-def _looks_zero(noise: Noise) -> Tensor:
-    """Where H cannot be told from zero, and is seen to explain less than ZERO_SHARE of the gradient's variation, (B,).
-
-    A row's estimate has E‖A‖² ≈ k/2 times that variation, and ‖W‖² is the part of it that H explains.
-    """
-    stats = noise.features
-    signal = noise.squared_norm - noise.of_frobenius
-    score = noise.zero_score()
-    spread = torch.where(score != 0, signal / score, torch.inf)
-    s, g = stats.head.score.double(), stats.head.odd.double()
-    squares = (s.square().sum(-1) * g.square().sum(-1) + (s * g).sum(-1).square()) / 2
-    row_energy = squares.sum(-1) / stats.n_head
-    share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
-    return (score < 2) & (share < ZERO_SHARE)
-
-
-def warn_of(result: Interactions, tol: float | None) -> None:
-    """Say what the user of a method that calls this should know of its result."""
-    _warn_unfinished(result, tol)
-    _warn_inconsistent(result)
-
-
-def _warn_unfinished(result: Interactions, tol: float | None) -> None:
-    stopped = [i for i, s in enumerate(result.status) if s == "budget"]
-    if stopped:
-        part = result[stopped]
-        needed = part.calls_for(tol or 0.1)
-        estimate = f" About {int(needed.max())} calls would do." if torch.isfinite(needed).all() else ""
-        low, high = (f"{float(e):.3g}" for e in part.relative_error.aminmax())
-        reached = low if low == high else f"{low} to {high}"
-        warnings.warn(
-            f"{len(stopped)} of {len(result)} example(s) stopped at max_calls={int(part.n_calls.max())} before "
-            f"relative_error ≤ {tol}: reached {reached}.{estimate} "
-            "Raise max_calls, or accept the error bars as they are.",
-            stacklevel=4,
-        )
-    zeros = sum(s == "zero" for s in result.status)
-    if zeros:
-        warnings.warn(
-            f"{zeros} of {len(result)} example(s): H cannot be told from zero. Interactions explain less than "
-            f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
-            "model is linear there, its output is saturated (explain a logit instead), or no kink was met and a larger "
-            "sigma would meet some. smoothhess.diagnose tells which.",
-            stacklevel=4,
-        )
-
-
-def _warn_inconsistent(result: Interactions) -> None:
-    first, second = (result.stein_z.abs() > STEIN_LIMIT).T
-    exact = result.precision == "float32"  # less exact gradients differ from the values' by rounding alone
-    first, second = (flags & (result.statistics.n >= STEIN_ROWS) & exact for flags in (first, second))
-    if first.any():
-        warnings.warn(
-            f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "
-            f"E[∇f] differ by {float(result.stein_z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
-            "straight-through steps, jumps, or a wrong gradient function; the interactions describe the gradients.",
-            stacklevel=4,
-        )
-    elif second.any():
-        warnings.warn(
-            f"the function of {int(second.sum())} of {len(result)} example(s) curves in a way that its gradients do "
-            f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(result.stein_z[:, 1].abs().max()):.0f} standard "
-            "errors. It probably jumps (is discontinuous) near the input; jumps are missing from the interactions.",
-            stacklevel=4,
-        )
-
-
-def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], calls: float) -> str:
-    """Give the sampler its control variate, or say why it goes without; `calls` is how many the run may take."""
-    if control is None:
-        return "none was asked for"
-    sampler.thin_rank = thin_rank(calls)
-    if control == "kink":
-        kinks = _insist(sampler)
-        try:
-            sampler.take_control(kinks, sampler.pilot(kinks, seeds))
-        except NoKinksError as error:
-            raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
-        return ""
-    k = sampler.gaussian.rank(sampler.inputs[0].numel())
-    rows = k if k <= CONTROL_LIMIT else 2 * sampler.thin_rank
-    size = len(sampler.inputs) * k * rows * sampler.inputs.element_size()
-    if size > MOST_BYTES * (4 if sampler.inputs.is_cuda else 1):
-        return f"the closed form of {len(sampler.inputs)} examples would hold {size / 2**30:.1f} GiB"
-    try:
-        kinks = sampler.see_kinks(PRICE * calls)
-        pilot = sampler.pilot(kinks, seeds)
-        price, unexplained = sampler.price(kinks), pilot.unexplained
-        worth = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
-        if not len(worth):
-            least = float(unexplained.min())
-            return f"single flips leave {least:.0%} of the gradient's variation open: not worth {price:.0f} passes"
-        sampler.take_control(kinks, pilot, worth, always=False)
-    except NoKinksError as error:
-        return str(error)
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
-        sampler.control = None
-        return f"freezing the activations fails ({error})"
-    return ""
-
-
-def _insist(sampler: Sampler, refusal: str = "control='kink' cannot be used") -> Kinks:
-    """The frozen model, or an error that says why there is none."""
-    try:
-        return sampler.see_kinks(math.inf)
-    except NoKinksError as error:
-        raise ValueError(f"{refusal}: {error}. Use attribute with control=None.") from error
-
-
 def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> ClosedForm:
     """What the sampler's control knows, in the coordinates of the features."""
     control, inputs, push = sampler.control, sampler.inputs, sampler.gaussian.push
@@ -643,33 +345,3 @@ def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> Clo
 def _in_order(parts: Sequence[tuple[Tensor, Statistics]]) -> Statistics:
     order = torch.cat([index for index, _ in parts]).argsort()
     return parts[0][1] if len(parts) == 1 else concatenate([s for _, s in parts]).select(order)
-
-
-# --- what is refused at the door --------------------------------------------------------------------------------------
-
-
-def _rows(n: Any, plan: Design, name: str) -> int:
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
-    n = int(n)
-    if n < 2:
-        raise ValueError(f"{name} must be at least 2, got {n}.")
-    if plan.mirrored and n % 2:
-        raise ValueError(
-            f"{name} must be even: each direction is used twice (±), got {n}. Pass {n - 1} or {n + 1}, or design='iid'."
-        )
-    return n // plan.calls_per_row
-
-
-def _seeds(seed: Any, batch: int) -> list[int]:
-    given: Any = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
-    seeds = [operator.index(s) for s in given]
-    if len(seeds) != batch:
-        raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
-    if min(seeds) < 0:
-        raise ValueError(f"seeds must not be negative, got {min(seeds)}. Use 0, 1, 2, …")
-    return seeds
-
-
-def _progress(show: bool, rows: int, batch: int) -> tqdm:
-    return tqdm(total=rows * batch, desc="SmoothHess", unit="draw", disable=not show, leave=False)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from smoothhess import Diagonal, NeuronSmoothHess, SmoothHess, estimator, sampler
+from smoothhess import Diagonal, NeuronSmoothHess, SmoothHess, run, sampler
 
 D = 12
 RNG = torch.Generator().manual_seed(3)
@@ -104,7 +104,7 @@ def arguments(explain, rank):
 @case
 def closed_form_in_a_few_directions(explain, rank):
     """As for photos, whose closed form is not kept as a matrix."""
-    with patch.object(estimator, "CONTROL_LIMIT", 8), patch.object(sampler, "CONTROL_LIMIT", 8):
+    with patch.object(run, "CONTROL_LIMIT", 8), patch.object(sampler, "CONTROL_LIMIT", 8):
         return plain(explain, rank, control="kink", n_calls=40)
 
 

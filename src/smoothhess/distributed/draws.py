@@ -9,12 +9,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from smoothhess.advice import warn_of
 from smoothhess.borrow import borrowed, modules_behind
 from smoothhess.dataset.settings import SILENT, described
 from smoothhess.distributed.ranks import is_alone, same_everywhere, together
 from smoothhess.distributed.sharing import Follower, Leader
-from smoothhess.estimator import NeuronSmoothHess, Run, SmoothHess, warn_of
+from smoothhess.estimator import NeuronSmoothHess, SmoothHess
 from smoothhess.interactions import Interactions
+from smoothhess.run import Run
 
 TALKING = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")  # models whose ranks call in step
 
@@ -74,7 +76,8 @@ def attribute(
         )
         refuse_talking(explainer.forward_func)
         show = asked.pop("show_progress")
-        run = Run.prepare(asked.pop("self"), **asked)
+        del asked["self"]
+        run = Run.prepare(explainer.forward_func, known_rows=explainer._known_rows, **asked)
         with borrowed(explainer.forward_func, run.sampler.inputs.device):
             if not ranks.leads:
                 return Follower(run.sampler, ranks).follow()

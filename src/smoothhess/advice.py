@@ -1,0 +1,64 @@
+"""What the user of an estimate should know of it, said as warnings."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from smoothhess.interactions import Interactions
+from smoothhess.run import ZERO_SHARE
+
+STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is given, and from how many rows on
+
+
+def warn_of(result: Interactions, tol: float | None) -> None:
+    """Say what the user of a method that calls this should know of its result."""
+    _warn_unfinished(result, tol)
+    warn_inconsistent(result)
+
+
+def _warn_unfinished(result: Interactions, tol: float | None) -> None:
+    stopped = [i for i, s in enumerate(result.status) if s == "budget"]
+    if stopped:
+        part = result[stopped]
+        needed = part.calls_for(tol or 0.1)
+        estimate = f" About {int(needed.max())} calls would do." if torch.isfinite(needed).all() else ""
+        low, high = (f"{float(e):.3g}" for e in part.relative_error.aminmax())
+        reached = low if low == high else f"{low} to {high}"
+        warnings.warn(
+            f"{len(stopped)} of {len(result)} example(s) stopped at max_calls={int(part.n_calls.max())} before "
+            f"relative_error ≤ {tol}: reached {reached}.{estimate} "
+            "Raise max_calls, or accept the error bars as they are.",
+            stacklevel=4,
+        )
+    zeros = sum(s == "zero" for s in result.status)
+    if zeros:
+        warnings.warn(
+            f"{zeros} of {len(result)} example(s): H cannot be told from zero. Interactions explain less than "
+            f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
+            "model is linear there, its output is saturated (explain a logit instead), or no kink was met and a larger "
+            "sigma would meet some. smoothhess.diagnose tells which.",
+            stacklevel=4,
+        )
+
+
+def warn_inconsistent(result: Interactions) -> None:
+    """Say where gradients and values do not belong together, or the function jumps."""
+    first, second = (result.stein_z.abs() > STEIN_LIMIT).T
+    exact = result.precision == "float32"  # less exact gradients differ from the values' by rounding alone
+    first, second = (flags & (result.statistics.n >= STEIN_ROWS) & exact for flags in (first, second))
+    if first.any():
+        warnings.warn(
+            f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "
+            f"E[∇f] differ by {float(result.stein_z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
+            "straight-through steps, jumps, or a wrong gradient function; the interactions describe the gradients.",
+            stacklevel=4,
+        )
+    elif second.any():
+        warnings.warn(
+            f"the function of {int(second.sum())} of {len(result)} example(s) curves in a way that its gradients do "
+            f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(result.stein_z[:, 1].abs().max()):.0f} standard "
+            "errors. It probably jumps (is discontinuous) near the input; jumps are missing from the interactions.",
+            stacklevel=4,
+        )
