@@ -1,5 +1,6 @@
 """The same numbers on a GPU; skipped where there is none."""
 
+import contextlib
 from functools import partial
 
 import pytest
@@ -175,3 +176,18 @@ def test_recorded_training_steps(monkeypatch):
     for one, two, three in zip(*states, strict=True):
         for copy in (two, three):
             assert float((one - copy).double().norm()) <= 0.05 * float(one.double().norm()) + 1e-6
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+def test_directions_of_many_dimensions_side_by_side(mode):
+    """More than 1024 dimensions and several inputs: one thread and stream for each matrix."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1100, 40), nn.ReLU(), nn.Linear(40, 1)).double()
+    x = torch.randn(3, 1100).double()
+    options = {"sigma": 0.05, "n_calls": 2400, "control": None}
+    here = SmoothHess(net).attribute(x, **options)
+    there = SmoothHess(net.cuda()).attribute(x.cuda(), **options)
+    with mode():
+        found = there.hessian
+    size = float(here.hessian.abs().max())
+    torch.testing.assert_close(found.cpu(), here.hessian, rtol=1e-6, atol=1e-6 * size)

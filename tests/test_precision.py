@@ -83,6 +83,10 @@ def test_fp16_is_finer_than_bf16_and_says_where_it_ends():
     z = (half.hessian - exact.hessian).abs() / (half.stderr() + exact.stderr())
     assert z.max() < 5
     assert (half.hessian - exact.hessian).norm() < (brain.hessian - exact.hessian).norm()
+    steep = nn.Sequential(net(), nn.Linear(3, 2))
+    nn.init.constant_(steep[1].weight, 1e3)  # gradients beyond 64, which do not fit with the scale but without
+    assert float(SmoothHess(steep).attribute(X, 1, **options).gradient.abs().max()) > 64
+    assert (SmoothHess(steep).attribute(X, 1, precision="fp16", **options).precision_error < 0.1).all()
     huge = nn.Sequential(net(), nn.Linear(3, 2))
     nn.init.constant_(huge[1].weight, 1e5)
     with pytest.raises(ValueError, match=r"infinite with precision='fp16', whose numbers end at 65504. Use 'bf16'"):

@@ -32,3 +32,8 @@ def test_nothing_is_left_of_the_generator_before():
         drawn = found.integers(2**32, dtype=np.uint32)
         assert drawn == generator((1, 0)).integers(2**32, dtype=np.uint32)
     assert states([]) == []
+
+
+def test_a_negative_seed_is_refused_as_by_numpy():
+    with pytest.raises(ValueError, match="non-negative"):
+        states([(-1, 0)])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothhess import target as targets
-from smoothhess.precision import SCALE, evaluated
+from smoothhess.precision import HALVES, SCALE, evaluated
 
 ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
 FIRST_ROWS = 32  # rows of the very first pass, which shows what a row takes inside the model,
@@ -42,6 +42,7 @@ class Oracle:
     ) -> None:
         self.forward_func = forward_func
         self.precision = precision
+        self._scales = dict(SCALE)
         self.called = torch.compile(forward_func) if compiled else forward_func
         self.batch = len(inputs)
         self.entries = targets.entries(target, self.batch)
@@ -64,11 +65,19 @@ class Oracle:
         What is not finite is refused at once, which waits for the device, or else by the next `refuse_infinite`.
         """
         value, gradient = self.in_batches(self._differentiated, points, owner)
+        if wait and self.scale > 1 and not bool(torch.isfinite(gradient).all()):
+            self._scales[self.precision] = 1.0  # gradients that are too large with it may fit without
+            value, gradient = self.in_batches(self._differentiated, points, owner)
         self.n_rows += len(points)
         self._doubts.append(torch.stack([torch.isfinite(t).all() for t in (value, gradient)]))
         if wait:
             self.refuse_infinite()
         return value, gradient
+
+    @property
+    def scale(self) -> float:
+        """What gradients are multiplied with on their way back."""
+        return self._scales.get(self.precision, 1.0)
 
     def refuse_infinite(self) -> None:
         """Raise where an output or a gradient since the last time was NaN or infinite."""
@@ -147,7 +156,7 @@ class Oracle:
         value = self._output(leaf, owner) if self.measured else self._measure(leaf, owner)
         gradient = None
         if value.requires_grad:
-            scale = SCALE.get(self.precision, 1.0)
+            scale = self.scale
             with evaluated(self.precision, points.device):
                 (gradient,) = torch.autograd.grad(scale * value.sum(), leaf, allow_unused=True)
             gradient = gradient if gradient is None or scale == 1 else gradient / scale
@@ -188,12 +197,16 @@ class Oracle:
     @contextmanager
     def exact(self) -> Iterator[None]:
         """Calls inside are made with the inputs' own precision, by the model as it was given."""
-        precision, called = self.precision, self.called
+        precision, called, rows = self.precision, self.called, self.batch_size
         self.precision, self.called = "float32", self.forward_func
+        if precision in HALVES:
+            self.batch_size = max(1, rows // 2)  # what the model keeps of a row is twice as long
         try:
             yield
         finally:
             self.precision, self.called = precision, called
+            if self.measured:
+                self._take(rows)
 
     def pick(self, output: Tensor, owner: Tensor) -> Tensor:
         """The scalar of each row that is explained."""
@@ -242,7 +255,7 @@ def _refuse(fine: bool, what: str, precision: str) -> None:
     if precision == "fp16":
         raise ValueError(
             f"the model's {what} is NaN or infinite with precision='fp16', whose numbers end at 65504. Use 'bf16', "
-            "which is as fast, or 'tf32'."
+            "which is as fast, or 'tf32'; if it is so with them too, check the inputs' scale."
         )
     raise ValueError(
         f"the model's {what} is NaN or infinite near these inputs. Check the inputs' scale, or use a smaller sigma "
@@ -257,8 +270,11 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that new tensors can have: what the driver has left, and what torch keeps of freed ones."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
+    free = torch.cuda.mem_get_info(device)[0]
+    try:
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    except RuntimeError:  # an allocator that keeps no account
+        return free
 
 
 def release() -> None:

@@ -1,9 +1,9 @@
 """How exactly the model is evaluated. Draws, statistics and frozen passes always keep the inputs' precision.
 
 Half-differences of gradients cancel, so less exact arithmetic puts noise on each of them: with TF32 5 to 20 %, with
-bfloat16 16 to 53 % on a CIFAR10 ResNet-18, the more the smaller σ is. float16 is as exact as TF32 and as fast as
-bfloat16, but its numbers end at 65504. The noise is random, and the error bars see it as they see all noise; how large
-it is, is measured on a few pairs of points and kept with the result.
+bfloat16 16 to 53 % on a CIFAR10 ResNet-18, the more the smaller σ is. float16 is as fast as bfloat16 and, with about
+twice the noise of TF32, less coarse, but its numbers end at 65504. The noise is random, and the error bars see it as
+they see all noise; how large it is, is measured on a few pairs of points and kept with the result.
 """
 
 from __future__ import annotations

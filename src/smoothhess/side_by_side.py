@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,18 +27,29 @@ def side_by_side(work: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
         for matrix, place in zip(matrices, found, strict=True):
             place.copy_(work(matrix))
         return found
-    main = torch.cuda.current_stream(matrices.device)
-    streams = [torch.cuda.Stream(matrices.device) for _ in range(min(AT_ONCE, len(matrices)))]
+    main, inference = torch.cuda.current_stream(matrices.device), torch.is_inference_mode_enabled()
+    workers = _workers(matrices.device)[: len(matrices)]
 
     def on(which: int) -> None:
-        with torch.cuda.stream(streams[which]):
-            for i in range(which, len(matrices), len(streams)):
+        with torch.inference_mode(inference), torch.cuda.stream(workers[which][1]):  # both are a thread's own
+            for i in range(which, len(matrices), len(workers)):
                 found[i].copy_(work(matrices[i]))
 
-    for stream in streams:
+    for _, stream in workers:
         stream.wait_stream(main)
-    with ThreadPoolExecutor(len(streams)) as pool:
-        list(pool.map(on, range(len(streams))))
-    for stream in streams:
-        main.wait_stream(stream)
+    jobs = [thread.submit(on, which) for which, (thread, _) in enumerate(workers)]
+    try:
+        wait(jobs)
+    finally:  # whatever failed: what is freed from here on must not be in use any more
+        for _, stream in workers:
+            main.wait_stream(stream)
+    for job in jobs:
+        job.result()
     return found
+
+
+@cache
+def _workers(device: torch.device) -> list[tuple[ThreadPoolExecutor, torch.cuda.Stream]]:
+    """Always the same threads and streams, in pairs: torch keeps memory and workspaces for each pair."""
+    torch.linalg.qr(torch.ones(1, 1, device=device))  # loads a library, which threads must not do at the same time
+    return [(ThreadPoolExecutor(1), torch.cuda.Stream(device)) for _ in range(AT_ONCE)]

@@ -47,7 +47,9 @@ def states(keys: Sequence[Key]) -> list[State]:
     """
     if not keys:
         return []
-    if len(keys[0]) == 1 or any(key[0] > PCG_MASK or max(key[1:]) > WORD for key in keys):  # another layout of words
+    if len(keys[0]) == 1 or any(
+        not 0 <= key[0] <= PCG_MASK or max(key[1:]) > WORD for key in keys
+    ):  # another layout of words
         return [_state_of(generator(key)) for key in keys]
     words = [[(key[0] >> shift) & WORD for shift in (0, 32, 64, 96)] + list(key[1:]) for key in keys]
     seeds = _generate(_mix(np.array(words, dtype=np.uint32).T))

@@ -158,3 +158,17 @@ def test_the_command_trains_and_writes_weights(tmp_path, capsys, monkeypatch):
         training.main(["mnist-mlp", "--data", str(tmp_path / "none"), "--out", str(out)])
     assert caught.value.code == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_frozen_layer_stays_as_it_is():
+    """Also where a training before has left gradients in it, with which an optimiser would go on."""
+    network = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+    line = Split(torch.linspace(-1, 1, 20)[:, None], torch.linspace(-3, 3, 20))
+    recipe = dataclasses.replace(IMAGES, n_steps=5, loss=training._mean_squared_error, score=training.squared_error)
+    recipe = dataclasses.replace(recipe, augment=None)
+    train(network, line, recipe)
+    network[0].requires_grad_(False)
+    before = network[0].weight.clone(), network[2].weight.clone()
+    train(network, line, dataclasses.replace(recipe, optimizer=SGD))
+    assert torch.equal(network[0].weight, before[0])
+    assert not torch.equal(network[2].weight, before[1])

@@ -74,7 +74,8 @@ def softened(
     tensor([[[1., 1.],
              [1., 1.]]])
     """
-    check_precision(precision, inputs.device, inputs.dtype)
+    if check_precision(precision, inputs.device, inputs.dtype) not in ("float32", "tf32"):
+        raise ValueError(f"precision must be 'float32' or 'tf32' for products, got {precision!r}.")
     inputs, target = inputs.detach(), target.to(inputs.device)
     with borrowed(network, inputs.device):
         with torch.no_grad():

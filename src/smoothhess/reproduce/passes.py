@@ -17,7 +17,8 @@ WARM_STEPS = 3  # that are run as they are before one is recorded
 class Passes:
     """Loss of a batch; its gradients are left in the parameters' .grad, those of the last batch replaced.
 
-    On CUDA the network runs in bfloat16, and batches of `size` examples are replayed.
+    On CUDA the network runs in bfloat16, and batches of `size` examples are replayed: the network must do the same for
+    every batch, and never wait for the device (`.item()`, `nonzero`).
 
     >>> network = nn.Linear(2, 1)
     >>> passes = Passes(network, nn.functional.mse_loss, size=4)
@@ -29,7 +30,9 @@ class Passes:
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], size: int) -> None:
         self.network, self.loss, self.size = network, loss, size
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        self.on_cuda = self.parameters[0].is_cuda
+        for parameter in network.parameters():  # frozen ones too: an optimiser would go on with what is left there
+            parameter.grad = None
+        self.on_cuda = any(p.is_cuda for p in self.parameters)
         self.run = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -57,9 +60,11 @@ class Passes:
         return loss.detach()
 
     def _record(self, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs, self.targets = inputs.clone(), targets.clone()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.found = self._run(self.inputs, self.targets)
+        device = inputs.device
+        with torch.cuda.device(device):  # a graph that is recorded on another device than the current one is empty
+            self.inputs, self.targets = inputs.clone(), targets.clone()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
+                self.found = self._run(self.inputs, self.targets)
         self.gradients = [parameter.grad for parameter in self.parameters]
         self.graph = graph
