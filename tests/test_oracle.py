@@ -7,6 +7,7 @@ from captum.attr import NeuronGradient
 from torch import nn
 
 from smoothhess import NeuronSmoothHess, SmoothHess, from_gradient
+from smoothhess.kinks import Kinks
 from smoothhess.oracle import Neuron, Oracle
 from tests.truths import Plain
 
@@ -351,3 +352,46 @@ def test_rows_that_did_not_fit_are_forgotten_with_the_run_that_failed():
     busy[0] = False
     explainer.attribute(torch.zeros(1, 8), sigma=0.1, n_calls=2000, control=None)
     assert max(sizes) > 100
+
+
+class Crowded(nn.Module):
+    """Cannot be frozen for more than three examples at once, and counts how many it was asked for."""
+
+    def __init__(self, most=3):
+        super().__init__()
+        self.inner, self.most, self.frozen = net(), most, []
+
+    def forward(self, x, scale, shared):
+        return self.inner(x) * scale[:, None] + shared.sum()
+
+
+@pytest.mark.parametrize("seed", [0, range(7)])
+@pytest.mark.parametrize("mask", [None, torch.tensor([0, 0, 1, 1, 2])])
+def test_examples_that_do_not_fit_together_go_in_parts(monkeypatch, seed, mask):
+    """Targets, arguments, groups and seeds follow their example; an argument with as many rows as a part does not."""
+    model, see = Crowded(), Kinks.see
+
+    def crowded(oracle, inputs, *rest):
+        model.frozen.append(len(inputs))
+        if len(inputs) > model.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return see(oracle, inputs, *rest)
+
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(2)).double()
+    args = torch.linspace(1, 2, 7).double(), torch.ones(2).double()
+    target, options = [0, 1, 0, 1, 0, 1, 1], {"sigma": 0.5, "tol": 0.3, "seed": seed, "feature_mask": mask}
+    wanted = SmoothHess(model).attribute(x, target, args, control="kink", **options)
+    monkeypatch.setattr(Kinks, "see", staticmethod(crowded))
+    explainer = SmoothHess(model)
+    found = explainer.attribute(x, target, args, control="kink", **options)
+    assert model.frozen == [7, 4, 2, 2, 2, 1]
+    for name in ("hessian", "gradient", "relative_error", "n_calls", "output", "target", "n_passes"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+    assert found.status == wanted.status
+    model.frozen.clear()
+    again = explainer.attribute(x, target, args, control="kink", **options)
+    assert model.frozen == [2, 2, 2, 1]  # found once
+    torch.testing.assert_close(again.hessian, wanted.hessian)
+    model.most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        explainer.attribute(x, target, args, control="kink", **options)

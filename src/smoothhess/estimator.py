@@ -123,7 +123,7 @@ class SmoothHess:
             known_rows=self._known_rows,
         )
         with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
-            result = run.lead(run.sampler, bar)
+            result = run.result(bar)
         warn_of(result, run.budget.tol)
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Oracle:
         self.indices = None if self.entries is None else self.entries.to(inputs.device)
         args = additional_forward_args
         self.args: tuple[Any, ...] = () if args is None else args if isinstance(args, tuple) else (args,)
+        self._follows = [isinstance(a, Tensor) and a.ndim > 0 and len(a) == self.batch for a in self.args]
         row_bytes = max(inputs[0].numel() * inputs.element_size(), 1)
         most = MOST_ROWS.get(inputs.device.type, MOST_ROWS["cpu"])
         self._known_rows = {} if known_rows is None or internal_batch_size is not None else known_rows
@@ -192,7 +194,30 @@ class Oracle:
         A copy goes in, so that a model which works in place on its input can be explained too.
         """
         called = self.forward_func if forward_func is None else forward_func
-        return lambda points: called(points.clone(), *(self._repeat(a, owner) for a in self.args))
+        return lambda points: called(points.clone(), *self._of(owner))
+
+    def _of(self, owner: Tensor) -> list[Any]:
+        """The additional arguments of these examples."""
+        each = zip(self.args, self._follows, strict=True)
+        return [a.index_select(0, owner.to(a.device)) if follows else a for a, follows in each]
+
+    def select(self, index: Tensor) -> Oracle:
+        """The same around the inputs at `index` alone."""
+        chosen = copy(self)
+        chosen.batch, chosen.n_rows, chosen._doubts = len(index), 0, []
+        chosen.entries = None if self.entries is None else self.entries[index.cpu()]
+        chosen.indices = None if self.indices is None else self.indices[index]
+        chosen.args = tuple(self._of(index))
+        return chosen
+
+    @property
+    def most_examples(self) -> int:
+        """As many as fitted into the memory together, as far as is known."""
+        return self._known_rows.get((self._kind, "examples"), self.batch)
+
+    @most_examples.setter
+    def most_examples(self, count: int) -> None:
+        self._known_rows[self._kind, "examples"] = count
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -211,10 +236,6 @@ class Oracle:
     def pick(self, output: Tensor, owner: Tensor) -> Tensor:
         """The scalar of each row that is explained."""
         return targets.pick(output, None if self.indices is None else self.indices[owner])
-
-    def _repeat(self, arg: Any, owner: Tensor) -> Any:
-        per_example = isinstance(arg, Tensor) and arg.ndim > 0 and len(arg) == self.batch
-        return arg.index_select(0, owner.to(arg.device)) if per_example else arg
 
 
 def check_inputs(inputs: Any) -> None:

@@ -19,7 +19,7 @@ from smoothhess.grouping import Grouping
 from smoothhess.interactions import Interactions
 from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.noise import Noise
-from smoothhess.oracle import Oracle, check_batch_size, check_inputs, is_out_of_memory
+from smoothhess.oracle import Oracle, check_batch_size, check_inputs, is_out_of_memory, release
 from smoothhess.precision import check_precision
 from smoothhess.sampler import OtherPathError, Sampler
 from smoothhess.statistics import Statistics, most_rows
@@ -104,8 +104,40 @@ class Run:
         """A bar for all draws."""
         return progress_bar(show, self.budget.most, len(self.seeds))
 
+    def result(self, bar: tqdm) -> Interactions:
+        """The run itself; where the memory does not take all examples, some at a time.
+
+        How many fit is kept for the explainer's later runs.
+        """
+        oracle, together, drawn = self.sampler.oracle, len(self.seeds), bar.n
+        if together <= oracle.most_examples:
+            try:
+                return self.lead(self.sampler, bar)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or together == 1:
+                    raise
+            oracle.most_examples = -(-together // 2)
+            bar.n = drawn
+        parts = torch.arange(together, device=self.sampler.inputs.device).split(oracle.most_examples)
+        self.sampler.control = None
+        release()
+        return Interactions.cat([self._select(index).result(bar) for index in parts])
+
+    def _select(self, index: Tensor) -> Run:
+        """For the examples at `index`, from its beginning."""
+        whole = self.sampler
+        sampler = Sampler(
+            whole.oracle.select(index),
+            whole.inputs[index],
+            whole.gaussian,
+            whole.plan,
+            None if whole.grouping is None else whole.grouping.select(index),
+            tau_probes=whole.tau_probes,
+        )
+        return replace(self, sampler=sampler, seeds=[self.seeds[i] for i in index.tolist()])
+
     def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
-        """The run itself, by its own sampler or by one in its place."""
+        """All examples at once, by the run's own sampler or by one in its place."""
         precision = sampler.oracle.precision
         rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
         note = _take_control(sampler, self.control, self.seeds, self.calls)

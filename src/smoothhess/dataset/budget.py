@@ -12,7 +12,7 @@ from smoothhess.control import CONTROL_LIMIT, MOST_BYTES, THIN_MOST
 from smoothhess.dataset.shards import size_of
 from smoothhess.statistics import PROBES, head_rows
 
-PACK_BYTES = 1 << 29  # of statistics held for the records of a pack; a quarter of the memory on a GPU
+PACK_BYTES = 1 << 29  # of statistics held for the records of a pack; half of the memory on a GPU
 MOST_RECORDS = {"cpu": 256, "cuda": 4096}
 USUAL_ROWS = 512  # that an adaptive run draws, or one for each dimension, whichever is more
 SMALL = 128  # features up to which matrices are kept unless told otherwise: no more than 130 kB a record
@@ -67,11 +67,11 @@ class Sizes:
         rows = self.rows or min(self.most_rows, max(USUAL_ROWS, self.rank))
         closed = self.rank * (self.rank if self.rank <= CONTROL_LIMIT else 2 * THIN_MOST)
         each = self._statistics_bytes(rows) + 16 * closed + 32 * self.features**2
-        room = PACK_BYTES
-        if device.type == "cuda":
-            room = torch.cuda.get_device_properties(device).total_memory // 4
+        room, most = PACK_BYTES, MOST_BYTES
+        if device.type == "cuda":  # what starting the work of a pack takes is shared by its records
+            room, most = torch.cuda.get_device_properties(device).total_memory // 2, 4 * MOST_BYTES
         # the closed form is left out where it would hold more than this, which must not hang on who is in a pack
-        within = MOST_BYTES // max(closed * self.itemsize, 1)
+        within = most // max(closed * self.itemsize, 1)
         return max(1, min(room // each, within, MOST_RECORDS.get(device.type, MOST_RECORDS["cpu"])))
 
 
