@@ -26,7 +26,7 @@ from smoothhess.taylor import Taylor
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-SPAN_BYTES = 1 << 30  # of rows that `eigh` turns into a basis; where they are more, it goes by products alone
+SPAN_BYTES = 1 << 25  # of rows that `eigh` turns into a basis; where they are more, products alone are faster,
 EIGH_TOLERANCE = 1e-4  # and to this residual, which is far below the noise of any estimate that large
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from smoothhess.design import mixing
 from smoothhess.gaussian import Gaussian, Isotropic
+from smoothhess.inner import inner
 from smoothhess.known import Known
 from smoothhess.side_by_side import side_by_side
 from smoothhess.statistics import Statistics, symmetric
@@ -196,7 +197,9 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
         optimism = torch.where(stats.known.is_zero, optimism, CENTRED)
     optimism = optimism * (1 + PARTIAL * max(0.0, 1 - m / k))
     risk = optimism[:, None, None] * risk
-    p, precisions = basis.lengths(gaussian.push), gaussian.precisions(d).double().to(constant)
+    precisions = gaussian.precisions(d).double().to(constant)
+    alike = isinstance(gaussian, Isotropic)
+    p = precisions[0] * basis.own_lengths if alike else basis.lengths(gaussian.push)
     weigh = p[:, :, None] * p[:, None]
     # Of what lies outside of all rows that were seen, H has the share that it has of the rows.
     linear = (estimate * estimate.mT).sum((-1, -2)) / basis.energy.clamp_min(_TINY)  # ‖S‖² − ‖A‖²
@@ -292,6 +295,11 @@ class _DenseBasis(_Basis):
         """Of a matrix in the basis, (b,)."""
         return damped.diagonal(dim1=-2, dim2=-1).sum(-1)
 
+    @property
+    def own_lengths(self) -> Tensor:
+        """Squared lengths of the directions, (b, r)."""
+        return torch.ones_like(self.vectors[:, 0])
+
     def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
         """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
         return push(self.vectors.mT.to(self.dtype)).double().square().sum(-1)
@@ -304,18 +312,19 @@ class _FactoredBasis(_Basis):
         self.k = stats.k
         n = stats.n.double()
         self.odd, self.z = stats.head.odd, _points(stats)
-        score = stats.head.score
-        cross = _inner(self.odd, score)  # (b, m, m)
+        odd, cross, square = stats.grams  # (b, m, m) each
         self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k
         a = self.offset[:, None, None]
-        mixed = _inner(self.odd, self.z)
-        gram = _inner(self.odd, self.odd) - a * (mixed + mixed.mT) + a.square() * _inner(self.z, self.z)
+        weight = stats.head.weight.double()  # s = w z
+        back = torch.where(weight > 0, 1 / weight, 0.0)
+        mixed = cross * back[:, None]  # γ·z
+        gram = odd - a * (mixed + mixed.mT) + a.square() * square * back[:, None] * back[..., None]
         values, vectors = _eigenpairs(symmetric(gram))
         least = CUT * values[:, :1].clamp_min(_TINY)
         root = values.clamp_min(0).sqrt()
         self.combine = torch.where((values > least)[:, None], vectors / root[:, None].clamp_min(_TINY), 0.0)  # Q
         self.gram = gram
-        scored = cross - a * _inner(self.z, score)
+        scored = cross - a * square * back[..., None]
         self.estimate = self.combine.mT @ scored @ (vectors * root[:, None]) / n[:, None, None]
         self.energy = values.clamp_min(0).sum(-1) / values.shape[-1]
         inverse = (vectors.square() / values.clamp_min(least)[:, None]).sum(-1)
@@ -339,10 +348,15 @@ class _FactoredBasis(_Basis):
         """γ − a z, (b, m, k)."""
         return self.odd - self.offset[:, None, None].to(self.odd) * self.z.to(self.odd)
 
+    @property
+    def own_lengths(self) -> Tensor:
+        """Squared lengths of the directions, (b, r): 1, or 0 where there is no direction."""
+        return (self.combine * (self.gram @ self.combine)).sum(1)
+
     def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
         """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
         pushed = push(self.rows)
-        return (self.combine * (_inner(pushed, pushed) @ self.combine)).sum(1)
+        return (self.combine * (inner(pushed, pushed) @ self.combine)).sum(1)
 
 
 def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
@@ -359,7 +373,7 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
         dtype = basis.dtype if isinstance(basis, _DenseBasis) else basis.odd.dtype
         if d > 2 * basis.k:  # more features than dimensions: WP, of the same eigenvalues, instead of H
             directions = gaussian.push(torch.eye(basis.k, dtype=dtype, device=part.constant.device))
-            turned = part.dense() @ _inner(directions[None], directions[None])
+            turned = part.dense() @ inner(directions[None], directions[None])
             return (turned * turned.mT).sum((-1, -2)), (turned * part.dense()).sum((-1, -2))
         half = gaussian.push(part.dense().to(dtype))
         whole = gaussian.push(half.mT)
@@ -367,31 +381,25 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
             torch.linalg.vector_norm(m, dim=(-1, -2), dtype=torch.float64).square() for m in (whole, half)
         )
         return norm2, explained
-    c, inner, rows = part.constant, basis.combine @ part.damped @ basis.combine.mT, basis.rows
+    c, core, rows = part.constant, basis.combine @ part.damped @ basis.combine.mT, basis.rows
     if known is not None and known.factor is not None:  # one more set of rows with a matrix of their own between them
-        inner = torch.stack([torch.block_diag(a, b) for a, b in zip(inner, known.core.to(inner), strict=True)])
+        core = torch.stack([torch.block_diag(a, b) for a, b in zip(core, known.core.to(core), strict=True)])
         rows = torch.cat([rows, known.factor.to(rows)], 1)
-    pushed = gaussian.push(rows)
-    white, once = _inner(rows, rows), _inner(pushed, pushed)
-    both = _inner(gaussian.push(gaussian.whiten(pushed)), pushed)
-    turned = inner @ once
+    if isinstance(gaussian, Isotropic):
+        white = basis.gram if known is None else inner(rows, rows)
+        once, both = precisions[0] * white, precisions[0].square() * white
+    else:
+        pushed = gaussian.push(rows)
+        white, once = inner(rows, rows), inner(pushed, pushed)
+        both = inner(gaussian.push(gaussian.whiten(pushed)), pushed)
+    turned = core @ once
 
     def trace(x: Tensor, y: Tensor) -> Tensor:
         return (x * y.mT).sum((-1, -2))
 
-    norm2 = c.square() * precisions.square().sum() + 2 * c * trace(inner, both) + trace(turned, turned)
-    explained = c.square() * precisions.sum() + 2 * c * trace(inner, once) + trace(inner @ white, turned)
+    norm2 = c.square() * precisions.square().sum() + 2 * c * trace(core, both) + trace(turned, turned)
+    explained = c.square() * precisions.sum() + 2 * c * trace(core, once) + trace(core @ white, turned)
     return norm2, explained
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """a bᵀ in float64 without a float64 copy of either as a whole."""
-    step = max(1, CHUNK_BYTES // (8 * max(a.shape[0] * a.shape[1], 1)))
-    products = (x.double() @ y.double().mT for x, y in zip(a.split(step, -1), b.split(step, -1), strict=True))
-    total = next(products)
-    for product in products:
-        total = total + product
-    return total
 
 
 def _strongest_directions(moments: Tensor) -> Tensor:

@@ -37,10 +37,11 @@ class Skew:
             self.matrix = (mean - mean.mT) / 2
             small = self.matrix
         else:
-            self.score, self.odd = white.head.score.double(), white.head.odd.double()
+            self.score, self.odd, self.grams = white.head.score, white.head.odd, white.grams
             # A = FᵀJF/2n with F = [s; γ] and J = [0 1; −1 0]; its powers have the traces of those of JFFᵀ/2n.
-            score = self.score.expand_as(self.odd)
-            small = torch.cat([self.odd, -score], 1) @ torch.cat([score, self.odd], 1).mT / 2 / self.n
+            odd, cross, score = self.grams
+            upper = torch.cat([cross, odd], 2)
+            small = torch.cat([upper, -torch.cat([score.expand_as(cross), cross.mT], 2)], 1) / 2 / self.n
         square = small @ small
         self.norm2 = -square.diagonal(dim1=-2, dim2=-1).sum(-1)  # ‖A‖²_F = −tr A²
         fourth = (square * square.mT).sum((-1, -2))  # tr A⁴
@@ -52,8 +53,9 @@ class Skew:
         q = q.double()
         if self.matrix is not None:
             return q @ self.matrix.mT
-        forth, back = (q @ rows.mT / (2 * self.n) for rows in (self.odd, self.score))
-        return torch.baddbmm(forth @ self.score, back, self.odd, alpha=-1)
+        score, odd = self.score.double(), self.odd.double()
+        forth, back = (q @ rows.mT / (2 * self.n) for rows in (odd, score))
+        return torch.baddbmm(forth @ score, back, odd, alpha=-1)
 
     def diagonal(self, features: Statistics, push: Callable[[Tensor], Tensor]) -> Tensor:
         """|A q_j|² for every feature j, (B, d)."""
@@ -61,8 +63,9 @@ class Skew:
             eye = torch.eye(self.k, dtype=features.gradient.dtype, device=self.n.device)
             return self.apply(push(eye).mT).square().sum(-1)  # column j of L⁺ is q_j
         a, g = features.head.score.double(), features.head.odd.double()
-        outer = ((self.odd @ self.odd.mT) @ a * a).sum(-2) + ((self.score @ self.score.mT) @ g * g).sum(-2)
-        return (outer - 2 * ((self.score @ self.odd.mT) @ a * g).sum(-2)) / 4 / self.n[:, 0].square()
+        odd, cross, score = self.grams
+        outer = (odd @ a * a).sum(-2) + (score @ g * g).sum(-2)
+        return (outer - 2 * (cross.mT @ a * g).sum(-2)) / 4 / self.n[:, 0].square()
 
 
 class Prior:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from smoothhess.inner import Grams
 from smoothhess.known import Known, mean
 
 HEAD_LEAST = 1024  # rows
@@ -122,6 +124,11 @@ class Statistics:
     def k(self) -> int:
         """Number of coordinates."""
         return self.gradient.shape[1]
+
+    @cached_property
+    def grams(self) -> Grams:
+        """Products of the rows of the head."""
+        return Grams.of(self.head.odd, self.head.score)
 
     @property
     def head_rows(self) -> int:

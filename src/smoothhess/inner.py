@@ -1,0 +1,48 @@
+"""Products of many long rows with each other, in float64 without a float64 copy of any as a whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+CHUNK_BYTES = 1 << 28
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ of rows (b, m, k) and (b, n, k), (b, m, n) float64.
+
+    >>> import torch
+    >>> inner(torch.ones(1, 2, 3), torch.ones(1, 1, 3)).tolist()
+    [[[3.0], [3.0]]]
+    """
+    parts = zip(a.split(_step(a), -1), b.split(_step(a), -1), strict=True)
+    total, *rest = (x.double() @ y.double().mT for x, y in parts)
+    for product in rest:
+        total += product
+    return total
+
+
+class Grams(NamedTuple):
+    """γγᵀ, γsᵀ and ssᵀ of rows γ (b, m, k) and s (1 or b, m, k)."""
+
+    odd: Tensor  # (b, m, m) float64
+    cross: Tensor  # (b, m, m)
+    score: Tensor  # (1 or b, m, m)
+
+    @staticmethod
+    def of(odd: Tensor, score: Tensor) -> Grams:
+        """All three at once: each number is converted once."""
+        found = None
+        for g, s in zip(odd.split(_step(odd), -1), score.split(_step(odd), -1), strict=True):
+            g, s = g.double(), s.double()
+            products = g @ g.mT, g @ s.mT, s @ s.mT
+            found = (
+                products if found is None else tuple(total.add_(p) for total, p in zip(found, products, strict=True))
+            )
+        assert found is not None
+        return Grams(*found)
+
+
+def _step(rows: Tensor) -> int:
+    return max(1, CHUNK_BYTES // (8 * max(rows.shape[0] * rows.shape[1], 1)))
