@@ -315,7 +315,7 @@ def _mixed_rows(
     vectors[:, low:high].fill_diagonal_(1)
     for signs, order in rounds:
         signs, order = torch.from_numpy(signs).to(vectors), torch.from_numpy(order).to(device)
-        vectors = (_cosine_transform(vectors) * signs)[:, order]
+        vectors = _cosine_transform(vectors).index_select(1, order).mul_(signs[order])
     return vectors
 
 
