@@ -78,6 +78,7 @@ class TestOperator:
     def test_eigenpairs_by_products_alone(self, kind, n_calls, monkeypatch):
         wanted = make(n_calls, kind).eigh(3)
         monkeypatch.setattr(interactions, "SPAN_BYTES", 0)
+        monkeypatch.setattr(interactions, "FEW_BYTES", 0)
         result = make(n_calls, kind)
         found = result.eigh(3)
         torch.testing.assert_close(found.values, wanted.values, rtol=1e-3, atol=1e-6)
@@ -387,3 +388,41 @@ def test_what_does_not_fit_together_is_named():
     unlike = SmoothHess(lambda x: x.prod(1)).attribute(x, sigma=1, n_calls=20, design="iid")
     with pytest.raises(ValueError, match=r"design \(orthogonal and iid\)"):
         one.merge(unlike)
+
+
+def test_side_by_side_with_a_mask_for_each_example():
+    """The draws are shared and their sums over groups are not; adaptive runs end at different places."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 1)).double()
+    x, mask = torch.randn(5, 6).double(), torch.stack([torch.randperm(6) % 3 for _ in range(5)])
+
+    def explained(rows):
+        return SmoothHess(net).attribute(x[rows], sigma=0.5, n_calls=120, feature_mask=mask[rows], control=None)
+
+    whole, parts = explained(slice(None)), [explained(slice(2)), explained(slice(2, None))]
+    beside = Interactions.cat(parts)
+    for name in ("hessian", "gradient", "relative_error"):
+        torch.testing.assert_close(getattr(beside, name), getattr(whole, name))
+    torch.testing.assert_close(beside.stderr(), whole.stderr())
+    adaptive = SmoothHess(net).attribute(x, sigma=0.5, tol=0.1, feature_mask=mask, control=None)
+    assert len(adaptive.n_calls.unique()) > 1
+    assert torch.isfinite(adaptive[[3]].stderr()).all()
+
+
+@pytest.mark.parametrize("rows", [4, 10, 30])
+def test_noise_that_is_rounding_alone_is_not_less_than_none(rows):
+    """‖A‖² of a quadratic is zero up to rounding, of either sign; standard errors stay numbers."""
+    x = torch.randn(3, 200, generator=torch.Generator().manual_seed(rows)).double()
+    result = SmoothHess(lambda x: x.square().sum(1) / 2).attribute(x, sigma=0.3, n_calls=2 * rows, control=None)
+    assert torch.isfinite(result.diagonal().stderr).all()
+    assert torch.isfinite(result.row(3).stderr).all()
+
+
+def test_side_by_side_of_results_with_and_without_a_closed_form():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 1)).double()
+    x = torch.randn(2, 6).double()
+    plain = SmoothHess(net).attribute(x[:1], sigma=0.5, n_calls=40, control=None)
+    kink = SmoothHess(net).attribute(x[1:], sigma=0.5, n_calls=40, control="kink", tau_probes=16)
+    beside = Interactions.cat([plain, kink])
+    assert (beside.control, beside.tau_probes) == ("kink", 16)

@@ -8,7 +8,8 @@ from torch import nn
 
 from smoothhess import NeuronSmoothHess, SmoothHess, from_gradient
 from smoothhess.kinks import Kinks
-from smoothhess.oracle import Neuron, Oracle
+from smoothhess.oracle import Neuron, Oracle, is_out_of_memory
+from smoothhess.run import Run
 from tests.truths import Plain
 
 
@@ -366,7 +367,7 @@ class Crowded(nn.Module):
 
 
 @pytest.mark.parametrize("seed", [0, range(7)])
-@pytest.mark.parametrize("mask", [None, torch.tensor([0, 0, 1, 1, 2])])
+@pytest.mark.parametrize("mask", [None, torch.tensor([0, 0, 1, 1, 2]), torch.arange(35).reshape(7, 5) % 3])
 def test_examples_that_do_not_fit_together_go_in_parts(monkeypatch, seed, mask):
     """Targets, arguments, groups and seeds follow their example; an argument with as many rows as a part does not."""
     model, see = Crowded(), Kinks.see
@@ -395,3 +396,39 @@ def test_examples_that_do_not_fit_together_go_in_parts(monkeypatch, seed, mask):
     model.most = 0
     with pytest.raises(torch.OutOfMemoryError):
         explainer.attribute(x, target, args, control="kink", **options)
+
+
+def test_room_that_other_examples_took_is_not_taken_for_what_a_row_takes(monkeypatch):
+    """Parts find their own batch, and a run that fails leaves nothing behind."""
+    together, most, sizes, runs, lead = [0], [3], [], [], Run.lead
+
+    def crowded(x):
+        if together[0] > most[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        sizes.append(len(x))
+        return x.square().sum(1)
+
+    def watched(self, sampler, bar):
+        together[0] = len(self.seeds)
+        runs.append(together[0])
+        return lead(self, sampler, bar)
+
+    monkeypatch.setattr(Run, "lead", watched)
+    explainer, x = SmoothHess(crowded), torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    options = {"sigma": 0.3, "n_calls": 400, "control": None}
+    explainer.attribute(x, **options)
+    assert runs == [7, 4, 2, 2, 2, 1]
+    assert max(sizes) > 300
+    most[0] = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        explainer.attribute(x, **options)
+    most[0] = 100
+    runs.clear()
+    explainer.attribute(x, **options)
+    assert runs == [7]
+
+
+def test_what_a_cpu_says_when_its_memory_ends():
+    with pytest.raises(RuntimeError) as said:
+        torch.empty(1 << 50)
+    assert is_out_of_memory(said.value)

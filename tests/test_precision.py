@@ -98,3 +98,14 @@ def test_noise_of_rounding_is_measured_for_each_example_alone():
     for i, seed in enumerate((3, 4)):
         alone = SmoothHess(net()).attribute(X[i : i + 1], 1, sigma=0.2, n_calls=40, precision="bf16", seed=seed)
         torch.testing.assert_close(together.precision_error[i : i + 1], alone.precision_error)
+
+
+def test_gradients_that_grow_too_large_among_the_draws_go_without_the_scale():
+    """At the input the gradient is zero, a draw away it is beyond 64."""
+    eye = nn.Linear(10, 10, bias=False)
+    nn.init.eye_(eye.weight)
+    for seed in range(4):
+        result = SmoothHess(lambda x: 10 * eye(x).square().sum(1)).attribute(
+            torch.zeros(1, 10), sigma=1.0, n_calls=80, precision="fp16", control=None, seed=seed
+        )
+        torch.testing.assert_close(result.hessian[0], 20 * torch.eye(10), rtol=0.02, atol=0.2)

@@ -43,7 +43,7 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
         )
 
 
-def warn_inconsistent(result: Interactions) -> None:
+def warn_inconsistent(result: Interactions, stacklevel: int = 4) -> None:
     """Say where gradients and values do not belong together, or the function jumps."""
     first, second = (result.stein_z.abs() > STEIN_LIMIT).T
     exact = result.precision == "float32"  # less exact gradients differ from the values' by rounding alone
@@ -53,12 +53,12 @@ def warn_inconsistent(result: Interactions) -> None:
             f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "
             f"E[∇f] differ by {float(result.stein_z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
             "straight-through steps, jumps, or a wrong gradient function; the interactions describe the gradients.",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
     elif second.any():
         warnings.warn(
             f"the function of {int(second.sum())} of {len(result)} example(s) curves in a way that its gradients do "
             f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(result.stein_z[:, 1].abs().max()):.0f} standard "
             "errors. It probably jumps (is discontinuous) near the input; jumps are missing from the interactions.",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )

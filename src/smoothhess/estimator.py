@@ -249,7 +249,7 @@ class SmoothHess:
             shrink=result.shrink and result.denoised is None,
             status=tuple("budget" if s == "budget" else "calls" for s in result.status),
         )
-        warn_inconsistent(grown)
+        warn_inconsistent(grown, stacklevel=3)
         return grown
 
 

@@ -26,8 +26,9 @@ from smoothhess.taylor import Taylor
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-SPAN_BYTES = 1 << 25  # of rows that `eigh` turns into a basis; where they are more, products alone are faster,
-EIGH_TOLERANCE = 1e-4  # and to this residual, which is far below the noise of any estimate that large
+# Rows that `eigh` turns into a basis; where they are more it goes by products alone, to a residual far below the noise
+# of any estimate that large. Products are faster for a few pairs of a spectrum that falls off, which denoised ones do.
+FEW_BYTES, SPAN_BYTES, EIGH_TOLERANCE = 1 << 25, 1 << 30, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +186,11 @@ class Interactions:
         same.__dict__.update({k: v for k, v in self.__dict__.items() if k not in same.__dict__})
         return same
 
+    def _lean(self) -> Interactions:
+        """Itself without what was worked out on the way, the denoised estimate aside."""
+        same, known = replace(self, statistics=replace(self.statistics)), self.__dict__.get("_denoised")
+        return same if known is None else same._knowing(known)
+
     def unshrunk(self) -> Interactions:
         """The same result with the unbiased estimate everywhere."""
         return replace(self, shrink=False, denoised=None)
@@ -337,7 +343,8 @@ class Interactions:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
         rows = self._features.factors()[1].shape[1] if self._features.is_factored else d
         if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None:
-            if 2 * rows * d * self.inputs.element_size() > SPAN_BYTES:  # O(kd) instead of O(md), by products alone
+            few = 8 * k <= rows and self._denoised is not None
+            if 2 * rows * d * self.inputs.element_size() > (FEW_BYTES if few else SPAN_BYTES):
                 values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE)
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
@@ -540,6 +547,8 @@ class Interactions:
             control="kink" if any(r.control for r in results) else None,
             control_weights=_weights([*results]),
             control_note=next((r.control_note for r in results if r.control_note), ""),
+            control_rank=next((r.control_rank for r in results if r.control_rank is not None), None),
+            tau_probes=next((r.tau_probes for r in results if r.tau_probes is not None), None),
             unbiased=all(r.unbiased for r in results),
             precision_error=_cat([r.precision_error for r in results]),
             denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothhess import target as targets
-from smoothhess.precision import HALVES, SCALE, evaluated
+from smoothhess.precision import HALVES, LARGE, SCALE, evaluated
 
 ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
 FIRST_ROWS = 32  # rows of the very first pass, which shows what a row takes inside the model,
@@ -67,8 +67,8 @@ class Oracle:
         What is not finite is refused at once, which waits for the device, or else by the next `refuse_infinite`.
         """
         value, gradient = self.in_batches(self._differentiated, points, owner)
-        if wait and self.scale > 1 and not bool(torch.isfinite(gradient).all()):
-            self._scales[self.precision] = 1.0  # gradients that are too large with it may fit without
+        if wait and self.scale > 1 and not bool(gradient.abs().amax() * self.scale < LARGE):
+            self._scales[self.precision] = 1.0  # gradients that are, or may become, too large with it may fit without
             value, gradient = self.in_batches(self._differentiated, points, owner)
         self.n_rows += len(points)
         self._doubts.append(torch.stack([torch.isfinite(t).all() for t in (value, gradient)]))
@@ -216,8 +216,18 @@ class Oracle:
         return self._known_rows.get((self._kind, "examples"), self.batch)
 
     @most_examples.setter
-    def most_examples(self, count: int) -> None:
-        self._known_rows[self._kind, "examples"] = count
+    def most_examples(self, count: int | None) -> None:
+        if count is None:  # not even one: it may be free again next time
+            self._known_rows.pop((self._kind, "examples"), None)
+        else:
+            self._known_rows[self._kind, "examples"] = count
+
+    def begin_again(self, rows: int, measured: bool) -> None:
+        """With as many rows at once as before, found anew where they were not known."""
+        self.forget()
+        self.batch_size, self.measured = rows, measured
+        if measured:
+            self._take(rows)
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -286,7 +296,9 @@ def _refuse(fine: bool, what: str, precision: str) -> None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether smaller batches may help."""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        said in str(error) for said in ("not enough memory", "can't allocate memory")
+    )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -17,7 +17,8 @@ import torch
 PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 AGREEMENT = {"float32": 1e-4, "tf32": 2e-2, "bf16": 0.1, "fp16": 2e-2}  # to which f(x) must be the same among others
-SCALE = {"fp16": 2.0**10}  # of gradients on their way back, so that small ones are not lost
+SCALE = {"fp16": 2.0**10}  # of gradients on their way back, so that small ones are not lost,
+LARGE = 2.0**13  # unless they come near the end of such numbers with it
 
 
 def check_precision(precision: Any, device: torch.device, dtype: torch.dtype) -> str:

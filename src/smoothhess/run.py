@@ -111,17 +111,22 @@ class Run:
         """
         oracle, together, drawn = self.sampler.oracle, len(self.seeds), bar.n
         if together <= oracle.most_examples:
+            before = oracle.batch_size, oracle.measured
             try:
                 return self.lead(self.sampler, bar)
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or together == 1:
+                if not is_out_of_memory(error):
                     raise
+                if together == 1:
+                    oracle.most_examples = None
+                    raise
+            oracle.begin_again(*before)  # rows were halved for want of room that the others took
             oracle.most_examples = -(-together // 2)
-            bar.n = drawn
+            bar.update(drawn - bar.n)
         parts = torch.arange(together, device=self.sampler.inputs.device).split(oracle.most_examples)
         self.sampler.control = None
         release()
-        return Interactions.cat([self._select(index).result(bar) for index in parts])
+        return Interactions.cat([self._select(index).result(bar)._lean() for index in parts])
 
     def _select(self, index: Tensor) -> Run:
         """For the examples at `index`, from its beginning."""
@@ -138,7 +143,7 @@ class Run:
 
     def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
         """All examples at once, by the run's own sampler or by one in its place."""
-        precision = sampler.oracle.precision
+        precision, drawn = sampler.oracle.precision, bar.n
         rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
         note = _take_control(sampler, self.control, self.seeds, self.calls)
         try:
@@ -147,7 +152,7 @@ class Run:
             if self.control != "auto":
                 raise
             sampler.control, note = None, str(error)
-            bar.reset()
+            bar.update(drawn - bar.n)
             result = sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
         return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
 

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from smoothhess.design import mixing
 from smoothhess.gaussian import Gaussian, Isotropic
-from smoothhess.inner import inner
+from smoothhess.inner import Grams, inner
 from smoothhess.known import Known
 from smoothhess.side_by_side import side_by_side
+from smoothhess.skew import goes_by_rows
 from smoothhess.statistics import Statistics, symmetric
 
 FIRST_BLOCK = 4  # directions in the first blocks,
@@ -312,7 +313,8 @@ class _FactoredBasis(_Basis):
         self.k = stats.k
         n = stats.n.double()
         self.odd, self.z = stats.head.odd, _points(stats)
-        odd, cross, square = stats.grams  # (b, m, m) each
+        # (b, m, m) each, and kept where the skew goes by them too
+        odd, cross, square = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
         self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k
         a = self.offset[:, None, None]
         weight = stats.head.weight.double()  # s = w z

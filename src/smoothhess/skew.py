@@ -25,6 +25,11 @@ QUIET = 0.07  # a direction's noise is never taken for less than this share of t
 PARALLEL = 0.4  # and not for less than this share where it is the interaction of a direction with itself
 
 
+def goes_by_rows(white: Statistics) -> bool:
+    """Whether A is kept as the rows that it is made of."""
+    return white.total is None and white.k > min(DENSE_SKEW, 4 * white.head.odd.shape[1])
+
+
 class Skew:
     """The antisymmetric half A of the unsymmetrised whitened mean, and the noise that it shows."""
 
@@ -32,7 +37,7 @@ class Skew:
         self.k = white.k
         self.n = white.n.clamp_min(1)[:, None, None].double()
         self.matrix: Tensor | None = None
-        if white.total is not None or self.k <= min(DENSE_SKEW, 4 * white.head.odd.shape[1]):
+        if not goes_by_rows(white):
             mean = white.summed() / self.n
             self.matrix = (mean - mean.mT) / 2
             small = self.matrix
@@ -43,7 +48,7 @@ class Skew:
             upper = torch.cat([cross, odd], 2)
             small = torch.cat([upper, -torch.cat([score.expand_as(cross), cross.mT], 2)], 1) / 2 / self.n
         square = small @ small
-        self.norm2 = -square.diagonal(dim1=-2, dim2=-1).sum(-1)  # ‖A‖²_F = −tr A²
+        self.norm2 = -square.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_max(0)  # ‖A‖²_F = −tr A²
         fourth = (square * square.mT).sum((-1, -2))  # tr A⁴
         # How many directions share the noise: about k/2 when all do, few when it has a few causes.
         self.spread = torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2)

@@ -423,8 +423,6 @@ def chain(*segments: Segment) -> tuple[Segment, ...]:
 
 
 def _own_scores(p: Statistics) -> Rows:
-    if len(p.head.score) == len(p):
-        return p.head
     return replace(p.head, weight=p.head.weight.expand(len(p), -1), score=p.head.score.expand(len(p), -1, -1))
 
 
