@@ -203,7 +203,7 @@ class SmoothHess:
         """`n` further calls of the same stream for every example of `result`, with the model that made it.
 
         n₁ calls and then more(n₂) equal one run of n₁ + n₂ with the same control variate; under control="auto" a run of
-        n₁ + n₂ may have decided for another one.
+        n₁ + n₂ may have decided for another one. Where the memory does not take all examples, pass some: result[:8].
 
         >>> f = lambda x: x.prod(1)
         >>> first = SmoothHess(f).attribute(torch.ones(1, 2), sigma=0.1, n_calls=100)
