@@ -393,6 +393,12 @@ def test_examples_that_do_not_fit_together_go_in_parts(monkeypatch, seed, mask):
     again = explainer.attribute(x, target, args, control="kink", **options)
     assert model.frozen == [2, 2, 2, 1]  # found once
     torch.testing.assert_close(again.hessian, wanted.hessian)
+    grown = SmoothHess(model).more(found, 40, args)
+    assert model.frozen[4:] == [7, 4, 2, 2, 2, 1]
+    monkeypatch.setattr(Kinks, "see", staticmethod(see))
+    for name in ("hessian", "n_calls", "n_passes"):
+        torch.testing.assert_close(getattr(grown, name), getattr(SmoothHess(model).more(wanted, 40, args), name))
+    monkeypatch.setattr(Kinks, "see", staticmethod(crowded))
     model.most = 0
     with pytest.raises(torch.OutOfMemoryError):
         explainer.attribute(x, target, args, control="kink", **options)

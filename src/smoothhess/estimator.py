@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from smoothhess.advice import warn_inconsistent, warn_of
 from smoothhess.borrow import borrowed
@@ -19,7 +21,7 @@ from smoothhess.gaussian import Gaussian
 from smoothhess.interactions import Interactions
 from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs
 from smoothhess.precision import check_precision
-from smoothhess.run import Budget, Run, insist, progress_bar, rows_of_calls, sample_until, seeds_of
+from smoothhess.run import Budget, Run, in_parts, insist, progress_bar, rows_of_calls, sample_until, seeds_of
 from smoothhess.sampler import Sampler
 from smoothhess.statistics import Statistics, concatenate, symmetric
 
@@ -203,14 +205,14 @@ class SmoothHess:
         """`n` further calls of the same stream for every example of `result`, with the model that made it.
 
         n₁ calls and then more(n₂) equal one run of n₁ + n₂ with the same control variate; under control="auto" a run of
-        n₁ + n₂ may have decided for another one. Where the memory does not take all examples, pass some: result[:8].
+        n₁ + n₂ may have decided for another one.
 
         >>> f = lambda x: x.prod(1)
         >>> first = SmoothHess(f).attribute(torch.ones(1, 2), sigma=0.1, n_calls=100)
         >>> SmoothHess(f).more(first, 60).n_calls
         tensor([160])
         """
-        statistics = result.statistics  # derivatives that were not sampled have none, and say so
+        _ = result.statistics  # derivatives that were not sampled have none, and say so
         if type(result) is not Interactions:
             raise ValueError(f"a {type(result).__name__} cannot be gone on with: it is made of other results.")
         plan = find_design(result.design)
@@ -225,30 +227,8 @@ class SmoothHess:
             check_precision(result.precision, result.device, result.dtype),
             known_rows=self._known_rows,
         )
-        sampler = Sampler(oracle, result.inputs, result.gaussian, plan, result.grouping)
         with borrowed(self.forward_func, result.device), progress_bar(show_progress, rows, len(result)) as bar:
-            if result.control == "kink":
-                sampler.tau_probes = result.tau_probes
-                assert result.control_weights is not None
-                sampler.thin_rank = result.control_rank or sampler.thin_rank
-                sampler.take_control(insist(sampler), result.control_weights)
-            parts = []
-            for index in torch.arange(len(result), device=result.device).split(1):
-                sampler.check_same_model(statistics, index)
-            for count in statistics.n.unique().tolist():  # examples that stopped at the same place go together
-                index = torch.nonzero(statistics.n == count).reshape(-1)
-                parts.append((index, sampler.extend(statistics.select(index), rows, index, bar)))
-        stats = _in_order(parts)
-        everyone = torch.arange(len(result), device=result.device)
-        grown = replace(
-            result,
-            statistics=stats,
-            grouping=None if result.grouping is None else result.grouping.without_r2(),
-            n_passes=result.n_passes + sampler.passes(torch.full_like(result.n_passes, rows), everyone),
-            denoised=None,
-            shrink=result.shrink and result.denoised is None,
-            status=tuple("budget" if s == "budget" else "calls" for s in result.status),
-        )
+            grown = _in_parts(result, oracle, rows, bar)
         warn_inconsistent(grown, stacklevel=3)
         return grown
 
@@ -339,6 +319,42 @@ def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> Clo
         layers=tuple(layers),
         tolerance=tolerance,
         n_passes=check.n_passes,
+    )
+
+
+def _in_parts(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Interactions:
+    """The result with further rows; some examples at a time where the memory does not take all."""
+
+    def some(index: Tensor) -> Interactions:
+        return _in_parts(result[index], oracle.select(index), rows, bar)
+
+    return in_parts(oracle, result.device, bar, partial(_grown, result, oracle, rows, bar), some)
+
+
+def _grown(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Interactions:
+    """The result with further rows of all its examples."""
+    statistics = result.statistics
+    sampler = Sampler(oracle, result.inputs, result.gaussian, find_design(result.design), result.grouping)
+    if result.control == "kink":
+        sampler.tau_probes = result.tau_probes
+        assert result.control_weights is not None
+        sampler.thin_rank = result.control_rank or sampler.thin_rank
+        sampler.take_control(insist(sampler), result.control_weights)
+    everyone = torch.arange(len(result), device=result.device)
+    for index in everyone.split(1):
+        sampler.check_same_model(statistics, index)
+    parts = []
+    for count in statistics.n.unique().tolist():  # examples that stopped at the same place go together
+        index = torch.nonzero(statistics.n == count).reshape(-1)
+        parts.append((index, sampler.extend(statistics.select(index), rows, index, bar)))
+    return replace(
+        result,
+        statistics=_in_order(parts),
+        grouping=None if result.grouping is None else result.grouping.without_r2(),
+        n_passes=result.n_passes + sampler.passes(torch.full_like(result.n_passes, rows), everyone),
+        denoised=None,
+        shrink=result.shrink and result.denoised is None,
+        status=tuple("budget" if s == "budget" else "calls" for s in result.status),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,28 +106,15 @@ class Run:
         return progress_bar(show, self.budget.most, len(self.seeds))
 
     def result(self, bar: tqdm) -> Interactions:
-        """The run itself; where the memory does not take all examples, some at a time.
+        """The run itself; where the memory does not take all examples, some at a time."""
 
-        How many fit is kept for the explainer's later runs.
-        """
-        oracle, together, drawn = self.sampler.oracle, len(self.seeds), bar.n
-        if together <= oracle.most_examples:
-            before = oracle.batch_size, oracle.measured
-            try:
-                return self.lead(self.sampler, bar)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if together == 1:
-                    oracle.most_examples = None
-                    raise
-            oracle.begin_again(*before)  # rows were halved for want of room that the others took
-            oracle.most_examples = -(-together // 2)
-            bar.update(drawn - bar.n)
-        parts = torch.arange(together, device=self.sampler.inputs.device).split(oracle.most_examples)
-        self.sampler.control = None
-        release()
-        return Interactions.cat([self._select(index).result(bar)._lean() for index in parts])
+        def some(index: Tensor) -> Interactions:
+            self.sampler.control = None  # of all of them, which makes room
+            return self._select(index).result(bar)
+
+        return in_parts(
+            self.sampler.oracle, self.sampler.inputs.device, bar, partial(self.lead, self.sampler, bar), some
+        )
 
     def _select(self, index: Tensor) -> Run:
         """For the examples at `index`, from its beginning."""
@@ -155,6 +143,38 @@ class Run:
             bar.update(drawn - bar.n)
             result = sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
         return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
+
+
+def in_parts(
+    oracle: Oracle,
+    device: torch.device,
+    bar: tqdm,
+    everyone: Callable[[], Interactions],
+    some: Callable[[Tensor], Interactions],
+) -> Interactions:
+    """`everyone()`; where the memory does not take all examples, `some(index)` at a time, side by side.
+
+    How many fit is kept for the explainer's later runs.
+    """
+    together, drawn = oracle.batch, bar.n
+    if together <= oracle.most_examples:
+        before = oracle.batch_size, oracle.measured
+        try:
+            return everyone()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if together == 1:
+                oracle.most_examples = None
+                raise
+        oracle.begin_again(*before)  # rows were halved for want of room that the others took
+        oracle.most_examples = -(-together // 2)
+        bar.update(drawn - bar.n)
+    parts = []
+    for index in torch.arange(together, device=device).split(oracle.most_examples):
+        release()
+        parts.append(some(index)._lean())
+    return Interactions.cat(parts)
 
 
 @dataclass(frozen=True)
