@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from smoothhess import Interactions, SmoothHess
 from smoothhess.dataset import explain_dataset
-from smoothhess.design import DESIGNS
+from smoothhess.design import DESIGNS, EXACT
 from smoothhess.reproduce import passes
 from smoothhess.reproduce.datasets import Split
 from smoothhess.reproduce.training import Recipe, correct, train
@@ -96,7 +96,9 @@ def test_less_exact_convolutions(precision):
 def test_large_designs_are_made_on_the_device():
     """Rows beyond the size for a QR are transformed where they are used: the same up to rounding."""
     for start, stop in [(0, 64), (1_090, 1_110)]:
-        here, there = (DESIGNS["orthogonal"].rows(3, start, stop, 1_100, device) for device in ("cpu", "cuda"))
+        here, there = (
+            DESIGNS["orthogonal"].rows(3, start, stop, 1_100, EXACT.to(device)) for device in ("cpu", "cuda")
+        )
         for name in ("z", "score", "weight"):
             assert getattr(there, name).is_cuda
             torch.testing.assert_close(getattr(there, name).cpu(), getattr(here, name), rtol=1e-12, atol=1e-12)

@@ -23,6 +23,7 @@ from torch import Tensor
 from smoothhess.streams import generator, generators, states
 
 Device = torch.device | str
+EXACT = torch.empty(0, dtype=torch.float64)  # draws are like this where nothing else is asked for
 
 
 @dataclass(frozen=True)
@@ -52,42 +53,28 @@ class Design(ABC):
         """Rows in one independent unit."""
 
     @abstractmethod
-    def block(
-        self,
-        key: tuple[int, int],
-        low: int,
-        high: int,
-        k: int,
-        device: Device = "cpu",
-        dtype: torch.dtype = torch.float64,
-    ) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
         """Rows low … high − 1 of the block of (seed, index); they do not depend on how many are asked for.
 
-        Random numbers come from the CPU in float64; what is made of them may be made on the device and in `dtype`, the
-        same up to rounding.
+        Random numbers come from the CPU in float64; what is made of them may be made on the device and in the dtype of
+        `like`, the same up to rounding.
         """
 
-    def rows(
-        self,
-        seed: int,
-        start: int,
-        stop: int,
-        k: int,
-        device: Device = "cpu",
-        dtype: torch.dtype = torch.float64,
-    ) -> Draws:
-        """Rows start … stop − 1 of the stream of `seed` in k dimensions; those of many dimensions are of `dtype`."""
+    def rows(self, seed: int, start: int, stop: int, k: int, like: Tensor = EXACT) -> Draws:
+        """Rows start … stop − 1 of the stream of `seed` in k dimensions, on the device of `like`; see `block`."""
         size = self.block_rows(k)
         parts = []
         for index in range(start // size, -(-stop // size)):
             first = index * size
             low, high = max(start - first, 0), min(stop - first, size)
-            parts.append(self.block((seed, index), low, high, k, device, dtype))
-        return Draws(*(torch.cat([getattr(p, name) for p in parts]).to(device) for name in ("z", "score", "weight")))
+            parts.append(self.block((seed, index), low, high, k, like))
+        return Draws(
+            *(torch.cat([getattr(p, name) for p in parts]).to(like.device) for name in ("z", "score", "weight"))
+        )
 
     def stacked(self, streams: Sequence[tuple[int, int]], count: int, k: int, like: Tensor) -> Draws:
         """`count` rows of each stream (seed, first row), side by side, in the dtype and on the device of `like`."""
-        drawn = [self.rows(seed, first, first + count, k, like.device, like.dtype) for seed, first in streams]
+        drawn = [self.rows(seed, first, first + count, k, like) for seed, first in streams]
         return Draws(*(torch.stack([getattr(d, name).to(like) for d in drawn]) for name in ("z", "score", "weight")))
 
     @property
@@ -168,15 +155,7 @@ class Independent(Design):
         """Each row stands alone."""
         return 1
 
-    def block(
-        self,
-        key: tuple[int, int],
-        low: int,
-        high: int,
-        k: int,
-        device: Device = "cpu",
-        dtype: torch.dtype = torch.float64,
-    ) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
         """Standard normal rows of weight 1."""
         z = torch.from_numpy(generator(key).standard_normal((high, k))[low:])
         return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
@@ -213,22 +192,14 @@ class Orthogonal(Design):
 
     unit_rows = block_rows
 
-    def block(
-        self,
-        key: tuple[int, int],
-        low: int,
-        high: int,
-        k: int,
-        device: Device = "cpu",
-        dtype: torch.dtype = torch.float64,
-    ) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
         """Rows of a random orthogonal matrix, times radii from a stream of their own."""
         radii = generator((*key, 1))
         if k > SMALL:
             if k <= QR_LIMIT:
                 rows = torch.from_numpy(_haar_rows(key, low, high, k))
             else:
-                rows = _mixed_rows(key, low, high, k, device, dtype)
+                rows = _mixed_rows(key, low, high, k, like)
             chi = torch.from_numpy(np.sqrt(radii.chisquare(k + 2, high))[low:]).to(rows)[:, None]
             return Draws(chi * rows, k / chi * rows, (k / chi**2)[:, 0])
         order = radii.permutation(2 * k)
@@ -302,19 +273,17 @@ def _orthonormal(rows: Tensor) -> Tensor:
     return (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT
 
 
-def _mixed_rows(
-    key: tuple[int, ...], low: int, high: int, k: int, device: Device, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor) -> Tensor:
     """Rows of three rounds of cosine transform, random signs and permutation: O(k log k) each.
 
     Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
     """
     rng = generator(key)
     rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
-    vectors = torch.zeros(high - low, k, dtype=dtype, device=device)
+    vectors = torch.zeros(high - low, k, dtype=like.dtype, device=like.device)
     vectors[:, low:high].fill_diagonal_(1)
     for signs, order in rounds:
-        signs, order = torch.from_numpy(signs).to(vectors), torch.from_numpy(order).to(device)
+        signs, order = torch.from_numpy(signs).to(vectors), torch.from_numpy(order).to(like.device)
         vectors = _cosine_transform(vectors).index_select(1, order).mul_(signs[order])
     return vectors
 
@@ -325,7 +294,7 @@ def mixing(k: int, device: Device = "cpu") -> Tensor:
     >>> torch.allclose(mixing(6) @ mixing(6).mT, torch.eye(6).double())
     True
     """
-    return _mixed_rows((0, MIXING), 0, k, k, device)
+    return _mixed_rows((0, MIXING), 0, k, k, EXACT.to(device))
 
 
 def _cosine_transform(x: Tensor) -> Tensor:
@@ -361,15 +330,7 @@ class Sobol(Design):
         """The whole scrambling."""
         return 64
 
-    def block(
-        self,
-        key: tuple[int, int],
-        low: int,
-        high: int,
-        k: int,
-        device: Device = "cpu",
-        dtype: torch.dtype = torch.float64,
-    ) -> Draws:
+    def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
         """Points of the block's own scrambling."""
         if k > torch.quasirandom.SobolEngine.MAXDIM:
             raise ValueError(
