@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from smoothhess.design import DESIGNS, _cosine_transform, _orthonormal, find_design, pilot_rows, pilot_stack
+from smoothhess.design import DESIGNS, EXACT, _mixed_rows, _orthonormal, find_design, pilot_rows, pilot_stack
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
@@ -59,12 +59,15 @@ def test_one_orthogonal_block_resolves_the_identity(k):
     torch.testing.assert_close(rows.score.mT @ rows.z / len(rows), torch.eye(k).double(), rtol=0, atol=1e-10)
 
 
-def test_the_cosine_transform_is_scipys():
+@pytest.mark.parametrize("k", [1, 2, 7, 8, 1030])
+def test_mixed_rows_are_rounds_of_scipys_cosine_transform_with_signs_and_permutations(k):
     from scipy.fft import dct
 
-    for k in (7, 8):
-        x = np.random.default_rng(0).normal(size=(3, k))
-        np.testing.assert_allclose(_cosine_transform(torch.from_numpy(x)), dct(x, norm="ortho", axis=1), atol=1e-12)
+    rng, wanted = np.random.default_rng(np.random.SeedSequence(4, spawn_key=(2,))), np.eye(k)
+    for _ in range(3):
+        signs, order = rng.choice([-1.0, 1.0], k), rng.permutation(k)
+        wanted = (dct(wanted, norm="ortho", axis=1) * signs)[:, order]
+    np.testing.assert_allclose(_mixed_rows((4, 2), 0, k, k, EXACT), wanted, atol=1e-12)
 
 
 def test_mixed_directions_are_uniform_enough():

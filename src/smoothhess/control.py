@@ -141,12 +141,11 @@ class Pilot:
         """From the stream of each example's seed that no design draws from."""
         x = kinks.inputs.flatten(1)
         shape, k = kinks.inputs.shape[1:], gaussian.rank(x.shape[1])
-        pairs, places = pilot_pairs(k), {seed: place for place, seed in enumerate(dict.fromkeys(seeds))}
-        drawn = pilot_stack([*places], pairs, k, x)
-        which = torch.tensor([places[seed] for seed in seeds], device=x.device)
+        pairs = pilot_pairs(k)
+        drawn = pilot_stack(seeds, pairs, k, x)
         found = []
         for index in torch.arange(len(x), device=x.device).split(max(1, oracle.batch_size // (2 * pairs))):
-            z = drawn[which[index]]  # (b, P, k)
+            z = drawn[index]  # (b, P, k)
             delta = gaussian.colour(z)
             points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
             _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))

@@ -116,9 +116,22 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
     >>> torch.equal(pilot_stack([3, 5], 2, 4, torch.empty(0).double())[1], pilot_rows(5, 2, 4))
     True
     """
+    own = list(dict.fromkeys(seeds))  # those that are the same are drawn once
+    if len(own) == 1:
+        return _pilot(own[0], rows, k).to(like).expand(len(seeds), -1, -1)
     step = _together(rows, k)
-    parts = [seeds[i : i + step] for i in range(0, len(seeds), step)]
-    return torch.cat([_normals([(seed, PILOT) for seed in part], rows, k, like.device).to(like) for part in parts])
+    parts = [own[i : i + step] for i in range(0, len(own), step)]
+    drawn = torch.cat([_normals([(seed, PILOT) for seed in part], rows, k, like.device).to(like) for part in parts])
+    if len(own) == len(seeds):
+        return drawn
+    places = {seed: place for place, seed in enumerate(own)}
+    return drawn[torch.tensor([places[seed] for seed in seeds], device=like.device)]
+
+
+@lru_cache(maxsize=1)
+def _pilot(seed: int, rows: int, k: int) -> Tensor:
+    """The last ones, which are those of the next input too where it has the same seed."""
+    return pilot_rows(seed, rows, k)
 
 
 def _together(rows: int, k: int) -> int:
@@ -126,9 +139,9 @@ def _together(rows: int, k: int) -> int:
     return max(1, STACK_BYTES // (8 * rows * k))
 
 
-def tau_rows(rows: int, k: int) -> torch.Tensor:
+def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
     """Standard normal rows apart from all designs and pilots, the same for every seed, (rows, k)."""
-    return torch.from_numpy(generator((0, TAU)).standard_normal((rows, k)))
+    return _normals([(0, TAU, row) for row in range(rows)], 1, k, like.device)[:, 0].to(like)
 
 
 PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # in the place of a block's number
@@ -278,14 +291,41 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor)
 
     Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
     """
-    rng = generator(key)
-    rounds = [(rng.choice([-1.0, 1.0], k), rng.permutation(k)) for _ in range(3)]
+    place, turn, rounds = _mixer(key, k, like.device)
     vectors = torch.zeros(high - low, k, dtype=like.dtype, device=like.device)
-    vectors[:, low:high].fill_diagonal_(1)
-    for signs, order in rounds:
-        signs, order = torch.from_numpy(signs).to(vectors), torch.from_numpy(order).to(like.device)
-        vectors = _cosine_transform(vectors).index_select(1, order).mul_(signs[order])
+    vectors.scatter_(1, place[low:high, None], 1.0)
+    for take, signs in rounds:
+        halves = torch.fft.rfft(vectors).mul_(turn.to(like.dtype.to_complex()))
+        vectors = torch.view_as_real(halves).flatten(1).index_select(1, take).mul_(signs.to(like))
     return vectors
+
+
+@lru_cache(maxsize=4)
+def _mixer(
+    key: tuple[int, ...], k: int, device: torch.device
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """What the rounds of one block are made of; it is kept for its further rows, and for other inputs.
+
+    The orthonormal DCT-II of a row is one Fourier transform of its even entries followed by its odd ones, reversed, and
+    a turn of each result. That of real numbers is known from its first half: entry k − j is the conjugate of entry j.
+    Its real and imaginary parts lie side by side, so picking the entries of the transform, permuting them and folding
+    them for the next one is a single selection.
+
+    Where the first vector of all rows has its one, the turns, and of each round what to take, with which sign.
+    """
+    fold = torch.cat([torch.arange(0, k, 2), torch.arange(1, k, 2).flip(0)])
+    n_real = k // 2 + 1
+    angle = -torch.pi * torch.arange(n_real, dtype=torch.float64) / (2 * k)
+    turn = torch.polar(torch.full_like(angle, (2 / k) ** 0.5), angle)
+    turn[0] /= 2**0.5
+    rng, rounds = generator(key), []
+    for last in (False, False, True):
+        signs, order = torch.from_numpy(rng.choice([-1.0, 1.0], k)), torch.from_numpy(rng.permutation(k))
+        entry = order if last else order[fold]
+        real = entry < n_real
+        take = torch.where(real, 2 * entry, 2 * (k - entry) + 1)
+        rounds.append((take.to(device), torch.where(real, signs[entry], -signs[entry]).to(device)))
+    return fold.argsort().to(device), turn.to(device), rounds
 
 
 def mixing(k: int, device: Device = "cpu") -> Tensor:
@@ -295,21 +335,6 @@ def mixing(k: int, device: Device = "cpu") -> Tensor:
     True
     """
     return _mixed_rows((0, MIXING), 0, k, k, EXACT.to(device))
-
-
-def _cosine_transform(x: Tensor) -> Tensor:
-    """Orthonormal DCT-II of each row, by one Fourier transform of its even entries followed by its odd ones, reversed.
-
-    The transform of real numbers is known from its first half: entry k − j is the conjugate of entry j.
-    """
-    k = x.shape[1]
-    folded = torch.cat([x[:, ::2], x[:, 1::2].flip(1)], 1)
-    half = torch.fft.rfft(folded)
-    angle = -torch.pi * torch.arange(half.shape[1], dtype=torch.float64, device=x.device) / (2 * k)
-    turned = half * (torch.polar(torch.ones_like(angle), angle) * (2 / k) ** 0.5).to(half)
-    transformed = torch.cat([turned.real, -turned.imag[:, 1 : k - half.shape[1] + 1].flip(1)], 1)
-    transformed[:, 0] /= 2**0.5
-    return transformed
 
 
 class Sobol(Design):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ SPARE = 4  # directions in a block beside those that are asked for, so that clos
 TOLERANCE = 100  # rounding errors that an eigenpair's residual may have, relative to the largest |eigenvalue|
 KEPT_BLOCKS, FULL_BLOCKS = 4, 24  # a space of so many blocks is full, and goes on with the best ones
 MOST_BLOCKS = 400  # products for each direction of a block, at most
+LOOK_AGAIN = 1.25  # times the blocks that there were at the last look
+INDEPENDENT = 1e-5  # of a row's length, what must be left beside the rows before it
 
 
 def leading_eigenpairs(
@@ -31,33 +34,29 @@ def leading_eigenpairs(
     """
     batch, d = like.shape
     size = min(k + SPARE, d)
-    rng = torch.Generator().manual_seed(0)
-    start = torch.randn(size, d, generator=rng, dtype=torch.float64).to(like)
-    block = _orthonormal(start.expand(batch, -1, -1))
+    block = _orthonormal(_anything(size, d).to(like).expand(batch, -1, -1))
     basis, image = like.new_zeros(batch, 0, d), like.new_zeros(batch, 0, d)
-    done = 0
+    done, look = 0, 1
     while True:
         turned, done = product(block), done + 1
         basis, image = torch.cat([basis, block], 1), torch.cat([image, turned], 1)
-        small = basis @ image.mT
-        found, rotation = torch.linalg.eigh((small + small.mT) / 2)
-        order = found.abs().argsort(dim=1, descending=True)
-        values = found.gather(1, order[:, :k])
-        rotation = rotation.gather(2, order[:, None].expand_as(rotation)).mT  # (B, basis, basis), best rows first
-        vectors = rotation[:, :k] @ basis
-        residual = torch.linalg.vector_norm(rotation[:, :k] @ image - values[..., None] * vectors, dim=-1)
-        limit = max(TOLERANCE * torch.finfo(like.dtype).eps, tolerance) * values.abs().amax(1, keepdim=True)
-        reached = basis.shape[1] == d or bool((residual <= limit).all())
-        if reached or done == MOST_BLOCKS:
-            break
+        complete, full = basis.shape[1] == d, basis.shape[1] >= FULL_BLOCKS * size
+        if done >= look or complete or full or done == MOST_BLOCKS:
+            look = max(done + 1, int(LOOK_AGAIN * done))
+            values, rotation = _best(basis @ image.mT)
+            values, vectors = values[:, :k], rotation[:, :k] @ basis
+            residual = torch.linalg.vector_norm(rotation[:, :k] @ image - values[..., None] * vectors, dim=-1)
+            limit = max(TOLERANCE * torch.finfo(like.dtype).eps, tolerance) * values.abs().amax(1, keepdim=True)
+            reached = complete or bool((residual <= limit).all())
+            if reached or done == MOST_BLOCKS:
+                break
         block = turned[:, : d - basis.shape[1]]
         still = ~block.flatten(1).any(1)[:, None, None]
         if bool(still.any()):  # H is zero: any direction is as good as another
-            anything = torch.randn(block.shape[1], d, generator=rng, dtype=torch.float64).to(block)
-            block = torch.where(still, anything, block)
+            block = torch.where(still, _anything(done * size, d)[-block.shape[1] :].to(block), block)
         for _ in range(3):  # twice is enough for a block of full rank; one that is exhausted leaves only rounding
             block = _orthonormal(block - (block @ basis.mT) @ basis)
-        if basis.shape[1] >= FULL_BLOCKS * size:
+        if full:
             best = rotation[:, : KEPT_BLOCKS * size]
             basis, image = best @ basis, best @ image
     if not reached:
@@ -70,5 +69,23 @@ def leading_eigenpairs(
     return values, vectors
 
 
+def _best(small: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of (B, n, n), largest |λ| first, (B, n), and eigenvectors as rows, (B, n, n)."""
+    values, rotation = torch.linalg.eigh((small + small.mT) / 2)
+    order = values.abs().argsort(dim=1, descending=True)
+    return values.gather(1, order), rotation.gather(2, order[:, None].expand_as(rotation)).mT
+
+
+@lru_cache(maxsize=1)
+def _anything(rows: int, d: int) -> Tensor:
+    """Fixed random directions."""
+    return torch.randn(rows, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
 def _orthonormal(rows: Tensor) -> Tensor:
+    """Gram–Schmidt of a few long rows, (B, n, d): by their products where they are independent, as they mostly are."""
+    exact = torch.nn.functional.normalize(rows.double(), dim=-1)
+    factor, failed = torch.linalg.cholesky_ex(exact @ exact.mT)
+    if bool((failed == 0).all() & (factor.diagonal(dim1=-2, dim2=-1) > INDEPENDENT).all()):
+        return torch.linalg.solve_triangular(factor, exact, upper=False).to(rows)
     return torch.linalg.qr(rows.mT)[0].mT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -127,12 +127,12 @@ class Sampler:
         k, probes = self.gaussian.rank(self.inputs[0].numel()), None
         if k > CONTROL_LIMIT:
             exact = self.tau_probes is not None and self.tau_probes >= k
-            drawn = tau_rows(self.thin_rank + (0 if exact else self.tau_probes or THIN_PROBES), k).to(self.inputs)
+            drawn = tau_rows(self.thin_rank + (0 if exact else self.tau_probes or THIN_PROBES), k, self.inputs)
             probes = None if exact else drawn[self.thin_rank :]
             expected = kinks.thin_expectation(self.gaussian, probes, drawn[: self.thin_rank], chosen)
         else:
             if self.tau_probes is not None:
-                probes = tau_rows(self.tau_probes, k).to(self.inputs)
+                probes = tau_rows(self.tau_probes, k, self.inputs)
             expected = kinks.expectation(self.gaussian, layers, probes, chosen)
         if isinstance(weights, Pilot):
             fitted = weights.fit(expected, chosen, always)
@@ -244,9 +244,11 @@ class Sampler:
         own_value, own_gradient = self._unperturbed()
         own_value, own_gradient = own_value[index, None], own_gradient[index, None]  # (b, 1), (b, 1, k)
         change = gradient - own_gradient[:, :, None]
-        energy = self.gaussian.push(change).square().sum(-1).mean(2)  # (b, r)
-        stein = (weight[..., None] * _stein(z, value - own_value[..., None], change, own_gradient)).double()
-        odd, even = _odd(gradient), weight[..., None] * change.mean(2)
+        energy = torch.linalg.vector_norm(self.gaussian.push(change), dim=-1).square().mean(2)  # (b, r)
+        odd, even = _odd(gradient), change.mean(2)  # (b, r, k)
+        turned = odd if self.plan.mirrored else even
+        stein = (weight[..., None] * _stein(z, value - own_value[..., None], turned, even, own_gradient)).double()
+        even = weight[..., None] * even
         if subtraction is not None:  # sample what the closed form does not know
             there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
             rows = odd, even, weight
@@ -300,25 +302,30 @@ class Sampler:
             )
 
 
-def _stein(z: Tensor, value: Tensor, gradient: Tensor, slope: Tensor) -> Tensor:
+def _stein(z: Tensor, value: Tensor, odd: Tensor, even: Tensor, slope: Tensor) -> Tensor:
     """Stein's identities for f less its tangent at x, row by row, (b, r, 3); the mean of each is zero.
 
     E[φ (z·a) f (1 + 1/k)] = E[φ a·γ], along the gradient and along a fixed random direction a, and
-    E[φ (|z|² (1 + 1/k) − k) f] = E[φ z·γ], where φ = exp(−|z|²/2k) keeps the tails short. `value` and `gradient` are
-    differences to x at z (and −z), `slope` (b, 1, k) is the gradient at x.
+    E[φ (|z|² (1 + 1/k) − k) f] = E[φ z·γ], where φ = exp(−|z|²/2k) keeps the tails short. `value` are differences to x
+    at z (and −z), `odd` and `even` those of the gradient, (b, r, k), `slope` (b, 1, k) is the gradient at x.
     """
     k = z.shape[-1]
-    radius2 = z.square().sum(-1)  # (1 or b, r)
-    along = slope / slope.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-    across = torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z) / k**0.5
-    tangent = (z * slope).sum(-1)  # (b, r)
-    first = [
-        (z * a).sum(-1) * (_odd(value) - tangent) * (1 + 1 / k) - (gradient.mean(2) * a).sum(-1)
-        for a in (along, across.expand_as(along))
-    ]
-    even = value.mean(2) if value.shape[2] == 2 else value[:, :, 0] - tangent
-    second = (radius2 * (1 + 1 / k) - k) * even - (z * _odd(gradient)).sum(-1)
-    return torch.exp(-radius2 / (2 * k))[..., None] * torch.stack([*first, second], -1)
+    radius2 = torch.linalg.vector_norm(z, dim=-1).square()  # (1 or b, r)
+    steepness = torch.linalg.vector_norm(slope, dim=-1)  # (b, 1)
+    along = slope / steepness[..., None].clamp_min(torch.finfo(z.dtype).tiny)
+    directions = torch.cat([along, _across(k).to(z).expand_as(along)], 1).mT  # (b, k, 2)
+    moves = z @ directions  # (b, r, 2)
+    tangent = moves[..., 0] * steepness  # (b, r)
+    first = moves * (_odd(value) - tangent)[..., None] * (1 + 1 / k) - even @ directions
+    rest = value.mean(2) if value.shape[2] == 2 else value[:, :, 0] - tangent
+    second = (radius2 * (1 + 1 / k) - k) * rest - (z * odd).sum(-1)
+    return torch.exp(-radius2 / (2 * k))[..., None] * torch.cat([first, second[..., None]], -1)
+
+
+@lru_cache(maxsize=1)
+def _across(k: int) -> Tensor:
+    """A fixed random direction."""
+    return torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / k**0.5
 
 
 def _odd(pairs: Tensor) -> Tensor:

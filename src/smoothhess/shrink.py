@@ -44,7 +44,9 @@ CUT = 1e-9  # share of the largest eigenvalue under which a direction is roundin
 CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
 FEW_MATRICES, SMALL_MATRIX = 8, 512
 EIGENBASIS = 1024  # dimensions up to which directions are eigenvectors
-ORTHONORMAL = 1e-9  # products of two of them beyond it, at most
+POWERS = 1, 1, 2  # of the moments, whose image the directions are
+FLOOR = 1e-6  # of all energy, what every direction has at least, so that rounding does not choose among empty ones
+ORTHONORMAL, PROBES = 1e-9, 8  # how far the directions beyond it may be from that, as seen in so many others
 
 
 @dataclass(frozen=True, eq=False)
@@ -417,23 +419,37 @@ def _strongest_directions(moments: Tensor) -> Tensor:
 
 
 def _powered(moments: Tensor, mix: Tensor) -> Tensor:
-    """Orthonormal columns of M⁴Ω, (k, k), in two steps: at once, λ < 1e-4 λ₁ would be lost to rounding."""
+    """Orthonormal columns of M⁴Ω, (k, k)."""
     scaled = moments / moments.diagonal().sum().clamp_min(_TINY)
-    square = scaled @ scaled
-    once = torch.linalg.qr(square @ mix)[0]
-    columns = square @ once  # hardly turned any more: with columns of length 1, their products are near the identity
-    columns = columns / torch.linalg.vector_norm(columns, dim=0).clamp_min(_TINY)
-    return _gram_schmidt(columns) if columns.is_cuda else torch.linalg.qr(columns)[0]
+    scaled.diagonal().add_(FLOOR)
+    found, seen = _in_steps(scaled, mix, _by_products), mix[:, :PROBES]
+    if bool((found.mT @ (found @ seen) - seen).abs().amax() < ORTHONORMAL):
+        return found
+    return _in_steps(scaled, mix, _by_reflections)
 
 
-def _gram_schmidt(columns: Tensor) -> Tensor:
-    """The Q of a QR decomposition, by products alone, which a GPU is good at; by reflections where that fails."""
-    found, fine = columns, torch.ones((), dtype=torch.bool, device=columns.device)
-    for _ in range(2):  # from the Cholesky factor of the products, and once more for what rounding left
-        factor, failed = torch.linalg.cholesky_ex(found.mT @ found)
-        found, fine = torch.linalg.solve_triangular(factor.mT, found, upper=True, left=False), fine & (failed == 0)
-    away = (found.mT @ found).diagonal_scatter(torch.zeros_like(found[0])).abs().amax()
-    return found if bool(fine & (away < ORTHONORMAL)) else torch.linalg.qr(columns)[0]
+def _in_steps(scaled: Tensor, mix: Tensor, gram_schmidt: Callable[[Tensor], Tensor]) -> Tensor:
+    """M⁴Ω made orthonormal on the way: at once, weak directions would be lost to rounding."""
+    columns = mix
+    for power in POWERS:
+        for _ in range(power):
+            columns = scaled @ columns
+        # After the first time hardly turned any more: of length 1, their products are near the identity.
+        columns = gram_schmidt(columns / torch.linalg.vector_norm(columns, dim=0).clamp_min(_TINY))
+    return 1.5 * columns - 0.5 * columns @ (columns.mT @ columns)  # what rounding left, squared
+
+
+def _by_products(columns: Tensor) -> Tensor:
+    """The Q of a QR decomposition by the Cholesky factor of products, which is fast; not a number where that fails."""
+    factor, failed = torch.linalg.cholesky_ex(columns.mT @ columns)
+    found = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
+    return torch.where(failed == 0, found, torch.nan)
+
+
+def _by_reflections(columns: Tensor) -> Tensor:
+    """The same, always; columns keep their side."""
+    q, r = torch.linalg.qr(columns)
+    return q * r.diagonal().sign()
 
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
