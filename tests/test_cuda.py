@@ -193,3 +193,24 @@ def test_directions_of_many_dimensions_side_by_side(mode):
         found = there.hessian
     size = float(here.hessian.abs().max())
     torch.testing.assert_close(found.cpu(), here.hessian, rtol=1e-6, atol=1e-6 * size)
+
+
+def test_batch_norms_with_a_quicker_way_back(monkeypatch):
+    """Inside an attribution of images on a GPU; as torch would have it, and as on a CPU."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 1)
+    ).double()
+    for _ in range(3):
+        net(2 * torch.randn(8, 2, 6, 6).double() + 1)
+    net.eval()
+    x = torch.randn(2, 2, 6, 6).double()
+    options = {"sigma": 0.3, "n_calls": 144, "control": None}
+    here = SmoothHess(net).attribute(x, **options)
+    quick = SmoothHess(net.cuda()).attribute(x.cuda(), **options)
+    monkeypatch.setattr("smoothhess.oracle.QuickNorms", contextlib.nullcontext)
+    plain = SmoothHess(net).attribute(x.cuda(), **options)
+    for name in ("hessian", "gradient", "value"):
+        wanted = getattr(here, name)
+        for found in (quick, plain):
+            torch.testing.assert_close(getattr(found, name).cpu(), wanted, rtol=1e-8, atol=1e-10)

@@ -1,17 +1,15 @@
 """Denoising: what it keeps and gains, and whether its own error estimate and the intervals beside it are honest."""
 
 import itertools
-import math
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from smoothhess import Interactions, SmoothHess, shrink
-from smoothhess.design import DESIGNS, mixing
-from smoothhess.shrink import FLOOR, _blocks, _by_products, _by_reflections, _damp, _in_steps, _powered
+from smoothhess import Interactions, SmoothHess
+from smoothhess.design import DESIGNS
+from smoothhess.shrink import _blocks, _damp
 from tests.truths import OneHidden, gaussians, quadratic
 
 
@@ -260,42 +258,6 @@ def test_directions_of_many_dimensions_do_not_depend_on_rounding():
     truth = torch.zeros(d, d).double()
     truth.diagonal()[:3] = 2 / (2 * torch.pi) ** 0.5 / 0.1
     assert float((whole - truth).norm() / truth.norm()) < 0.02
-
-
-@pytest.mark.parametrize("decay", [0.5, 2.0, 4.0, math.inf])
-def test_directions_by_products_and_by_reflections_are_the_same(decay):
-    """Also where most are empty (all but 20 at an infinite decay), and they order by strength."""
-    rng = torch.Generator().manual_seed(0)
-    k = 60
-    turn = torch.linalg.qr(torch.randn(k, k, generator=rng).double())[0]
-    strengths = torch.arange(1, k + 1).double() ** -min(decay, 2.0)
-    if math.isinf(decay):
-        strengths[20:] = 0
-    moments = (turn * strengths) @ turn.mT
-    found = _powered(moments, mixing(k))
-    scaled = moments / moments.trace() + FLOOR * torch.eye(k).double()
-    other = _in_steps(scaled, mixing(k), _by_reflections)
-    for q in (found, other):
-        torch.testing.assert_close(q.mT @ q, torch.eye(k).double(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found, other, rtol=0, atol=1e-6)
-    strength = (found.mT @ moments @ found).diagonal()
-    assert strength[:10].min() > strength[30:].max()
-
-
-def test_products_that_lose_a_direction_say_so():
-    parallel = torch.ones(60, 60).double() + 1e-12 * torch.randn(60, 60, generator=torch.Generator().manual_seed(0))
-    assert _by_products(parallel.double()).isnan().all()
-
-
-def test_rounding_does_not_choose_among_empty_directions(monkeypatch):
-    """Forty of 1 100 directions are seen: the same result from moments that are wrong in their last digits."""
-    net = mlp(1100, 40)
-    x = torch.randn(1, 1100, generator=torch.Generator().manual_seed(0)).double()
-    ask = partial(SmoothHess(net).attribute, x, sigma=0.05, n_calls=2400, control=None)
-    here = ask().hessian
-    monkeypatch.setattr(shrink, "_by_products", _by_reflections)
-    there = ask().hessian
-    torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-6 * float(here.abs().max()))
 
 
 @pytest.mark.parametrize("control", [None, "kink"])

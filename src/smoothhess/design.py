@@ -11,7 +11,7 @@ whatever the design. Rows inside one *unit* may depend on each other; units neve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +36,17 @@ class Draws:
 
     def __len__(self) -> int:
         return len(self.weight)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Draws:
+        """`function` of each part."""
+        return Draws(function(self.z), function(self.score), function(self.weight))
+
+
+def _joined(parts: Sequence[Draws]) -> Draws:
+    """One after the other; a single one is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return Draws(*(torch.cat([getattr(p, name) for p in parts]) for name in ("z", "score", "weight")))
 
 
 class Design(ABC):
@@ -68,14 +79,14 @@ class Design(ABC):
             first = index * size
             low, high = max(start - first, 0), min(stop - first, size)
             parts.append(self.block((seed, index), low, high, k, like))
-        return Draws(
-            *(torch.cat([getattr(p, name) for p in parts]).to(like.device) for name in ("z", "score", "weight"))
-        )
+        return _joined(parts).map(lambda t: t.to(like.device))
 
     def stacked(self, streams: Sequence[tuple[int, int]], count: int, k: int, like: Tensor) -> Draws:
         """`count` rows of each stream (seed, first row), side by side, in the dtype and on the device of `like`."""
-        drawn = [self.rows(seed, first, first + count, k, like) for seed, first in streams]
-        return Draws(*(torch.stack([getattr(d, name).to(like) for d in drawn]) for name in ("z", "score", "weight")))
+        drawn = [
+            self.rows(seed, first, first + count, k, like).map(lambda t: t.to(like)[None]) for seed, first in streams
+        ]
+        return _joined(drawn)
 
     @property
     def calls_per_row(self) -> int:
@@ -128,7 +139,7 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
     return drawn[torch.tensor([places[seed] for seed in seeds], device=like.device)]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _pilot(seed: int, rows: int, k: int) -> Tensor:
     """The last ones, which are those of the next input too where it has the same seed."""
     return pilot_rows(seed, rows, k)
@@ -301,9 +312,7 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor)
 
 
 @lru_cache(maxsize=4)
-def _mixer(
-    key: tuple[int, ...], k: int, device: torch.device
-) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+def _mixer(key: tuple[int, ...], k: int, device: torch.device) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """What the rounds of one block are made of; it is kept for its further rows, and for other inputs.
 
     The orthonormal DCT-II of a row is one Fourier transform of its even entries followed by its odd ones, reversed, and

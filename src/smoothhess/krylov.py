@@ -36,6 +36,7 @@ def leading_eigenpairs(
     size = min(k + SPARE, d)
     block = _orthonormal(_anything(size, d).to(like).expand(batch, -1, -1))
     basis, image = like.new_zeros(batch, 0, d), like.new_zeros(batch, 0, d)
+    rotation = like.new_zeros(batch, 0, 0)
     done, look = 0, 1
     while True:
         turned, done = product(block), done + 1

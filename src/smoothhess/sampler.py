@@ -151,12 +151,20 @@ class Sampler:
         if self.grouping is None:
             return chunk
         grouping = self.grouping.select(index)
-        summed = chunk.map(lambda v: grouping.sum(self.gaussian.push(v)))
         if self.watched is None:
-            return summed
+            return chunk.map(lambda v: grouping.sum(self.gaussian.push(v)))
+        # Products with the groups' whitened directions are their sums.
         watched = (self.watched if len(self.watched) == 1 else self.watched[index]).mT
-        skew = chunk.score.mT @ (chunk.odd @ watched) - chunk.odd.mT @ (chunk.score @ watched)
-        return replace(summed, skew=skew.double() / 2)
+        score, odd = chunk.score @ watched, chunk.odd @ watched
+        skew = chunk.score.mT @ odd - chunk.odd.mT @ score
+        groups = slice(grouping.count)
+        return replace(
+            chunk,
+            score=score[..., groups],
+            odd=odd[..., groups],
+            even=chunk.even @ watched[..., groups],
+            skew=skew.double() / 2,
+        )
 
     def _unperturbed(self) -> tuple[Tensor, Tensor]:
         if self.value is None or self.gradient is None:

@@ -20,17 +20,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from smoothhess.design import mixing
+from smoothhess.directions import strongest_directions
 from smoothhess.gaussian import Gaussian, Isotropic
 from smoothhess.inner import Grams, inner
 from smoothhess.known import Known
-from smoothhess.side_by_side import side_by_side
 from smoothhess.skew import goes_by_rows
 from smoothhess.statistics import Statistics, symmetric
 
@@ -43,10 +42,6 @@ RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the cen
 CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
 CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
 FEW_MATRICES, SMALL_MATRIX = 8, 512
-EIGENBASIS = 1024  # dimensions up to which directions are eigenvectors
-POWERS = 1, 1, 2  # of the moments, whose image the directions are
-FLOOR = 1e-6  # of all energy, what every direction has at least, so that rounding does not choose among empty ones
-ORTHONORMAL, PROBES = 1e-9, 8  # how far the directions beyond it may be from that, as seen in so many others
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +272,7 @@ class _DenseBasis(_Basis):
         self.offset = raw.diagonal(dim1=-2, dim2=-1).sum(-1) / self.k
         a, z = self.offset[:, None, None], _points(stats).double()
         rows = stats.head.odd.double() - a * z
-        self.vectors = _strongest_directions(rows.mT @ rows)
+        self.vectors = strongest_directions(rows.mT @ rows)
         identity = torch.eye(self.k, dtype=torch.float64, device=raw.device)
         if stats.total is None:  # what the rows' own second moments make of it
             identity = (stats.head.score.double().mT @ z) / stats.n.double()[:, None, None]
@@ -404,52 +399,6 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
     norm2 = c.square() * precisions.square().sum() + 2 * c * trace(core, both) + trace(turned, turned)
     explained = c.square() * precisions.sum() + 2 * c * trace(core, once) + trace(core @ white, turned)
     return norm2, explained
-
-
-def _strongest_directions(moments: Tensor) -> Tensor:
-    """Orthonormal columns for positive semidefinite M, (b, k, k), in which it is large first.
-
-    Eigenvectors; in many dimensions, where they would take longer than the model, an orthonormal basis of M⁴Ω with a
-    fixed orthogonal Ω, which differs from them between neighbours alone. Blocks do not see that.
-    """
-    k = moments.shape[-1]
-    if k <= EIGENBASIS:
-        return torch.linalg.eigh(moments)[1].flip(-1)
-    return side_by_side(partial(_powered, mix=mixing(k, moments.device)), moments)
-
-
-def _powered(moments: Tensor, mix: Tensor) -> Tensor:
-    """Orthonormal columns of M⁴Ω, (k, k)."""
-    scaled = moments / moments.diagonal().sum().clamp_min(_TINY)
-    scaled.diagonal().add_(FLOOR)
-    found, seen = _in_steps(scaled, mix, _by_products), mix[:, :PROBES]
-    if bool((found.mT @ (found @ seen) - seen).abs().amax() < ORTHONORMAL):
-        return found
-    return _in_steps(scaled, mix, _by_reflections)
-
-
-def _in_steps(scaled: Tensor, mix: Tensor, gram_schmidt: Callable[[Tensor], Tensor]) -> Tensor:
-    """M⁴Ω made orthonormal on the way: at once, weak directions would be lost to rounding."""
-    columns = mix
-    for power in POWERS:
-        for _ in range(power):
-            columns = scaled @ columns
-        # After the first time hardly turned any more: of length 1, their products are near the identity.
-        columns = gram_schmidt(columns / torch.linalg.vector_norm(columns, dim=0).clamp_min(_TINY))
-    return 1.5 * columns - 0.5 * columns @ (columns.mT @ columns)  # what rounding left, squared
-
-
-def _by_products(columns: Tensor) -> Tensor:
-    """The Q of a QR decomposition by the Cholesky factor of products, which is fast; not a number where that fails."""
-    factor, failed = torch.linalg.cholesky_ex(columns.mT @ columns)
-    found = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
-    return torch.where(failed == 0, found, torch.nan)
-
-
-def _by_reflections(columns: Tensor) -> Tensor:
-    """The same, always; columns keep their side."""
-    q, r = torch.linalg.qr(columns)
-    return q * r.diagonal().sign()
 
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:

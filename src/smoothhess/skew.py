@@ -50,8 +50,9 @@ class Skew:
         square = small @ small
         self.norm2 = -square.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_max(0)  # ‖A‖²_F = −tr A²
         fourth = (square * square.mT).sum((-1, -2))  # tr A⁴
-        # How many directions share the noise: about k/2 when all do, few when it has a few causes.
-        self.spread = torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2)
+        # How many directions share the noise: about k/2 when all do, few when it has a few causes, never less than two;
+        # a noise of the size of rounding errors would say so.
+        self.spread = torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2).clamp_min(2)
 
     def apply(self, q: Tensor) -> Tensor:
         """A q for each row of (B, n, k)."""
