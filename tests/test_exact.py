@@ -363,6 +363,18 @@ def test_scales_rank_pairs_and_survive_groups():
 
 class TestKrylov:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_gram_schmidt_by_products(self, dtype):
+        """As a GPU does it; rows that depend on each other are left to another way."""
+        rows = (draw(2, 5, 300, seed=3) * torch.logspace(-8, 3, 5).double()[:, None]).to(dtype)
+        found, tiny = krylov._by_products(rows), 20 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found @ found.mT, torch.eye(5, dtype=dtype).expand(2, 5, 5), rtol=0, atol=tiny)
+        wanted = torch.linalg.qr(rows.mT)[0].mT
+        torch.testing.assert_close((found * wanted).sum(-1).abs(), torch.ones(2, 5, dtype=dtype), rtol=0, atol=tiny)
+        for row in (0.0, rows[1, 0] - 2 * rows[1, 1]):
+            rows[1, 4] = row
+            assert krylov._by_products(rows) is None
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("k", [1, 4, 20])
     def test_against_eigh(self, dtype, k):
         q = torch.linalg.qr(draw(3, 60, 60, seed=10))[0]

@@ -84,9 +84,14 @@ def _anything(rows: int, d: int) -> Tensor:
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """Gram–Schmidt of a few long rows, (B, n, d): by their products where they are independent, as they mostly are."""
+    """Gram–Schmidt of a few long rows, (B, n, d); on a GPU by their products, where they are independent."""
+    found = _by_products(rows) if rows.is_cuda else None
+    return torch.linalg.qr(rows.mT)[0].mT if found is None else found
+
+
+def _by_products(rows: Tensor) -> Tensor | None:
     exact = torch.nn.functional.normalize(rows.double(), dim=-1)
     factor, failed = torch.linalg.cholesky_ex(exact @ exact.mT)
     if bool((failed == 0).all() & (factor.diagonal(dim1=-2, dim2=-1) > INDEPENDENT).all()):
         return torch.linalg.solve_triangular(factor, exact, upper=False).to(rows)
-    return torch.linalg.qr(rows.mT)[0].mT
+    return None
