@@ -286,15 +286,16 @@ def part_b(s: Setting) -> None:
     truths = [Truth.of(case, i, s.choose(3, 1)) for i in range(s.choose(2, 1))]
     where = f"CIFAR10 ResNet-18, d = {case.d}, ε = {CIFAR_EPSILON} (σ = {case.sigma:.3g})"
     calls = _enough_calls(other, s)
-    folded = replace(case, model=_folded(case.model))
     settings = s.choose((("tf32", ""), ("fp16", ""), ("fp16", COMPILED), ("fp16", FOLDED)), (("float32", FOLDED),))
     for precision, how in settings:
-        asked = folded if how == FOLDED else case
+        asked = case
         options: dict[str, Any] = {"control": None, "precision": precision, "compile": how == COMPILED}
         name = precision + (f", {how}" if how else "")
         try:
+            if how == FOLDED:
+                asked = replace(case, model=_folded(case.model))
             result = explained(asked, n_calls=calls, **options)
-        except Exception as error:  # torch.compile needs a compiler, which is not everywhere
+        except Exception as error:  # torch.compile needs a compiler, and fx a model that it can trace
             s.tell("b", f"{where}, {name}", "", f"failed: {_first_line(error)}")
             continue
         work = partial(explained, asked, n_calls=calls, **options)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from smoothhess.design import DESIGNS, EXACT, _mixed_rows, _orthonormal, find_design, pilot_rows, pilot_stack
+from smoothhess.design import DESIGNS, EXACT, _mixed_rows, _orthonormal, find_design, pilot_rows, pilot_stack, tau_rows
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
@@ -120,6 +120,20 @@ def test_threads_do_not_change_the_draws():
             assert torch.equal(pilot_stack(seeds, 8, 30, like), wanted)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_pilots_of_seeds_that_repeat_are_the_same():
+    like = torch.empty(0, dtype=torch.float64)
+    for seeds in ([3, 5, 3, 3], [7, 7]):
+        found = pilot_stack(seeds, 4, 9, like)
+        assert torch.equal(found, torch.stack([pilot_rows(seed, 4, 9) for seed in seeds]))
+    found[0].mul_(0)
+    assert torch.equal(pilot_stack([7], 4, 9, like)[0], pilot_rows(7, 4, 9))
+
+
+def test_more_rows_for_tau_begin_with_the_same():
+    assert torch.equal(tau_rows(9, 5)[:4], tau_rows(4, 5))
+    assert tau_rows(2, 5, torch.empty(0)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("rows", [10, 64])

@@ -18,7 +18,7 @@ def test_directions_by_products_and_by_reflections_are_the_same(decay):
     rng = torch.Generator().manual_seed(0)
     k = 60
     turn = torch.linalg.qr(torch.randn(k, k, generator=rng).double())[0]
-    strengths = torch.arange(1, k + 1).double() ** -min(decay, 2.0)
+    strengths = torch.arange(1, k + 1).double() ** -(2.0 if math.isinf(decay) else decay)
     if math.isinf(decay):
         strengths[20:] = 0
     moments = (turn * strengths) @ turn.mT
@@ -47,6 +47,19 @@ def test_rounding_does_not_choose_among_empty_directions(monkeypatch):
     monkeypatch.setattr(directions, "_by_products", _by_reflections)
     there = ask().hessian
     torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-6 * float(here.abs().max()))
+
+
+@pytest.mark.parametrize("wrong", [1e-6, math.nan])
+def test_products_that_fail_are_repaired_or_replaced(wrong, monkeypatch):
+    """A little from orthonormal: one step puts it right. Not a number: reflections."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 60, generator=rng).double() * torch.logspace(0, -2, 60).double()
+    moments = rows.mT @ rows
+    wanted, noise = _powered(moments, mixing(60)), torch.randn(60, 60, generator=rng).double()
+    monkeypatch.setattr(directions, "_by_products", lambda columns: _by_products(columns) + wrong * noise)
+    found = _powered(moments, mixing(60))
+    torch.testing.assert_close(found.mT @ found, torch.eye(60).double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3 if wrong == 1e-6 else 1e-9)
 
 
 @pytest.mark.parametrize("k", [1, 5, 63, 64, 130, 200, 256, 517])

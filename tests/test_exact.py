@@ -361,6 +361,10 @@ def test_scales_rank_pairs_and_survive_groups():
     )
 
 
+def _reflected(found, rows):
+    return torch.linalg.qr(rows.mT)[0].mT if found is None else found
+
+
 class TestKrylov:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_gram_schmidt_by_products(self, dtype):
@@ -373,6 +377,20 @@ class TestKrylov:
         for row in (0.0, rows[1, 0] - 2 * rows[1, 1]):
             rows[1, 4] = row
             assert krylov._by_products(rows) is None
+
+    @pytest.mark.parametrize("by_products", [False, True])
+    @pytest.mark.parametrize("cheap", [False, True])
+    def test_all_of_them_beside_a_zero(self, by_products, cheap, monkeypatch):
+        """A start block as large as the space, ways that need other directions, and restarts."""
+        if by_products:
+            monkeypatch.setattr(krylov, "_orthonormal", lambda rows: _reflected(krylov._by_products(rows), rows))
+        h = torch.stack([torch.diag(torch.linspace(1, 2, 350)), torch.zeros(350, 350)]).double()
+        for k in (2, 350):
+            values, vectors = leading_eigenpairs(lambda r: r @ h, torch.zeros(2, 350).double(), k, 1e-10, cheap)
+            wanted = torch.stack([torch.linspace(2, 1, 350)[:k], torch.zeros(k)]).double()
+            torch.testing.assert_close(values, wanted, rtol=0, atol=1e-8 if k == 2 else 1e-12)
+            eye = torch.eye(k).double().expand(2, k, k)
+            torch.testing.assert_close(vectors @ vectors.mT, eye, rtol=0, atol=1e-11)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("k", [1, 4, 20])

@@ -6,7 +6,7 @@ import torch
 from captum.attr import NeuronGradient
 from torch import nn
 
-from smoothhess import NeuronSmoothHess, SmoothHess, from_gradient
+from smoothhess import NeuronSmoothHess, SmoothHess, from_gradient, rivals
 from smoothhess.kinks import Kinks
 from smoothhess.oracle import Neuron, Oracle, is_out_of_memory
 from smoothhess.run import Run
@@ -438,3 +438,30 @@ def test_what_a_cpu_says_when_its_memory_ends():
     with pytest.raises(RuntimeError) as said:
         torch.empty(1 << 50)
     assert is_out_of_memory(said.value)
+
+
+class Sloped(nn.Module):
+    """A model with a derivative inside, by torch.func or by autograd."""
+
+    def __init__(self, functional):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 9), nn.Softplus(), nn.Linear(9, 1)).double()
+        self.functional = functional
+
+    def forward(self, x):
+        if self.functional:
+            slope = torch.func.grad(lambda x: self.net(x).sum())(x)
+        else:
+            x = x if x.requires_grad else x.requires_grad_()
+            (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return slope.square().sum(1)
+
+
+def test_models_whose_graph_cannot_be_watched():
+    """torch.func.grad refuses the hooks that tell what a pass keeps."""
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).double()
+    found, wanted = (SmoothHess(Sloped(f).eval()).attribute(x, sigma=0.5, n_calls=32) for f in (True, False))
+    torch.testing.assert_close(found.hessian, wanted.hessian)
+    found, wanted = (rivals.hessian(Sloped(f).eval(), x).hessian for f in (True, False))
+    torch.testing.assert_close(found, wanted)

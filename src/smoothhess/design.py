@@ -129,7 +129,7 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
     """
     own = list(dict.fromkeys(seeds))  # those that are the same are drawn once
     if len(own) == 1:
-        return _pilot(own[0], rows, k).to(like).expand(len(seeds), -1, -1)
+        return _pilot(own[0], rows, k).to(like, copy=True).expand(len(seeds), -1, -1)
     step = _together(rows, k)
     parts = [own[i : i + step] for i in range(0, len(own), step)]
     drawn = torch.cat([_normals([(seed, PILOT) for seed in part], rows, k, like.device).to(like) for part in parts])
@@ -311,7 +311,7 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor)
     return vectors
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _mixer(key: tuple[int, ...], k: int, device: torch.device) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """What the rounds of one block are made of; it is kept for its further rows, and for other inputs.
 
@@ -320,7 +320,7 @@ def _mixer(key: tuple[int, ...], k: int, device: torch.device) -> tuple[Tensor, 
     Its real and imaginary parts lie side by side, so picking the entries of the transform, permuting them and folding
     them for the next one is a single selection.
 
-    Where the first vector of all rows has its one, the turns, and of each round what to take, with which sign.
+    Where the unit vector that row i begins with has its one, the turns, and what to take in each round and which sign.
     """
     fold = torch.cat([torch.arange(0, k, 2), torch.arange(1, k, 2).flip(0)])
     n_real = k // 2 + 1

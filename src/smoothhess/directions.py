@@ -12,9 +12,9 @@ from smoothhess.design import mixing
 from smoothhess.side_by_side import side_by_side
 
 EIGENBASIS = 1024  # dimensions up to which directions are eigenvectors
-POWERS = 1, 1, 2  # of the moments, whose image they are beyond that, between which they are made orthonormal
+POWERS = 1, 1, 2  # beyond that they are products with the moments, made orthonormal after so many each time
 FLOOR = 1e-6  # of all energy, what every direction has at least, so that rounding does not choose among empty ones
-ORTHONORMAL, PROBES = 1e-9, 8  # how far they may be from that, as seen in so many others
+ORTHONORMAL, PROBES = 1e-9, 8  # largest entry by which QᵀQv may differ from v, for so many v of length 1
 SMALL_TRIANGLE = 64  # rows that are inverted one after the other
 
 
@@ -34,7 +34,7 @@ def strongest_directions(moments: Tensor) -> Tensor:
 
 
 def _powered(moments: Tensor, mix: Tensor) -> Tensor:
-    """Orthonormal columns of M⁴Ω, (k, k)."""
+    """Orthonormal columns of M⁴Ω, (k, k), M of trace 1 with a floor."""
     scaled = moments / moments.diagonal().sum().clamp_min(torch.finfo(moments.dtype).tiny)
     scaled.diagonal().add_(FLOOR)
     found, seen = _in_steps(scaled, mix, _by_products), mix[:, :PROBES]

@@ -345,7 +345,9 @@ class Interactions:
         if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None:
             few = 8 * k <= rows and self._denoised is not None
             if 2 * rows * d * self.inputs.element_size() > (FEW_BYTES if few else SPAN_BYTES):
-                values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE)
+                values, vectors = leading_eigenpairs(
+                    self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True
+                )
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
             span, _ = torch.linalg.qr(torch.cat(self._features.factors(), 1).mT)

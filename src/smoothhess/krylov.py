@@ -13,19 +13,20 @@ SPARE = 4  # directions in a block beside those that are asked for, so that clos
 TOLERANCE = 100  # rounding errors that an eigenpair's residual may have, relative to the largest |eigenvalue|
 KEPT_BLOCKS, FULL_BLOCKS = 4, 24  # a space of so many blocks is full, and goes on with the best ones
 MOST_BLOCKS = 400  # products for each direction of a block, at most
-LOOK_AGAIN = 1.25  # times the blocks that there were at the last look
+LOOK_AGAIN = 1.25  # times the blocks that there were at the last look, where products are cheap
 INDEPENDENT = 1e-5  # of a row's length, what must be left beside the rows before it
 
 
 def leading_eigenpairs(
-    product: Callable[[Tensor], Tensor], like: Tensor, k: int, tolerance: float = 0.0
+    product: Callable[[Tensor], Tensor], like: Tensor, k: int, tolerance: float = 0.0, cheap: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The k eigenpairs of largest |λ| of B operators, (B, k) and (B, k, d).
 
     `product` maps rows (B, n, d) to H times them; the vectors are of the dtype and on the device of `like` (B, d). The
     operator is projected on a Krylov space that grows block by block, and is cut down to its best directions when it is
     full, until the residuals |Hv − λv| are below `tolerance` times the largest |λ|, or of the size of rounding errors.
-    It begins with fixed random directions, so the same operator gives the same answer.
+    It begins with fixed random directions, so the same operator gives the same answer. Where products are `cheap` it is
+    looked less often whether they suffice.
 
     >>> h = torch.diag(torch.tensor([0.0, 3.0, -5.0] + [1e-3] * 97)).double()
     >>> values, vectors = leading_eigenpairs(lambda rows: rows @ h, torch.zeros(1, 100).double(), 2)
@@ -34,7 +35,9 @@ def leading_eigenpairs(
     """
     batch, d = like.shape
     size = min(k + SPARE, d)
-    block = _orthonormal(_anything(size, d).to(like).expand(batch, -1, -1))
+    block = _start(size, d).to(like).expand(batch, -1, -1)
+    for _ in range(2):  # the second takes what rounding left
+        block = _orthonormal(block)
     basis, image = like.new_zeros(batch, 0, d), like.new_zeros(batch, 0, d)
     rotation = like.new_zeros(batch, 0, 0)
     done, look = 0, 1
@@ -43,7 +46,7 @@ def leading_eigenpairs(
         basis, image = torch.cat([basis, block], 1), torch.cat([image, turned], 1)
         complete, full = basis.shape[1] == d, basis.shape[1] >= FULL_BLOCKS * size
         if done >= look or complete or full or done == MOST_BLOCKS:
-            look = max(done + 1, int(LOOK_AGAIN * done))
+            look = max(done + 1, int(LOOK_AGAIN * done) if cheap else 0)
             values, rotation = _best(basis @ image.mT)
             values, vectors = values[:, :k], rotation[:, :k] @ basis
             residual = torch.linalg.vector_norm(rotation[:, :k] @ image - values[..., None] * vectors, dim=-1)
@@ -54,7 +57,7 @@ def leading_eigenpairs(
         block = turned[:, : d - basis.shape[1]]
         still = ~block.flatten(1).any(1)[:, None, None]
         if bool(still.any()):  # H is zero: any direction is as good as another
-            block = torch.where(still, _anything(done * size, d)[-block.shape[1] :].to(block), block)
+            block = torch.where(still, _anything(block.shape[1], d, seed=done).to(block), block)
         for _ in range(3):  # twice is enough for a block of full rank; one that is exhausted leaves only rounding
             block = _orthonormal(block - (block @ basis.mT) @ basis)
         if full:
@@ -77,10 +80,15 @@ def _best(small: Tensor) -> tuple[Tensor, Tensor]:
     return values.gather(1, order), rotation.gather(2, order[:, None].expand_as(rotation)).mT
 
 
-@lru_cache(maxsize=1)
-def _anything(rows: int, d: int) -> Tensor:
+def _anything(rows: int, d: int, seed: int) -> Tensor:
     """Fixed random directions."""
-    return torch.randn(rows, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.randn(rows, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@lru_cache(maxsize=1)
+def _start(rows: int, d: int) -> Tensor:
+    """Those that all begin with."""
+    return _anything(rows, d, seed=0)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

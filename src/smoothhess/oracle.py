@@ -6,20 +6,23 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from smoothhess import target as targets
-from smoothhess.norms import QuickNorms
-from smoothhess.precision import HALVES, LARGE, SCALE, evaluated
+from smoothhess.norms import QuickNorms, may_pay
+from smoothhess.precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
 
 ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
 FIRST_ROWS = 32  # rows of the very first pass, which shows what a row takes inside the model,
 ACTIVATION_BYTES = 1 << 30  # of which so much is kept at once; a quarter of the free memory on a GPU
+TRIED_ROWS = 4  # on which another way back is compared with torch's
 MOST_ROWS = {"cpu": 4096, "cuda": 32_768}  # a GPU waits for its orders when they are small
+
+T = TypeVar("T")
 
 
 class Oracle:
@@ -139,9 +142,8 @@ class Oracle:
         _refuse(bool(torch.isfinite(value).all()), "output", self.precision)
         return value
 
-    def _output(self, points: Tensor, owner: Tensor) -> Tensor:
-        images = points.is_cuda and points.ndim == 4 and self.called is self.forward_func
-        with evaluated(self.precision, points.device), QuickNorms() if images else nullcontext():
+    def _output(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
+        with evaluated(self.precision, points.device), norms or nullcontext():
             output = self.bound(owner, self.called)(points)
         if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
             output = output.to(points.dtype)
@@ -157,13 +159,9 @@ class Oracle:
         if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
             leaf = leaf.contiguous(memory_format=torch.channels_last)
         leaf.requires_grad_()
-        value = self._output(leaf, owner) if self.measured else self._measure(leaf, owner)
-        gradient = None
-        if value.requires_grad:
-            scale = self.scale
-            with evaluated(self.precision, points.device):
-                (gradient,) = torch.autograd.grad(scale * value.sum(), leaf, allow_unused=True)
-            gradient = gradient if gradient is None or scale == 1 else gradient / scale
+        norms = QuickNorms() if self._norms_are_quick(leaf, owner) else None
+        value = (self._output if self.measured else self._measure)(leaf, owner, norms)
+        gradient = self._gradient(value, leaf)
         if gradient is None:
             raise ValueError(
                 "the output does not depend on the input through differentiable operations. Look for .detach(), numpy, "
@@ -171,22 +169,39 @@ class Oracle:
             )
         return value.detach(), gradient.detach()
 
-    def _measure(self, points: Tensor, owner: Tensor) -> Tensor:
+    def _gradient(self, value: Tensor, leaf: Tensor) -> Tensor | None:
+        if not value.requires_grad:
+            return None
+        scale = self.scale
+        with evaluated(self.precision, leaf.device):
+            (gradient,) = torch.autograd.grad(scale * value.sum(), leaf, allow_unused=True)
+        return gradient if gradient is None or scale == 1 else gradient / scale
+
+    def _norms_are_quick(self, leaf: Tensor, owner: Tensor) -> bool:
+        """Whether there are batch norms whose quicker way back leads to torch's gradient: tried once, on a few rows."""
+        kind = self._kind, "norms"
+        if not may_pay(leaf) or self.called is not self.forward_func:
+            return False
+        if kind not in self._known_rows:
+            few, whose, norms = leaf[:TRIED_ROWS].detach(), owner[:TRIED_ROWS], QuickNorms()
+            plain, quick = few.clone().requires_grad_(), few.clone().requires_grad_()
+            wanted = self._gradient(self._output(plain, whose), plain)
+            try:
+                found = self._gradient(self._output(quick, whose, norms), quick)
+            except (RuntimeError, TypeError) as error:
+                if is_out_of_memory(error):
+                    raise
+                found = None
+            agrees = False
+            if norms.count and found is not None and wanted is not None:
+                agrees = bool((found - wanted).norm() <= AGREEMENT[self.precision] * wanted.norm())
+            self._known_rows[kind] = int(agrees)
+        return bool(self._known_rows[kind])
+
+    def _measure(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
         """As `_output`, with a batch size found from what the pass keeps for each row."""
-        kept: dict[int, int] = {}
-
-        def keep(t: Tensor) -> Tensor:
-            if t.ndim and len(t) == len(points):
-                kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            value = self._output(points, owner)
-        room = ACTIVATION_BYTES
-        if points.is_cuda:
-            room = max(room, free_bytes(points.device) // 4)
-        per_row = max(sum(kept.values()) // len(points), 1)
-        self._take(max(1, min(self.batch_size, room // per_row)))
+        value, per_row = with_bytes_kept(lambda: self._output(points, owner, norms), len(points))
+        self._take(max(1, min(self.batch_size, room(points.device) // per_row)))
         self.measured = True
         return value
 
@@ -294,6 +309,30 @@ def _refuse(fine: bool, what: str, precision: str) -> None:
         f"the model's {what} is NaN or infinite near these inputs. Check the inputs' scale, or use a smaller sigma "
         "or radius."
     )
+
+
+def with_bytes_kept(work: Callable[[], T], rows: int) -> tuple[T, int]:
+    """What `work` makes, and how many bytes its graph keeps for each of so many rows, at least 1."""
+    kept: dict[int, int] = {}
+
+    def keep(t: Tensor) -> Tensor:
+        if t.ndim and len(t) == rows:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            found = work()
+    except RuntimeError as error:  # some models cannot be watched, such as those with torch.func.grad inside
+        if is_out_of_memory(error):
+            raise
+        found = work()
+    return found, max(sum(kept.values()) // rows, 1)
+
+
+def room(device: torch.device) -> int:
+    """Bytes that the graph of one pass may keep."""
+    return max(ACTIVATION_BYTES, free_bytes(device) // 4) if device.type == "cuda" else ACTIVATION_BYTES
 
 
 def is_out_of_memory(error: Exception) -> bool:

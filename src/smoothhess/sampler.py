@@ -160,8 +160,8 @@ class Sampler:
         groups = slice(grouping.count)
         return replace(
             chunk,
-            score=score[..., groups],
-            odd=odd[..., groups],
+            score=score[..., groups].contiguous(),
+            odd=odd[..., groups].contiguous(),
             even=chunk.even @ watched[..., groups],
             skew=skew.double() / 2,
         )
@@ -318,7 +318,7 @@ def _stein(z: Tensor, value: Tensor, odd: Tensor, even: Tensor, slope: Tensor) -
     at z (and −z), `odd` and `even` those of the gradient, (b, r, k), `slope` (b, 1, k) is the gradient at x.
     """
     k = z.shape[-1]
-    radius2 = torch.linalg.vector_norm(z, dim=-1).square()  # (1 or b, r)
+    radius2 = z.square().sum(-1)  # (1 or b, r)
     steepness = torch.linalg.vector_norm(slope, dim=-1)  # (b, 1)
     along = slope / steepness[..., None].clamp_min(torch.finfo(z.dtype).tiny)
     directions = torch.cat([along, _across(k).to(z).expand_as(along)], 1).mT  # (b, k, 2)

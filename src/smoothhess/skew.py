@@ -50,9 +50,8 @@ class Skew:
         square = small @ small
         self.norm2 = -square.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_max(0)  # ‖A‖²_F = −tr A²
         fourth = (square * square.mT).sum((-1, -2))  # tr A⁴
-        # How many directions share the noise: about k/2 when all do, few when it has a few causes, never less than two;
-        # a noise of the size of rounding errors would say so.
-        self.spread = torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2).clamp_min(2)
+        # How many directions share the noise: about k/2 when all do, few when it has a few causes.
+        self.spread = torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2)
 
     def apply(self, q: Tensor) -> Tensor:
         """A q for each row of (B, n, k)."""
@@ -80,7 +79,9 @@ class Prior:
     def __init__(self, norm2: Tensor, spread: Tensor, k: int) -> None:
         self.k = k
         self.trace = 2 * norm2 / max(k - 1, 1)  # tr(K)/n, (B,)
-        self.df = SPREAD_DF * spread if k > SMALL else torch.zeros_like(spread)  # few dimensions know too little
+        # Eigenvalues come in pairs ±iλ, so two share it at the least; rounding alone could say fewer.
+        shared = SPREAD_DF * spread.clamp_min(2)
+        self.df = shared if k > SMALL else torch.zeros_like(spread)  # few dimensions know too little
 
     def kappa(self, inner: Tensor, gram: Tensor) -> Tensor:
         """q_uᵀ(K/n)q_v, drawn towards the average over directions by a share 2/k."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothhess.borrow import borrowed
-from smoothhess.oracle import ACTIVATION_BYTES, FIRST_ROWS, MOST_ROWS, Oracle, free_bytes, is_out_of_memory, release
+from smoothhess.oracle import FIRST_ROWS, MOST_ROWS, Oracle, is_out_of_memory, release, room, with_bytes_kept
 
 PROBES = 2  # random directions in which a Hessian that is not zero cannot vanish, but for chance of measure zero
 
@@ -110,26 +110,18 @@ class HessianProducts:
         if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
             leaf = leaf.contiguous(memory_format=torch.channels_last)
         leaf = leaf.clone().requires_grad_()
-        kept: dict[int, int] = {}
 
-        def keep(t: Tensor) -> Tensor:
-            if t.ndim and len(t) == len(points):
-                kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        def differentiated() -> Tensor:
             value = self.oracle._forward(leaf, owner)
-            (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+            return torch.autograd.grad(value.sum(), leaf, create_graph=True)[0]
+
+        gradient, per_row = with_bytes_kept(differentiated, len(points))
         if not self.checked:
             _refuse_once_differentiable(gradient)
             self.checked = True
-        if self.rows is None:
-            room = ACTIVATION_BYTES
-            if points.is_cuda:
-                room = max(room, free_bytes(points.device) // 4)
-            per_row = max(sum(kept.values()) // len(points), 1)  # a direction takes what the graph takes of an example
+        if self.rows is None:  # a direction takes what the graph takes of an example
             most = MOST_ROWS.get(points.device.type, MOST_ROWS["cpu"])
-            self.rows = max(1, min(most, room // per_row))
+            self.rows = max(1, min(most, room(points.device) // per_row))
         return leaf, gradient
 
     def _backwards(self, leaf: Tensor, gradient: Tensor, directions: Tensor) -> Tensor:
