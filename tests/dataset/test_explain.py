@@ -307,9 +307,21 @@ def test_killed_before_every_step(processes, tmp_path):
         child.join()
         check_whole(folder)
         same(job.run(folder, n=6), whole)
+        assert not list(folder.glob(".s*"))
         if ended.is_set():
             break
     assert step > 20
+
+
+def test_what_a_killed_writer_left_half_done_goes(tmp_path):
+    """That of the same rank, and of ranks that are no more; another rank may be at it right now."""
+    tmp_path.joinpath("store").mkdir()
+    names = [f".{what}-{rank:04d}-ab12" for what in ("store.json", "shard", "summary") for rank in (0, 1, 2)]
+    for name in names:
+        (tmp_path / "store" / name).write_text("{")
+    job.run(tmp_path / "store", n=2, rank=0, world_size=2)
+    left = {path.name for path in (tmp_path / "store").glob(".s*")}
+    assert left == {name for name in names if "-0001-" in name}
 
 
 def test_a_second_writer_is_refused(processes, tmp_path):

@@ -139,7 +139,7 @@ def explain_dataset(
     path.mkdir(exist_ok=True)
     with shards.only_writer(path, rank):
         if known is None:
-            begin(path, settings, pack_size or _fair(sizes.pack_size(where), total, world_size))
+            begin(path, settings, pack_size or _fair(sizes.pack_size(where), total, world_size), rank)
         known = Store(path)
         refuse_other_job(known, settings, pack_size)
         shards.sweep(path, known.shards, rank, world_size)

@@ -29,13 +29,13 @@ def known_store(path: Path) -> Store | None:
     return store if store.shards or store.damaged else None
 
 
-def begin(path: Path, settings: dict[str, Any], pack_size: int) -> None:
+def begin(path: Path, settings: dict[str, Any], pack_size: int, rank: int) -> None:
     """Make an empty store; one that was begun with other settings, and never used, is begun anew."""
     text = json.dumps(settings, sort_keys=True)
     job = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     unused = (path / MANIFEST).is_file() and known_store(path) is None
     other = unused and (Store(path).job, Store(path).pack_size) != (job, pack_size)
-    found_store(path, {"job": job, "pack_size": pack_size, "settings": settings}, instead=other)
+    found_store(path, {"job": job, "pack_size": pack_size, "settings": settings}, rank, instead=other)
 
 
 def refuse_other_job(store: Store, settings: dict[str, Any], pack_size: int | None) -> None:

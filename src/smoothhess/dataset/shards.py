@@ -121,10 +121,10 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def found_store(folder: Path, manifest: dict[str, Any], instead: bool = False) -> bool:
+def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool = False) -> bool:
     """Begin a store, in the place of another if `instead`; False where another process was faster."""
     about = {"format": FORMAT, "version": VERSION, **manifest}
-    temporary = folder / f".{MANIFEST}.{os.getpid()}.{os.urandom(4).hex()}"
+    temporary = folder / f".{MANIFEST}-{rank:04d}-{os.urandom(4).hex()}"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(about, file, indent=1)
@@ -181,7 +181,7 @@ def sweep(folder: Path, shards: Sequence[Shard], rank: int, world_size: int) -> 
     stands = summaries(folder, shards).get(rank)
     present = {s.name for s in shards}
     for entry in _files(folder):
-        match = re.match(r"\.+(?:shard|summary)-(\d+)-", entry.name)
+        match = re.match(rf"\.+(?:shard|summary|{re.escape(MANIFEST)})-(\d+)-", entry.name)
         if match and (int(match[1]) == rank or (rank == 0 and int(match[1]) >= world_size)):
             Path(entry.path).unlink(missing_ok=True)
         name = Name.read(entry.name, "summary")
