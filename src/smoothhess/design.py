@@ -130,13 +130,18 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
     own = list(dict.fromkeys(seeds))  # those that are the same are drawn once
     if len(own) == 1:
         return _pilot(own[0], rows, k).to(like, copy=True).expand(len(seeds), -1, -1)
-    step = _together(rows, k)
-    parts = [own[i : i + step] for i in range(0, len(own), step)]
-    drawn = torch.cat([_normals([(seed, PILOT) for seed in part], rows, k, like.device).to(like) for part in parts])
+    drawn = _stack([(seed, PILOT) for seed in own], rows, k, like)
     if len(own) == len(seeds):
         return drawn
     places = {seed: place for place, seed in enumerate(own)}
     return drawn[torch.tensor([places[seed] for seed in seeds], device=like.device)]
+
+
+def _stack(keys: Sequence[tuple[int, ...]], rows: int, k: int, like: Tensor) -> Tensor:
+    """As `_normals`, like `like`; not too many are held in float64 at once."""
+    step = _together(rows, k)
+    parts = [keys[i : i + step] for i in range(0, len(keys), step)]
+    return torch.cat([_normals(part, rows, k, like.device).to(like) for part in parts])
 
 
 @lru_cache(maxsize=2)
@@ -152,7 +157,7 @@ def _together(rows: int, k: int) -> int:
 
 def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
     """Standard normal rows apart from all designs and pilots, the same for every seed, (rows, k)."""
-    return _normals([(0, TAU, row) for row in range(rows)], 1, k, like.device)[:, 0].to(like)
+    return _stack([(0, TAU, row) for row in range(rows)], 1, k, like)[:, 0]
 
 
 PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # in the place of a block's number

@@ -53,7 +53,7 @@ def _in_steps(scaled: Tensor, mix: Tensor, gram_schmidt: Callable[[Tensor], Tens
         for _ in range(power):
             columns = scaled @ columns
         # After the first time hardly turned any more: of length 1, their products are near the identity.
-        columns = gram_schmidt(torch.nn.functional.normalize(columns, dim=0))
+        columns = gram_schmidt(torch.nn.functional.normalize(columns, dim=0, eps=1e-100))
     return columns
 
 
