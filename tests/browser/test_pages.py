@@ -507,6 +507,25 @@ def test_windows_can_be_hovered_clicked_and_brushed(sample, open_page):
     assert_shows(page, it.result, 8)
 
 
+def test_a_press_that_no_hover_was_seen_before_counts(sample, open_page):
+    """As when the chart is being drawn anew; beside the curve it does not."""
+    page = open_page(sample("series").path, 1440)
+    page.tab.wait_for_selector("#chart[data-ready]")
+    press = """([x, y]) => {
+        const at = { clientX: x, clientY: y, button: 0, isPrimary: true, bubbles: true };
+        document.getElementById("chart").dispatchEvent(new PointerEvent("pointerdown", at));
+        dispatchEvent(new PointerEvent("pointerup", at));
+    }"""
+    page.tab.evaluate(press, _window(page, 3))
+    page.tab.wait_for_selector('#chart[data-source="3"][data-held="true"]')
+    page.tab.evaluate(press, _window(page, 5, height=-0.2))
+    page.tab.evaluate(press, _window(page, 10.5))
+    page.settle()
+    assert page.data("#chart")["source"] == "3"
+    page.tab.evaluate(press, _window(page, 3))
+    page.tab.wait_for_selector('#chart[data-source="3"][data-held="false"]')
+
+
 def test_denoised_bars_have_no_intervals(sample, open_page):
     it = sample("series")
     assert it.result.shrink

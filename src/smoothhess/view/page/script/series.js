@@ -1,5 +1,7 @@
 /* A series: the curve with its windows, and under it what acts together with one of them. */
 
+const SLOP = 4; // pixels that a press may move
+
 function windows(b = state.b) { // beginning and end of each, half way to its neighbours
   return remember(`windows ${b}`, () => {
     const ids = labels(b), t = P.examples[b].times, last = t.length - 1, found = [];
@@ -96,12 +98,15 @@ function listen(chart) {
   if (chart.dataset.ready) return;
   chart.dataset.ready = "yes";
   chart.on("plotly_hover", (e) => look(e.points.at(-1).customdata));
-  chart.on("plotly_click", (e) => { // where the mouse is, not where Plotly last saw it
-    const box = chart.querySelector(".nsewdrag").getBoundingClientRect(), { range } = chart.layout.xaxis;
-    const t = range[0] + ((e.event.clientX - box.left) / box.width) * (range[1] - range[0]);
-    const k = windows().findIndex((span) => span && span[0] <= t && t <= span[1]);
-    if (k >= 0) hold(k);
-  });
+  // Plotly loses a click while the chart is drawn anew, which the hover before it begins: presses are seen to here.
+  chart.addEventListener("pointerdown", (down) => {
+    if (down.button !== 0 || !down.isPrimary) return;
+    addEventListener("pointerup", (up) => {
+      if (Math.hypot(up.clientX - down.clientX, up.clientY - down.clientY) > SLOP) return; // a brush
+      const k = windowAt(chart, up);
+      if (k >= 0) hold(k);
+    }, { capture: true, once: true });
+  }, true);
   chart.on("plotly_selected", (e) => { // a stretch that was brushed stands for the window it covers most of
     if (!e?.range?.x) return;
     const [from, to] = e.range.x, spans = windows();
@@ -110,4 +115,12 @@ function listen(chart) {
     chart.dataset.brushed = best;
     update({ i: best, j: null, held: true });
   });
+}
+
+function windowAt(chart, { clientX, clientY }) { // -1: none
+  const boxes = [...chart.querySelectorAll(".nsewdrag")].map((area) => area.getBoundingClientRect());
+  if (!boxes.some((box) => box.top <= clientY && clientY <= box.bottom)) return -1;
+  const [box] = boxes, { range } = chart.layout.xaxis;
+  const t = range[0] + ((clientX - box.left) / box.width) * (range[1] - range[0]);
+  return windows().findIndex((span) => span && span[0] <= t && t <= span[1]);
 }
