@@ -30,11 +30,11 @@ types: $(VENV)/dev.stamp
 	$(BIN)/basedpyright
 
 unit: $(VENV)/dev.stamp
-	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/distributed
+	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/distributed --ignore=tests/browser
 
 # The same with the share of lines and branches that the tests go through; a quarter slower.
 coverage: $(VENV)/dev.stamp
-	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/distributed --cov --cov-report=term
+	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/distributed --ignore=tests/browser --cov --cov-report=term
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/pytest -q -n 2 -m slow --ignore=tests/distributed
@@ -43,7 +43,7 @@ test-slow: $(VENV)/dev.stamp
 distributed-test: $(VENV)/dev.stamp
 	$(BIN)/pytest -q tests/distributed
 
-# The pages in a real browser. Without one these tests are skipped in `make test`, with the reason.
+# The pages in a real browser.
 browser-test: $(VENV)/dev.stamp
 	@for b in chromium chromium-browser google-chrome google-chrome-stable chrome; do \
 	  command -v $$b >/dev/null && exit 0; done; echo "browser-test needs Chromium, e.g. apt-get install chromium"; exit 1

@@ -55,13 +55,17 @@ def test_import_pulls_in_no_plotting_or_command_line_package():
 
 
 def test_import_adds_little_to_that_of_torch():
-    code = "import time, torch; t = time.process_time(); import smoothhess; print(time.process_time() - t)"
+    """A ratio, since machines differ; without the collector, which torch's objects keep busy wherever it strikes."""
+    code = (
+        "import gc, time; gc.disable(); start = time.process_time(); import torch; middle = time.process_time(); "
+        "import smoothhess; print((time.process_time() - middle) / (middle - start))"
+    )
     taken = []
     for _ in range(4):  # a machine may be busy for one of them
         taken.append(float(_printed(code)))
-        if taken[-1] < 0.3:
+        if taken[-1] < 0.25:
             return
-    raise AssertionError(f"import smoothhess took {min(taken):.2f} s beyond import torch, wanted less than 0.3 s")
+    raise AssertionError(f"import smoothhess took {min(taken):.2f} of import torch, wanted less than 0.25")
 
 
 def _printed(code):
