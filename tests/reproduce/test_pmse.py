@@ -59,7 +59,7 @@ def test_the_whole_run(stand_ins, weights, tmp_path):
     outcome = pmse.run(options)
     folder = tmp_path / "pmse"
     names = {path.name for path in outcome.files}
-    for stem in ("pmse", "paired", "std", "parameters", "published-parameters", "recipe"):
+    for stem in ("pmse", "paired", "points", "std", "parameters", "published-parameters", "recipe"):
         assert {f"{stem}.csv", f"{stem}.md"} <= names
     assert {"pmse.png", "pmse.svg"} <= names
     assert all(path.exists() for path in outcome.files)
@@ -122,6 +122,12 @@ def test_a_cell_is_what_the_library_says(weights, tmp_path):
     row = next(r for r in pmse_report.paired_rows([found]) if (r["ε"], r["method"]) == (epsilon, "G"))
     assert row["paired standard error, radius"] == pytest.approx(float(apart.std()) / math.sqrt(5))
     assert row["difference, radius"] == pytest.approx(float(apart.mean()))
+    assert row["lower on, radius"] == f"{sum(a < 0 for a in apart.tolist())} of 5"
+    ratios = ours.errors["radius"] / found.best("logit", epsilon, "G", "radius").errors["radius"]
+    assert row["median ratio, radius"] == pytest.approx(sorted(ratios.tolist())[2])
+    points = [r for r in pmse_report.point_rows([found]) if (r["ε"], r["method"]) == (epsilon, "SH+SG")]
+    assert [r["radius"] for r in points] == ours.errors["radius"].tolist()
+    assert [r["ball"] for r in points] == found.best("logit", epsilon, "SH+SG", "ball").errors["ball"].tolist()
 
 
 def test_a_run_that_was_killed_goes_on(stand_ins, weights, tmp_path, monkeypatch):

@@ -166,6 +166,7 @@ def report(
     tables = {
         name: (heading, main_rows(measured)),
         "paired": (_heading(name, "SH+SG against each other method", made_by), paired_rows(measured)),
+        "points": (_heading(name, "every point", made_by), point_rows(measured)),
         "std": (_heading(name, "standard deviation over points", made_by), std_rows(measured)),
         "parameters": (_heading(name, "selected σ² and β", made_by), parameter_rows(measured)),
         "published-parameters": (_heading(name, "at the published σ² and β", made_by), printed_rows(measured)),
@@ -264,9 +265,24 @@ def paired_rows(measured: Sequence[Measured]) -> list[Row]:
                         f"difference, {sampler}": float(apart.mean()),
                         f"paired standard error, {sampler}": _stderr(apart),
                         f"z, {sampler}": _score(apart),
+                        f"lower on, {sampler}": f"{int((apart < 0).sum())} of {len(apart)}",
+                        f"median ratio, {sampler}": float((ours.errors[sampler] / other.errors[sampler]).quantile(0.5)),
                     }
                 rows.append(row)
     return rows
+
+
+def point_rows(measured: Sequence[Measured]) -> list[Row]:
+    """P_MSE of every method at every point, in the order of the test set."""
+    return [
+        m.labels(function, epsilon, method.name) | {"point": point, "radius": float(radius), "ball": float(ball)}
+        for m in measured
+        for function, epsilon in m.cells()
+        for method in PMSE
+        for point, (radius, ball) in enumerate(
+            zip(*(m.best(function, epsilon, method.name, s).errors[s] for s in SAMPLERS), strict=True)
+        )
+    ]
 
 
 def parameter_rows(measured: Sequence[Measured]) -> list[Row]:
