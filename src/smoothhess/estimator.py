@@ -43,7 +43,7 @@ class SmoothHess:
         if not callable(forward_func):
             raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
         self.forward_func = forward_func
-        self._known_rows: dict[Any, int] = {}  # rows that fit into the memory, found once for each kind of input
+        self._found_out: dict[Any, int] = {}  # of each kind of input: rows that fit into the memory, …
 
     def attribute(
         self,
@@ -122,7 +122,7 @@ class SmoothHess:
             seed=seed,
             precision=precision,
             compile=compile,
-            known_rows=self._known_rows,
+            found_out=self._found_out,
         )
         with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
             result = run.result(bar)
@@ -168,7 +168,7 @@ class SmoothHess:
         rows = rows_of_calls(check_calls, plan, "check_calls")
         rows_at_once = check_batch_size(internal_batch_size)
         oracle = Oracle(
-            self.forward_func, inputs, target, additional_forward_args, rows_at_once, known_rows=self._known_rows
+            self.forward_func, inputs, target, additional_forward_args, rows_at_once, found_out=self._found_out
         )
         sampler = Sampler(oracle, inputs, gaussian, plan, None)
         with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
@@ -225,7 +225,7 @@ class SmoothHess:
             additional_forward_args,
             check_batch_size(internal_batch_size),
             check_precision(result.precision, result.device, result.dtype),
-            known_rows=self._known_rows,
+            found_out=self._found_out,
         )
         with borrowed(self.forward_func, result.device), progress_bar(show_progress, rows, len(result)) as bar:
             grown = _in_parts(result, oracle, rows, bar)
@@ -245,11 +245,11 @@ class NeuronSmoothHess:
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
         self.forward_func = forward_func
         self.layer = layer
-        self._known_rows: dict[Any, int] = {}
+        self._found_out: dict[Any, int] = {}
 
     def _explainer(self, selector: Any, attribute_to_neuron_input: bool) -> SmoothHess:
         explainer = SmoothHess(Neuron(self.forward_func, self.layer, selector, attribute_to_neuron_input))
-        explainer._known_rows = self._known_rows
+        explainer._found_out = self._found_out
         return explainer
 
     def attribute(

@@ -31,7 +31,8 @@ class Oracle:
     `owner` says which of the B inputs a point belongs to, so that targets and additional arguments given per example
     follow their example. Gradients of all rows come from one backward pass of the summed outputs: rows do not mix.
 
-    How many rows fit into the memory is found once. An oracle that is given the same `known_rows` begins with it.
+    How many rows fit into the memory, and which way back may be taken, is found once. An oracle that is given the same
+    `found_out` begins with it.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Oracle:
         internal_batch_size: int | None = None,
         precision: str = "float32",
         compiled: bool = False,
-        known_rows: dict[Any, int] | None = None,
+        found_out: dict[Any, int] | None = None,
     ) -> None:
         self.forward_func = forward_func
         self.precision = precision
@@ -57,9 +58,9 @@ class Oracle:
         self._follows = [isinstance(a, Tensor) and a.ndim > 0 and len(a) == self.batch for a in self.args]
         row_bytes = max(inputs[0].numel() * inputs.element_size(), 1)
         most = MOST_ROWS.get(inputs.device.type, MOST_ROWS["cpu"])
-        self._known_rows = {} if known_rows is None or internal_batch_size is not None else known_rows
+        self._found_out = {} if found_out is None or internal_batch_size is not None else found_out
         self._kind = (inputs.shape[1:], inputs.dtype, inputs.device, precision, compiled)
-        known = self._known_rows.get(self._kind)
+        known = self._found_out.get(self._kind)
         self.batch_size = internal_batch_size or known or min(most, max(1, ROW_BYTES // row_bytes))
         self.measured = (internal_batch_size or known) is not None  # whether what a row takes in the model is known
         self.n_rows = 0  # rows that went through a forward and a backward pass
@@ -127,7 +128,7 @@ class Oracle:
 
     def forget(self) -> None:
         """What was found out about the memory: it may be free again next time."""
-        self._known_rows.pop(self._kind, None)
+        self._found_out.pop(self._kind, None)
 
     def take_fewer(self, rows: int) -> None:
         """From now on at most half of these rows at once: they did not fit into the memory."""
@@ -135,7 +136,7 @@ class Oracle:
         release()
 
     def _take(self, rows: int) -> None:
-        self.batch_size = self._known_rows[self._kind] = rows
+        self.batch_size = self._found_out[self._kind] = rows
 
     def _forward(self, points: Tensor, owner: Tensor) -> Tensor:
         value = self._output(points, owner)
@@ -182,7 +183,7 @@ class Oracle:
         kind = self._kind, "norms"
         if not may_pay(leaf) or self.called is not self.forward_func:
             return False
-        if kind not in self._known_rows:
+        if kind not in self._found_out:
             few, whose, norms = leaf[:TRIED_ROWS].detach(), owner[:TRIED_ROWS], QuickNorms()
             plain, quick = few.clone().requires_grad_(), few.clone().requires_grad_()
             wanted = self._gradient(self._output(plain, whose), plain)
@@ -195,8 +196,8 @@ class Oracle:
             agrees = False
             if norms.count and found is not None and wanted is not None:
                 agrees = bool((found - wanted).norm() <= AGREEMENT[self.precision] * wanted.norm())
-            self._known_rows[kind] = int(agrees)
-        return bool(self._known_rows[kind])
+            self._found_out[kind] = int(agrees)
+        return bool(self._found_out[kind])
 
     def _measure(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
         """As `_output`, with a batch size found from what the pass keeps for each row."""
@@ -230,14 +231,14 @@ class Oracle:
     @property
     def most_examples(self) -> int:
         """As many as fitted into the memory together, as far as is known."""
-        return self._known_rows.get((self._kind, "examples"), self.batch)
+        return self._found_out.get((self._kind, "examples"), self.batch)
 
     @most_examples.setter
     def most_examples(self, count: int | None) -> None:
         if count is None:  # not even one: it may be free again next time
-            self._known_rows.pop((self._kind, "examples"), None)
+            self._found_out.pop((self._kind, "examples"), None)
         else:
-            self._known_rows[self._kind, "examples"] = count
+            self._found_out[self._kind, "examples"] = count
 
     def begin_again(self, rows: int, measured: bool) -> None:
         """With as many rows at once as before, found anew where they were not known."""

@@ -68,7 +68,7 @@ class Run:
         seed: int | Sequence[int],
         precision: str,
         compile: bool,
-        known_rows: dict[Any, int],
+        found_out: dict[Any, int],
     ) -> Run:
         """With all that is refused at the door; the model is not called."""
         plan = find_design(design)
@@ -89,7 +89,7 @@ class Run:
             check_batch_size(internal_batch_size),
             check_precision(precision, inputs.device, inputs.dtype),
             compile,
-            known_rows,
+            found_out,
         )
         budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
         if n_calls is None and grouping is None:  # more than can be kept cannot be drawn

@@ -77,7 +77,7 @@ def attribute(
         refuse_talking(explainer.forward_func)
         show = asked.pop("show_progress")
         del asked["self"]
-        run = Run.prepare(explainer.forward_func, known_rows=explainer._known_rows, **asked)
+        run = Run.prepare(explainer.forward_func, found_out=explainer._found_out, **asked)
         with borrowed(explainer.forward_func, run.sampler.inputs.device):
             if not ranks.leads:
                 return Follower(run.sampler, ranks).follow()
