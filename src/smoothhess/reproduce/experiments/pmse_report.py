@@ -36,6 +36,7 @@ __all__ = ["Chosen", "Measured", "Record", "numbered", "report"]
 Row = dict[str, Any]
 Chosen = dict[tuple[str, str, float, str], float]  # by function, sampler, ε and method
 OURS = "SH+SG"
+LEAST_HEIGHT = 2.6  # inches of a figure, which its label and legend need
 METHODS = {method.name: method for method in PMSE}
 NOISY = ": too few calls for a verdict on SH+SG"
 FAR = 10.0  # times what is measured: no sampler and no network would explain it
@@ -528,7 +529,7 @@ def figure(measured: Sequence[Measured]) -> Figure:
     panels = [(m, function) for m in measured for function in m.functions if function in ("logit", "neuron")]
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
-    drawn = new_figure(COLUMN, 0.6 + 1.3 * rows)
+    drawn = new_figure(COLUMN, max(0.6 + 1.3 * rows, LEAST_HEIGHT))
     axes = drawn.subplots(rows, columns, squeeze=False, sharey="row")
     for ax, panel in zip(axes.flat, panels, strict=False):
         _panel(ax, *panel)
