@@ -15,6 +15,7 @@ STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is gi
 def warn_of(result: Interactions, tol: float | None) -> None:
     """Say what the user of a method that calls this should know of its result."""
     _warn_unfinished(result, tol)
+    _warn_unmoved(result)
     warn_inconsistent(result)
 
 
@@ -32,13 +33,33 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
             "Raise max_calls, or accept the error bars as they are.",
             stacklevel=4,
         )
-    zeros = sum(s == "zero" for s in result.status)
+    zeros = sum(s == "zero" and not u for s, u in zip(result.status, result._noise.unknown.tolist(), strict=True))
     if zeros:
         warnings.warn(
             f"{zeros} of {len(result)} example(s): H cannot be told from zero. Interactions explain less than "
             f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
             "model is linear there, its output is saturated (explain a logit instead), or no kink was met and a larger "
             "sigma would meet some. smoothhess.diagnose tells which.",
+            stacklevel=4,
+        )
+
+
+def _warn_unmoved(result: Interactions) -> None:
+    jumping = result.discontinuous
+    if jumping.any():
+        warnings.warn(
+            f"the function of {int(jumping.sum())} of {len(result)} example(s) is discontinuous: its values change "
+            "within sigma and its gradients do not, as those of a step function or a tree. Its jumps are missing from "
+            "the interactions, whose error is unknown (NaN).",
+            stacklevel=4,
+        )
+    unknown = result._noise.unknown & ~jumping
+    if unknown.any():
+        rows = int(result.n_calls[unknown].max())
+        warnings.warn(
+            f"no gradient of {int(unknown.sum())} of {len(result)} example(s) changed in {rows} calls, and the model "
+            "has operations with kinks that a draw could meet: whether features interact there is unknown, and so is "
+            "the error (NaN). Use a larger sigma, more calls, or explain a logit instead of a saturated output.",
             stacklevel=4,
         )
 

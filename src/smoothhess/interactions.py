@@ -22,12 +22,14 @@ from smoothhess.pairs import Columns, Pair, labels_of, strongest_pairs
 from smoothhess.shrink import Denoised, Shrunk, denoise
 from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge, symmetric
 from smoothhess.taylor import Taylor
+from smoothhess.unbiased import Unbiased
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 # Rows that `eigh` turns into a basis; where they are more it goes by products alone, to a residual far below the noise
 # of any estimate that large. Products are faster for a few pairs of a spectrum that falls off, which denoised ones do.
+JUMP_ROUNDING = 1e3  # units in the last place that values of an affine function may differ by
 FEW_BYTES, SPAN_BYTES, EIGH_TOLERANCE = 1 << 25, 1 << 30, 1e-4
 
 
@@ -42,7 +44,7 @@ class Estimate:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper end of the confidence interval."""
         width = student.quantile(level, self.df).to(self.stderr).reshape(-1, *[1] * (self.stderr.ndim - 1))
-        reach = torch.where(self.stderr > 0, width * self.stderr, 0.0)
+        reach = torch.where(self.stderr == 0, 0.0, width * self.stderr)  # NaN stays NaN: nothing is known
         return self.value - reach, self.value + reach
 
 
@@ -82,6 +84,7 @@ class Interactions:
     unbiased: bool = True  # whether the other one, behind stderr(), pairs and intervals, is free of bias
     precision: str = "float32"  # with which the model was evaluated
     precision_error: Tensor | None = None  # (B,) noise of a gradient's half-difference for it, relative to its size
+    exactly_zero: Tensor | None = None  # (B,) where the model's operations are known to have no curvature at all
     denoised: Shrunk | None = None  # of group sums alone, which cannot be denoised from their own statistics
 
     # --- what was asked -------------------------------------------------------------------------------------------
@@ -142,7 +145,12 @@ class Interactions:
 
     @cached_property
     def _noise(self) -> Noise:
-        return Noise(self.statistics if self.grouping is None else None, self._features, self.gaussian)
+        white = self.statistics if self.grouping is None else None
+        return Noise(white, self._features, self.gaussian, self.exactly_zero)
+
+    @property
+    def _unbiased(self) -> Unbiased:
+        return self._noise.estimate
 
     @property
     def output(self) -> Tensor:
@@ -206,10 +214,10 @@ class Interactions:
             return symmetric(self.gaussian.push(self.gaussian.push(white).mT))
         return self._unbiased_hessian.to(self.dtype)
 
-    @cached_property
+    @property
     def _unbiased_hessian(self) -> Tensor:
         """The unbiased estimate, (B, d, d) float64."""
-        return symmetric(self._features.summed() / self._features.n[:, None, None])  # Eq. 8
+        return self._unbiased.dense()
 
     def stderr(self) -> Tensor:
         """Standard error of each entry of the unbiased estimate, (B, d, d); the denoised one errs less on the whole."""
@@ -222,17 +230,37 @@ class Interactions:
 
         Unshrunk it is inf while the noise exceeds the signal. Denoised, it never exceeds 1: nothing is known.
         """
+        error = self._estimated_error()
+        if self.exactly_zero is not None:
+            error = torch.where(self._noise.unmoved & self.exactly_zero, 0.0, error)
+        return torch.where(self._noise.unknown, torch.nan, error).to(self.dtype)
+
+    def _estimated_error(self) -> Tensor:
+        """`relative_error` where draws have shown something, (B,)."""
         if self.denoised is not None:
             norm2 = self.denoised.hessian.double().square().sum((-1, -2))
-            return _share(self.denoised.error2, norm2).to(self.dtype)
+            return _share(self.denoised.error2, norm2)
         if self._denoised is not None:
-            error2 = self._denoised.error2 + self._noise.of_drift + self._noise.of_luck
-            return _share(error2, self._denoised.norm2).to(self.dtype)
+            error2 = self._denoised.error2 + self._noise.of_drift + self._noise.of_unseen
+            return _share(error2, self._denoised.norm2)
         variance, norm = self._noise.of_frobenius, self._noise.squared_norm
         signal = norm - variance
         ratio = (variance / signal.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
-        ratio = torch.where(signal > 0, ratio, torch.inf)
-        return torch.where((variance == 0) & (norm == 0), 0.0, ratio).to(self.dtype)
+        return torch.where(signal > 0, ratio, torch.inf)
+
+    @cached_property
+    def discontinuous(self) -> Tensor:
+        """Where values changed although no gradient did, (B,): the function jumps, and its jumps are not seen.
+
+        Known for designs that use each direction twice (±).
+        """
+        stats, head = self.statistics, self.statistics.head
+        still = self._noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
+        if not find_design(self.design).mirrored or not bool(still.any()):
+            return torch.zeros_like(still)
+        size = stats.value.double().abs() + torch.linalg.vector_norm(stats.gradient.double(), dim=1)
+        moved = (head.value_even.double() / head.weight.double().clamp_min(1e-300)).abs().amax(1)
+        return still & (moved > JUMP_ROUNDING * torch.finfo(self.dtype).eps * size)
 
     @cached_property
     def r2(self) -> Tensor:
@@ -304,10 +332,7 @@ class Interactions:
 
     def _unbiased_product(self, rows: Tensor) -> Tensor:
         """The unbiased H applied to each row of (B, n, d)."""
-        if "_unbiased_hessian" in self.__dict__ or not self._features.is_factored:
-            return rows @ self._unbiased_hessian.to(rows)
-        score, odd = self._features.factors()
-        return ((rows @ odd.mT) @ score + (rows @ score.mT) @ odd) / 2
+        return self._unbiased.product(rows)
 
     def row(self, i: int | tuple[int, ...]) -> Estimate:
         """Interactions of feature i with every feature, (B, *feature shape)."""
@@ -319,11 +344,7 @@ class Interactions:
 
     def diagonal(self) -> Estimate:
         """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
-        if self._features.is_factored:
-            score, odd = self._features.factors()
-            value = (score * odd).sum(1)
-        else:
-            value = self._unbiased_hessian.diagonal(dim1=-2, dim2=-1)
+        value = self._unbiased.diagonal()
         return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
 
     def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
@@ -341,7 +362,7 @@ class Interactions:
         k = min(8, d) if k is None else k
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
-        rows = self._features.factors()[1].shape[1] if self._features.is_factored else d
+        rows = self._unbiased.factors()[1].shape[1] if self._features.is_factored else d
         if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None:
             few = 8 * k <= rows and self._denoised is not None
             if 2 * rows * d * self.inputs.element_size() > (FEW_BYTES if few else SPAN_BYTES):
@@ -350,7 +371,7 @@ class Interactions:
                 )
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # H lives in the span of the rows: rotate into it, solve there, rotate back.
-            span, _ = torch.linalg.qr(torch.cat(self._features.factors(), 1).mT)
+            span, _ = torch.linalg.qr(torch.cat(self._unbiased.factors(), 1).mT)
             small = span.mT @ self._product(span.mT).mT
             values, vectors = torch.linalg.eigh(symmetric(small))
             vectors = span @ vectors
@@ -509,6 +530,7 @@ class Interactions:
             status=tuple(self.status[i] for i in chosen.tolist()),
             control_weights=None if self.control_weights is None else self.control_weights[where],
             precision_error=None if self.precision_error is None else self.precision_error[where],
+            exactly_zero=None if self.exactly_zero is None else self.exactly_zero[where],
             denoised=None if self.denoised is None else self.denoised.select(where),
         )
         known = self.__dict__.get("_denoised")
@@ -596,6 +618,7 @@ class Interactions:
             n_passes=self.n_passes.to(device),
             control_weights=None if self.control_weights is None else self.control_weights.to(device),
             precision_error=None if self.precision_error is None else self.precision_error.to(device),
+            exactly_zero=None if self.exactly_zero is None else self.exactly_zero.to(device),
             denoised=None if self.denoised is None else self.denoised.to(device),
         )
 

@@ -414,6 +414,18 @@ class Kinks:
             lean.append(both[1] * u.double().reshape(t.shape))
         return torch.cat(bend, 1), torch.cat(lean, 1)
 
+    def chances(self, gaussian: Gaussian) -> tuple[Tensor, Tensor]:
+        """The probabilities that units flip, added up, and a bound of ‖W₁‖_F, (B,) each; k/2 passes an example."""
+        owner = torch.arange(len(self.inputs), device=self.inputs.device)
+        tau = self.squares(gaussian, owner).sqrt()
+        total = torch.zeros(len(self.inputs), dtype=torch.float64, device=self.inputs.device)
+        for call, pre, t in zip(self.calls, self.pre, self.per_call(tau), strict=True):
+            for knot, _ in call.knots:
+                margin = (pre.double().flatten(1) - knot).abs() / t.clamp_min(torch.finfo(torch.float64).tiny)
+                total += torch.where(t > 0, torch.special.ndtr(-margin), 0.0).sum(1)
+        bend, _ = self.weights(tau)
+        return total, (bend.abs() * tau.square()).sum(1)
+
     def per_call(self, units: Tensor) -> tuple[Tensor, ...]:
         """(…, units) cut into the units of each call."""
         return units.split([p[0].numel() for p in self.pre], -1)

@@ -7,7 +7,7 @@ independent units of the design, and, where rows depend on each other, `skew`, t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -15,11 +15,17 @@ from torch import Tensor
 
 from smoothhess.design import SMALL
 from smoothhess.gaussian import Gaussian
+from smoothhess.incomplete_blocks import Correction, Gram, Values, missing_variance
+from smoothhess.known import Known
 from smoothhess.skew import Prior, Skew
-from smoothhess.statistics import PROBES, Rows, Statistics, symmetric
+from smoothhess.statistics import PROBES, Statistics, symmetric, unmoved
+from smoothhess.unbiased import Unbiased, corrected_rows, pair_norm
 from smoothhess.units import Units
 
 SEEN, NOTHING = 8, 1e-10  # rows that must meet what a control variate leaves over, and the share that counts as nothing
+ROUNDING = 16  # units in the last place by which a gradient may be wrong
+LINEAR = 1e-18  # antisymmetric share of the rows' energy below which they are those of a quadratic function
+LEAST_SHARE = 0.5  # of the skew's variance, which incomplete blocks never fall below
 ROW_DF = 3  # weight of rows inside blocks as witnesses of the gradient's and the value's noise, beside blocks
 ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # random signs of units for the operator norm, and how many units that needs
@@ -37,25 +43,39 @@ class Noise:
     """Variances for one result: of its value and gradient, and of entries, rows and forms of its Hessian.
 
     `white` are the whitened statistics (None for group sums), `features` those in the coordinates of the answers.
+    `exactly_zero` (B,) marks examples whose operations are known to have no curvature.
     """
 
-    def __init__(self, white: Statistics | None, features: Statistics, gaussian: Gaussian) -> None:
+    def __init__(
+        self,
+        white: Statistics | None,
+        features: Statistics,
+        gaussian: Gaussian,
+        exactly_zero: Tensor | None = None,
+    ) -> None:
         self.white, self.features, self.gaussian = white, features, gaussian
+        self.exactly_zero = exactly_zero
+        self.estimate = Unbiased(features, gaussian, grouped=white is None)
 
     @cached_property
     def units(self) -> Units:
         """The units of the head."""
-        return Units(self.features)
+        return Units(self.estimate)
 
     @cached_property
     def skew(self) -> Skew | None:
         """The skew of a whitened estimate, where rows depend on each other."""
-        return Skew(self.white) if self.white is not None and self.units.size > 1 else None
+        return Skew(self.white) if self.white is not None and self._has_blocks else None
+
+    @property
+    def _has_blocks(self) -> bool:
+        """Whether rows depend on each other as those of an orthogonal block do, which the skew is made for."""
+        return self.units.size > 1 and self.features.design == "orthogonal"
 
     @cached_property
     def prior(self) -> Prior | None:
-        """What the skew says; None for designs of independent rows."""
-        if self.units.size == 1:
+        """What the skew shows; None for designs whose independent units are all there is."""
+        if not self._has_blocks:
             return None
         if self.skew is not None:
             return Prior(self.skew.norm2, self.skew.spread, self.skew.k)
@@ -82,7 +102,7 @@ class Noise:
         return self.units.df if self.prior is None else self.units.df + self.prior.df
 
     def _weigh(self, units: Tensor, prior: Tensor | None = None, prior_df: Tensor | None = None) -> Tensor:
-        """The witnesses' variances, weighted by their degrees of freedom; infinite where none knows anything."""
+        """Both variances, weighted by their degrees of freedom; infinite where neither has any."""
         shape = (-1, *[1] * (units.ndim - 1))
         a = self.units.df.reshape(shape)
         if prior is None or prior_df is None:
@@ -91,6 +111,41 @@ class Noise:
         if self.units.alone:
             return torch.where(b > 0, prior, torch.inf)
         return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
+
+    # --- what no draw has shown -----------------------------------------------------------------------------------
+
+    @cached_property
+    def unmoved(self) -> Tensor:
+        """Where the sampled gradients did not vary at all, which proves nothing by itself, (B,)."""
+        return unmoved(self.features)
+
+    @cached_property
+    def unknown(self) -> Tensor:
+        """Where nothing is known of the error: no draw met a change, and nothing says that there is none, (B,)."""
+        known = self.features.known
+        without = torch.ones_like(self.unmoved) if known is None else known.is_zero
+        return self.unmoved & without if self.exactly_zero is None else self.unmoved & without & ~self.exactly_zero
+
+    @cached_property
+    def _rounding(self) -> Tensor:
+        """Variance that the rounding of gradients puts on uᵀĤv of whitened unit vectors, (B,)."""
+        stats, head = self.features, self.features.head
+        size = stats.gradient.double().square() / self.estimate.identity.diagonal.clamp_min(1e-300)
+        own = torch.where(self.estimate.identity.diagonal > 0, size, 0.0).sum(1)
+        weight = head.weight.double().clamp_min(1e-300)
+        moved = ((head.along.double().square() + head.across.double()) * stats.rank / weight).sum(1)
+        eps = ROUNDING * torch.finfo(stats.gradient.dtype).eps
+        return eps**2 * (own + moved / stats.n_head.clamp_min(1)) / (2 * stats.rank * stats.n.clamp_min(1))
+
+    @cached_property
+    def correction(self) -> Correction:
+        """That of the estimate; fields that are seen to be linear have no radial noise."""
+        found = self.estimate.correction
+        if self.prior is None or not bool((found.radial > 0).any()):
+            return found
+        across = self.features.head.across.double().sum(1)
+        linear = self.prior.trace * self.features.n <= LINEAR * across
+        return replace(found, radial=torch.where(linear & (across > 0), 0.0, found.radial))
 
     def of_mean(self, rows: Tensor) -> Variance:
         """Of the mean of a quantity that has one value per row and no skew: value, gradient."""
@@ -107,11 +162,30 @@ class Noise:
         df = torch.where(self.units.df > 0, df.clamp_max(ROW_DF), df)
         return Variance(self._weigh(units, alone, df), self.units.df + df)
 
-    def _of_form(self, rows: Tensor, prior: Callable[[Prior], Tensor]) -> Variance:
-        units = self.units.of_mean(rows)
+    def _of_form(
+        self, rows: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]
+    ) -> Variance:
+        """From the value of uᵀĤv in each corrected row; `values` are those of the sampled estimate."""
+        units = self.units.of_form(rows, gram.mixed) if self.estimate.has_identity else self.units.of_mean(rows)
+        return Variance(self._finished(units, gram, prior, values), self.df)
+
+    def _finished(
+        self, units: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]
+    ) -> Tensor:
+        """The variance of uᵀĤv from both sources, with all that neither of them shows."""
         if self.prior is None:
-            return Variance(self._weigh(units), self.df)
-        return Variance(self._weigh(units, prior(self.prior), self.prior.df), self.df)
+            variance = self._weigh(units)
+        else:
+            found = prior(self.prior)
+            if self.correction.has_variance:
+                missing = missing_variance(self.correction, values(), gram, self.features.rank)
+                found = torch.maximum(found + missing, found * LEAST_SHARE)
+            variance = self._weigh(units, found, self.prior.df)
+        shape = (-1, *[1] * (variance.ndim - 1))
+        variance = variance + self._rounding.reshape(shape) * (gram.left * gram.right + gram.mixed.square())
+        if self.exactly_zero is not None:
+            variance = torch.where((self.unmoved & self.exactly_zero).reshape(shape), 0.0, variance)
+        return torch.where(self.unknown.reshape(shape), torch.nan, variance)
 
     def _drift(self, left: Tensor, right: Tensor) -> Tensor | float:
         """Square of uᵀDv, D the bias of what was known beforehand, from |Du|² and |Dv|²: D is taken to be of rank one.
@@ -133,16 +207,18 @@ class Noise:
         return drift.double().square().mean(1)
 
     @cached_property
-    def _luck(self) -> Tensor | None:
-        """What rows may have missed, whitened ‖·‖²_F, (B,).
+    def _unseen(self) -> Tensor | None:
+        """Squared error of events that no row has met, whitened ‖·‖²_F, (B,).
 
-        A control variate can leave nothing over in all rows that were drawn, because what it does not know is rare.
-        Until SEEN rows have met some of it, one in n is taken to meet a change of the gradient of the usual size.
+        The residual of a control variate can vanish in all rows that were drawn, because what it does not model is
+        rare. Until SEEN rows have met some of it, one in n is taken to meet a change of the gradient of the usual size.
         """
         stats = self.features if self.white is None else self.white
         if stats.known is None or (self.white is None and stats.gram is None):
             return None
         usual = stats.head.energy.double().sum(1) / stats.n_head.clamp_min(1) * self._whitening
+        if self.white is not None:  # the mean of z g̃ᵀ bounds the size of g̃
+            usual = torch.maximum(usual, _squared_norm_of(stats.known))
         least = NOTHING * usual * (1.0 if self.white is not None else self._lengths.sum(-1) / stats.rank)
         seen = (stats.head.odd.double().square().sum(-1) > least[:, None]).sum(1)
         doubt = torch.where(stats.known.is_zero, 0.0, (1 - seen / SEEN).clamp_min(0))
@@ -180,25 +256,40 @@ class Noise:
 
     def _missed(self, left: Tensor, right: Tensor) -> Tensor | float:
         """Of uᵀHv, what rows may have missed of it, from |q_u|² and |q_v|²: spread over all pairs of dimensions."""
-        if self._luck is None:
+        if self._unseen is None:
             return 0.0
-        luck = self._luck.reshape(-1, *[1] * (torch.broadcast_tensors(left, right)[0].ndim - 1))
-        return luck / self.features.rank**2 * left * right
+        unseen = self._unseen.reshape(-1, *[1] * (torch.broadcast_tensors(left, right)[0].ndim - 1))
+        return unseen / self.features.rank**2 * left * right
 
     @cached_property
-    def of_luck(self) -> Tensor | float:
+    def of_unseen(self) -> Tensor | float:
         """What rows may have missed of the whole matrix, among the features, (B,)."""
-        if self._luck is None:
+        if self._unseen is None:
             return 0.0
         total = self._lengths.sum(-1)
         return self._missed(total, total)
 
     def of_entries(self) -> Variance:
         """Of every entry, (B, d, d)."""
-        inside, entries = self._moving, self._entries()
+        inside = self._moving
+        inner, gram = self._products()
+        lengths = gram.diagonal(dim1=-2, dim2=-1)
+        parts = Gram(lengths[..., None], lengths[:, None], gram)
+
+        def prior(p: Prior) -> Tensor:
+            assert inner is not None
+            own = inner.diagonal(dim1=-2, dim2=-1)
+            return p.variance((own[..., None], parts.left), (own[:, None], parts.right), (inner, gram))
+
+        def values() -> Values:
+            sampled = self.estimate.sampled_dense()
+            own = sampled.diagonal(dim1=-2, dim2=-1)
+            return Values(own[..., None], own[:, None], sampled)
+
+        entries = self._finished(self.units.of_entries(), parts, prior, values)
         if self.features.drift is not None:
             entries = entries + self._drift(self._drifting[:, :, None], self._drifting[:, None])
-        if self._luck is not None:
+        if self._unseen is not None:
             entries = entries + self._missed(self._lengths[:, :, None], self._lengths[:, None])
         return Variance(torch.where(inside[:, None] & inside, entries, 0.0), self.df)
 
@@ -209,19 +300,10 @@ class Noise:
             return torch.ones(self.features.k, dtype=torch.bool, device=self.features.n.device)
         return self.gaussian.precision_diagonal(self.features.k).to(self.features.n.device) > 0
 
-    def _entries(self) -> Tensor:
-        units = self.units.of_entries()
+    def _products(self) -> tuple[Tensor | None, Tensor]:
+        """(A q_i)·(A q_j), (B, d, d), where there is a skew, and q_i·q_j, (1 or B, d, d), of all features."""
         if self.prior is None:
-            return self._weigh(units)
-        inner, gram = self._products()
-        own = inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1)
-        variance = self.prior.variance(
-            (own[0][..., None], own[1][..., None]), (own[0][:, None], own[1][:, None]), (inner, gram)
-        )
-        return self._weigh(units, variance, self.prior.df)
-
-    def _products(self) -> tuple[Tensor, Tensor]:
-        """(A q_i)·(A q_j) and q_i·q_j of all features, (B, d, d) and (1 or B, d, d)."""
+            return None, self.estimate.identity.dense()
         if self.skew is None:
             return self._group_products
         eye = torch.eye(self.features.k, dtype=self.features.gradient.dtype, device=self.features.n.device)
@@ -240,86 +322,89 @@ class Noise:
 
     def of_diagonal(self) -> Variance:
         """Of H_ii, (B, d)."""
-        head = self.features.head
 
         def prior(p: Prior) -> Tensor:
             own = self._own_products()
             return p.variance(own, own, own)
 
-        form = self._of_form(head.score * head.odd, prior)
+        own = self.estimate.identity.diagonal
+        rows = self.features.head.score * self.estimate.odd
+        form = self._of_form(rows, Gram(own, own, own), prior, lambda: Values(*[self.estimate.sampled_diagonal] * 3))
         value = form.value + self._drift(self._drifting, self._drifting)
-        if self._luck is not None:
+        if self._unseen is not None:
             value = value + self._missed(self._lengths, self._lengths)
         return Variance(torch.where(self._moving, value, 0.0), form.df)
 
     def of_row(self, i: int) -> Variance:
         """Of H_ij for every j, (B, d)."""
-        head = self.features.head
-        rows = (head.score[..., i, None] * head.odd + head.odd[..., i, None] * head.score) / 2
+        score, odd = self.features.head.score, self.estimate.odd
+        rows = (score[..., i, None] * odd + odd[..., i, None] * score) / 2
+        unit = torch.zeros(1, 1, self.features.k, dtype=odd.dtype, device=odd.device)
+        unit[..., i] = 1
+        lengths = self.estimate.identity.diagonal
+        gram = Gram(lengths[:, i, None], lengths, self.estimate.identity.product(unit)[:, 0].double())
 
         def prior(p: Prior) -> Tensor:
             own = self._own_products()
             if self.skew is None:
-                inner, gram = (m[:, i] for m in self._group_products)
+                inner, mixed = (m[:, i] for m in self._group_products)
             else:
-                unit = torch.zeros(1, self.features.k, dtype=head.odd.dtype, device=head.odd.device)
-                unit[0, i] = 1
                 q = self.gaussian.whiten(unit)
                 twice = -self.skew.apply(self.skew.apply(q.expand(len(self.features), 1, -1)))[:, 0]  # AᵀA q_i
-                inner = self.gaussian.push(twice.to(head.odd.dtype)).double()
-                gram = self.gaussian.push(q).double().expand_as(inner)
+                inner = self.gaussian.push(twice.to(odd.dtype)).double()
+                mixed = gram.mixed.expand_as(inner)
             mine = own[0][:, i, None], own[1][:, i, None]
-            return p.variance(mine, own, (inner, gram))
+            return p.variance(mine, own, (inner, mixed))
 
-        form = self._of_form(rows, prior)
+        def values() -> Values:
+            own = self.estimate.sampled_diagonal
+            return Values(
+                own[:, i, None], own, self.estimate.sampled_product(unit.expand(len(self.features), 1, -1))[:, 0]
+            )
+
+        form = self._of_form(rows, gram, prior, values)
         mine = self._drifting[:, i, None] if self.features.drift is not None else self._drifting
         value = form.value + self._drift(mine, self._drifting)
-        if self._luck is not None:
+        if self._unseen is not None:
             value = value + self._missed(self._lengths[:, i, None], self._lengths)
         return Variance(torch.where(self._moving & self._moving[i], value, 0.0), form.df)
 
     def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
         """Of uᵀHv for directions (B, d), (B,)."""
-        head = self.features.head
+        score, odd = self.features.head.score, self.estimate.odd
         left, right = u[:, None], v[:, None]
-        rows = (head.score * left).sum(-1) * (head.odd * right).sum(-1) / 2
-        rows = rows + (head.score * right).sum(-1) * (head.odd * left).sum(-1) / 2
+        rows = (score * left).sum(-1) * (odd * right).sum(-1) / 2
+        rows = rows + (score * right).sum(-1) * (odd * left).sum(-1) / 2
+        both = torch.stack([u, v], 1)  # (B, 2, d)
+
+        def pairs(products: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return products[:, 0, 0], products[:, 1, 1], products[:, 0, 1]
+
+        gram = Gram(*pairs(self.estimate.identity.product(both).double() @ both.double().mT))
 
         def prior(p: Prior) -> Tensor:
             if self.skew is None:
-                inner, gram = self._group_products
-                forms = [
-                    tuple(torch.einsum("bi,bij,bj->b", x.double(), m, y.double()) for m in (inner, gram))
-                    for x, y in ((u, u), (v, v), (u, v))
-                ]
-                return p.variance(*((f[0], f[1]) for f in forms))
-            q = self.gaussian.whiten(torch.stack([u, v], 1)).double()  # (B, 2, k)
-            turned = self.skew.apply(q)
-            inner, gram = turned @ turned.mT, q @ q.mT
-            pairs = [(inner[:, a, b], gram[:, a, b]) for a, b in ((0, 0), (1, 1), (0, 1))]
-            return p.variance(*pairs)
+                inner = both.double() @ self._group_products[0] @ both.double().mT
+            else:
+                turned = self.skew.apply(self.gaussian.whiten(both).double())
+                inner = turned @ turned.mT
+            return p.variance(*zip(pairs(inner), gram, strict=True))
 
-        form = self._of_form(rows, prior)
-        if self._luck is not None:
-            form = Variance(form.value + self._missed(self._form_length(u), self._form_length(v)), form.df)
+        def values() -> Values:
+            return Values(*pairs(self.estimate.sampled_product(both).double() @ both.double().mT))
+
+        form = self._of_form(rows, gram, prior, values)
+        if self._unseen is not None:
+            form = Variance(form.value + self._missed(gram.left, gram.right), form.df)
         if self.features.drift is None:
             return form
         left, right = ((self.features.drift @ w[..., None]).double().square().mean((1, 2)) for w in (u, v))
         return Variance(form.value + self._drift(left, right), form.df)
 
-    def _form_length(self, u: Tensor) -> Tensor:
-        """|q_u|² of directions (B, d), (B,)."""
-        if self.white is not None:
-            return self.gaussian.whiten(u).double().square().sum(-1)
-        assert self.features.gram is not None
-        gram = self.features.gram.double().expand(len(u), -1, -1)
-        return torch.einsum("bi,bij,bj->b", u.double(), gram, u.double())
-
     @cached_property
     def of_frobenius(self) -> Tensor:
         """E‖Ĥ − H‖²_F: the variances of all entries, added up without making them, (B,)."""
-        still = self.features.head.odd.abs().amax((-1, -2)) == 0  # no gradient changed anywhere: an affine function
-        return torch.where(still, 0.0, self._frobenius()) + self.of_drift + self.of_luck
+        return self._frobenius() + self.of_drift + self.of_unseen
 
     @cached_property
     def of_drift(self) -> Tensor | float:
@@ -328,19 +413,26 @@ class Noise:
         return self._drift(total, total)
 
     def _frobenius(self) -> Tensor:
-        units = self.units.of_norm(self.features.head, _squared_norm)
-        if self.prior is None:
-            return self._weigh(units)
-        if self.skew is None:
-            inner, gram = self._group_products
-            kappa = self.prior.kappa(inner, gram)
-            trace, total = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (kappa, gram))
-            prior = (trace * total + (kappa * gram).sum((-1, -2))) / 2
-        else:
+        estimate, identity = self.estimate, self.estimate.identity
+        units = self.units.of_norm(self.features.head.score, estimate.odd, estimate.pair_norm)
+        total = identity.diagonal.sum(-1)
+
+        def prior(p: Prior) -> Tensor:
+            if self.skew is None:
+                inner, gram = self._group_products
+                kappa = p.kappa(inner, gram)
+                trace, lengths = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (kappa, gram))
+                return ((trace * lengths + (kappa * gram).sum((-1, -2))) / 2).clamp_min(0)
             # (tr G tr κ + tr Gκ)/2 over all pairs of features; tr Gκ ≤ p_max tr κ, with equality when Σ is isotropic
-            p = self.gaussian.precisions(self.features.k).to(self.prior.trace)
-            prior = self._kappa_trace * (p.sum() + p.max()) / 2
-        return self._weigh(units, prior.clamp_min(0), self.prior.df)
+            precisions = self.gaussian.precisions(self.features.k).to(p.trace)
+            return (self._kappa_trace * (precisions.sum() + precisions.max()) / 2).clamp_min(0)
+
+        def values() -> Values:
+            trace, norm = estimate.sampled_diagonal.sum(-1), estimate.sampled_squared_norm.clamp_min(0).sqrt()
+            return Values(trace, trace, norm)
+
+        # the sums over all pairs of products of two numbers are products of sums, or squared norms
+        return self._finished(units, Gram(total, total, identity.squared_norm.sqrt()), prior, values)
 
     @cached_property
     def _kappa_trace(self) -> Tensor:
@@ -348,10 +440,10 @@ class Noise:
         inner, gram = (x.sum(-1) for x in self._own_products())
         return self.prior.kappa(inner, gram).clamp_min(0)
 
-    @cached_property
+    @property
     def squared_norm(self) -> Tensor:
         """‖Ĥ‖²_F, (B,)."""
-        return squared_norm(self.features)
+        return self.estimate.squared_norm
 
     @cached_property
     def variation(self) -> Tensor:
@@ -370,22 +462,34 @@ class Noise:
         """
         white, features = self.white, self.features
         assert white is not None
-        push = self.gaussian.push
+        push, precisions = self.gaussian.push, self.gaussian.precisions(features.k)
+        total = precisions.sum().double().to(features.n.device)
+        lifted = self.estimate.needs_correction
+        odd = corrected_rows(white.head, self.estimate.correction) if lifted else white.head.odd
 
-        def one_sided(rows: Rows) -> Tensor:
-            return _one_sided_norm(rows.score, rows.odd, push)
+        def norm2(score: Tensor, rows: Tensor, constant: Tensor) -> Tensor:
+            found = _one_sided_norm(score, rows, push)
+            if not lifted:
+                return found
+            mixed = (push(score).double() * push(rows).double()).sum((-1, -2))
+            return found + 2 * constant * mixed + constant.square() * total
 
-        noise = self.units.of_norm(white.head, one_sided)
+        noise = self.units.of_norm(white.head.score, odd, norm2)
         if self.prior is None:
             noise = self._weigh(noise)
         else:
-            total = self.gaussian.precisions(features.k).sum().to(self.prior.trace)
             prior = (total * self.prior.trace + (self.prior.k + 2) * self._kappa_trace) / 4
             noise = self._weigh(noise, prior, self.prior.df)
         if white.is_factored:
-            norm = _one_sided_norm(*white.factors(), push)
+            score, rows = white.factors()
+            norm = norm2(score, torch.cat([odd, rows[:, odd.shape[1] :]], 1), self.estimate.constant)
         else:
             mean = symmetric(white.summed() / white.n.clamp_min(1)[:, None, None])
+            if lifted:
+                rows = torch.nonzero((self.estimate.correction.slope != 0).any(0)).reshape(-1)
+                change = white.head.score[:, rows].double().mT @ (odd - white.head.odd)[:, rows].double()
+                mean = mean + symmetric(change / white.n[:, None, None])
+                mean.diagonal(dim1=-2, dim2=-1).add_(self.estimate.constant[:, None])
             norm = push(mean.to(white.gradient.dtype)).double().square().sum((-1, -2))
         variation = self.variation
         gradient_noise = self.of_mean(features.head.even).value.sum(-1)
@@ -411,7 +515,7 @@ class Noise:
         """‖Ĥ‖₂ and the typical ‖Ĥ − H‖₂, (B,) each."""
         stats = self.features
         raw = stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)
-        size = torch.linalg.eigvalsh(symmetric(raw)).abs().amax(-1)
+        size = torch.linalg.eigvalsh(self.estimate.dense()).abs().amax(-1)
         if self.prior is not None and bool((self.units.df < LEAST_UNITS).any()):
             if stats.k <= SMALL or stats.rank <= SMALL:  # too few dimensions for more than a bound
                 return size, self.of_frobenius.sqrt()
@@ -431,26 +535,10 @@ class Noise:
         return size, torch.where(self.units.df > 0, error, torch.inf)
 
 
-def squared_norm(stats: Statistics) -> Tensor:
-    """‖Ĥ‖²_F, (B,); never makes k × k where there are fewer rows than that."""
-    if stats.is_factored:
-        return _pair_norm(*stats.factors())
-    mean = symmetric(stats.summed() / stats.n.clamp_min(1)[:, None, None])
-    return torch.linalg.vector_norm(mean, dim=(-1, -2)).square()
-
-
-def _squared_norm(rows: Rows) -> Tensor:
-    """‖sym Σ s gᵀ‖²_F, (B,)."""
-    return _pair_norm(rows.score, rows.odd)
-
-
-def _pair_norm(s: Tensor, g: Tensor) -> Tensor:
-    """‖sym SᵀG‖²_F of rows S and G, (B,)."""
-    s, g = s.double(), g.double()
-    if g.shape[1] >= g.shape[2]:
-        return symmetric(s.mT @ g).square().sum((-1, -2))
-    inner = g @ s.mT
-    return ((s @ s.mT) * (g @ g.mT) + inner * inner.mT).sum((-1, -2)) / 2
+def _squared_norm_of(known: Known) -> Tensor:
+    """‖K‖²_F, (B,)."""
+    rows, columns = known.pairs()
+    return pair_norm(rows, columns) if known.is_thin else known.core.double().square().sum((-1, -2))
 
 
 def _one_sided_norm(score: Tensor, odd: Tensor, push: Callable[[Tensor], Tensor]) -> Tensor:

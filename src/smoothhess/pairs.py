@@ -91,7 +91,7 @@ def strongest_pairs(
             p = torch.where(torch.isfinite(stderr), p, 1.0)
             value, stderr, moves, own = (x.gather(1, chosen) for x in (value, stderr, moves, p))
             q_value = _q_values(p, own)
-            reach = torch.where(stderr > 0, width[rows, None] * stderr, 0.0)
+            reach = torch.where(stderr == 0, 0.0, width[rows, None] * stderr)
             i, j = pairs[0][chosen], pairs[1][chosen]
             parts.append((i, j, value, stderr, value - reach, value + reach, value * moves, q_value, q_value <= q))
         found.append(Columns(*(torch.cat(c) for c in zip(*parts, strict=True))))

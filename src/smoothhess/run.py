@@ -23,7 +23,7 @@ from smoothhess.noise import Noise
 from smoothhess.oracle import Oracle, check_batch_size, check_inputs, is_out_of_memory, release
 from smoothhess.precision import check_precision
 from smoothhess.sampler import OtherPathError, Sampler
-from smoothhess.statistics import Statistics, most_rows
+from smoothhess.statistics import Statistics, most_rows, unmoved
 
 FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
 LEAST_ROWS = 32  # and does not judge its own error from fewer rows;
@@ -32,6 +32,7 @@ LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
 EXACT = 1e-6  # relative error that is never reached by luck
 PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
 WORTH = 3  # the closed form must leave less open than this power of the share of passes that it does not take
+UNMOVED_ROWS = 512  # after which a run stops in which no gradient has changed at all
 ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
 
 
@@ -223,6 +224,11 @@ def sample_until(
 
 def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) -> Interactions:
     entries, control = sampler.oracle.entries, sampler.control
+    zero = None
+    still = torch.nonzero(unmoved(stats)).reshape(-1)
+    if len(still):
+        zero = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+        zero[still] = sampler.exactly_zero(index[still])
     return Interactions(
         inputs=sampler.inputs[index],
         statistics=stats,
@@ -237,6 +243,7 @@ def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) ->
         control_rank=sampler.thin_rank if control is not None and control.expected.hessian.is_thin else None,
         tau_probes=None if control is None else sampler.tau_probes,
         shrink=shrink and sampler.grouping is None and stats.k > SMALL,
+        exactly_zero=zero,
     )
 
 
@@ -257,6 +264,8 @@ def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
     exact = (error <= EXACT) & (((error > 0) & plain) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
     zero = enough & _looks_zero(noise)
+    # where no gradient has changed, more draws could still meet a kink, but not for ever
+    zero = torch.where(noise.unmoved & noise.unknown, torch.full_like(zero, rows >= UNMOVED_ROWS), zero)
     last = rows >= budget.most
     return [
         "zero" if z or (m and nothing) else "tolerance" if m else "budget" if last else ""

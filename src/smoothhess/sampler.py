@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -16,12 +16,15 @@ from smoothhess.gaussian import Gaussian
 from smoothhess.grouping import Grouping, probes
 from smoothhess.kinks import Kinks, NoKinksError
 from smoothhess.known import Known
+from smoothhess.operations import KINKED, unknown_operations
 from smoothhess.oracle import Oracle, is_out_of_memory
 from smoothhess.precision import AGREEMENT
-from smoothhess.statistics import Rows, Segment, Statistics
+from smoothhess.statistics import Rows, Segment, Statistics, own_slopes
 
 CHUNK_BYTES, CHUNKS_ON_CUDA = 1 << 27, 64  # perturbed inputs held at once, and the part of a GPU's memory for them
 LOOKED_AT = 32  # rows in which it is seen whether adding the noise to an input loses it
+NEVER = 1e-6  # probability that any unit flips below which none is taken to
+CERTAIN_PASSES = 2048  # of an example, to know the margins of its units where no draw has flipped one
 PRECISION_PAIRS = 4  # pairs of points at which less exact gradients are compared with exact ones
 
 
@@ -46,6 +49,7 @@ class Sampler:
     value: Tensor | None = None  # (B,) f(x)
     plain_gradient: Tensor | None = None  # (B, *shape) ∇f(x)
     gradient: Tensor | None = None  # (B, k) the same, whitened
+    certain: dict[int, bool] = field(default_factory=dict)  # examples whose H was looked into: is it exactly zero?
 
     def begin(self, seeds: Sequence[int]) -> Statistics:
         """Evaluate the unperturbed inputs; statistics of nothing."""
@@ -174,6 +178,47 @@ class Sampler:
             self.extra_passes += 1
         return self.value, self.gradient
 
+    def exactly_zero(self, index: Tensor) -> Tensor:
+        """Whether H of each example at `index` is zero for certain, (b,): no operation of the model can bend there.
+
+        Either all recorded operations are smooth, so that gradients that did not change at all are constant, or each
+        unit that could flip is known, and all of them together hardly ever do.
+        """
+        missing = torch.tensor([i for i in index.tolist() if i not in self.certain], device=index.device)
+        if len(missing):
+            found = self._certainly_zero(missing.long())
+            self.certain.update(zip(missing.tolist(), found.tolist(), strict=True))
+        return torch.tensor([self.certain[i] for i in index.tolist()], device=index.device)
+
+    def _certainly_zero(self, index: Tensor) -> Tensor:
+        oracle, inputs, everyone = self.oracle.select(index), self.inputs[index], torch.arange(len(index))
+        value, _ = self._unperturbed()
+        no = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+        owner = everyone.to(index.device)
+
+        def forward(x: Tensor) -> Tensor:
+            return oracle.pick(oracle.bound(owner)(x), owner)
+
+        self.extra_passes += 1
+        try:
+            bent = set(unknown_operations(forward, inputs, oracle.forward_func))
+            if not bent:
+                return ~no
+            if bent - KINKED or self.plain_gradient is None or self.oracle.precision != "float32":
+                return no
+            kinks = Kinks.see(oracle, inputs, value[index], self.plain_gradient[index])
+            if kinks.unmodelled or kinks.price(k := self.gaussian.rank(inputs[0].numel())) > CERTAIN_PASSES:
+                return no
+            self.extra_passes += 1 + k / 2
+            probability, curvature = kinks.chances(self.gaussian)
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:  # it cannot be looked into
+            if is_out_of_memory(error):
+                raise
+            return no
+        assert self.gradient is not None
+        size = torch.linalg.vector_norm(self.gradient[index].double(), dim=1)
+        return (probability < NEVER) & (curvature <= torch.finfo(inputs.dtype).eps * size)
+
     def measure_precision(self, seeds: Sequence[int]) -> Tensor:
         """What the precision costs: error of half-differences of the gradient over their size, (B,)."""
         x, found = self.inputs.flatten(1), []
@@ -273,6 +318,7 @@ class Sampler:
             even=even,
             value_even=weight * (value.mean(2) - own_value),
             energy=weight * energy,
+            **own_slopes(score, odd, weight, k),
             stein=torch.stack([stein.sum(1), stein.square().sum(1)], 1),
         )
 

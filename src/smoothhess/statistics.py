@@ -58,6 +58,8 @@ class Rows:
     even: Tensor  # (B, r, k)
     value_even: Tensor  # (B, r)
     energy: Tensor  # (B, r) w times |∇f(x + δ) − ∇f(x)|², odd and even parts together
+    along: Tensor  # (B, r) s·odd/k, whitened: how the gradient changes along the row's own direction; mean tr(W)/k
+    across: Tensor  # (B, r) w |odd|²/k − along², whitened: the squared change of the gradient in all other directions
     # Sums over a chunk that are not kept row by row, and so never part of a head:
     stein: Tensor | None = None  # (B, 2, 3) of quantities with mean zero when gradients belong to values, and squares
     skew: Tensor | None = None  # (B, rank, K + PROBES) of group sums
@@ -107,7 +109,7 @@ class Statistics:
             design=design,
             stream=tuple((Segment(seed, 0, 0),) for seed in seeds),
             n=torch.zeros(batch, dtype=torch.long, device=value.device),
-            head=Rows(none[..., 0], none, none, none, none[..., 0], none[..., 0]),
+            head=Rows(none[..., 0], none, none, none, *[none[..., 0]] * 4),
             total=None,
             even_sum=torch.zeros_like(gradient, dtype=torch.float64),
             value_sum=torch.zeros_like(value, dtype=torch.float64),
@@ -289,12 +291,30 @@ class Statistics:
         design: str, stream: tuple[tuple[Segment, ...], ...], rank: int, tensors: dict[str, Tensor]
     ) -> Statistics:
         """The inverse of `tensors`."""
-        head = Rows(**{k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")})
+        kept = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
+        if "along" not in kept:  # files of the first estimator; group sums have lost it
+            found = own_slopes(kept["score"], kept["odd"], kept["weight"], rank)
+            kept |= {n: t if kept["odd"].shape[-1] == rank else torch.zeros_like(t) for n, t in found.items()}
+        head = Rows(**kept)
         own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
         factor = own.pop("known.factor", None)
         known = Known(own.pop("known"), factor) if "known" in own else None
         total = own.pop("total", None)
         return Statistics(design=design, stream=stream, rank=rank, head=head, total=total, known=known, **own)
+
+
+def unmoved(stats: Statistics) -> Tensor:
+    """Where the sampled gradients did not vary at all, which proves nothing by itself, (B,)."""
+    if not stats.head.odd.shape[1]:
+        return torch.ones_like(stats.n, dtype=torch.bool)
+    rows = stats.head
+    return (rows.along == 0).all(1) & (rows.across == 0).all(1) & (rows.odd == 0).all(2).all(1)
+
+
+def own_slopes(score: Tensor, odd: Tensor, weight: Tensor, k: int) -> dict[str, Tensor]:
+    """`along` and `across` of whitened rows, (B, r) each."""
+    along = (score * odd).sum(-1) / k
+    return {"along": along, "across": (weight / k * odd.square().sum(-1) - along.square()).clamp_min(0)}
 
 
 def symmetric(matrix: Tensor) -> Tensor:
@@ -446,4 +466,4 @@ def _pad(rows: Rows, to: int) -> Rows:
     return rows.each(lambda t: torch.cat([t, t.new_zeros(t.shape[0], missing, *t.shape[2:])], 1))
 
 
-_NAMES = ("weight", "score", "odd", "even", "value_even", "energy")
+_NAMES = ("weight", "score", "odd", "even", "value_even", "energy", "along", "across")

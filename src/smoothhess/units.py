@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from smoothhess.design import find_design
-from smoothhess.statistics import Rows, Segment, Statistics, symmetric
+from smoothhess.incomplete_blocks import pieces
+from smoothhess.statistics import Segment, symmetric
+from smoothhess.unbiased import Unbiased
 
 
 class Units:
     """The independent units that the head consists of."""
 
-    def __init__(self, stats: Statistics) -> None:
-        self.stats = stats
+    def __init__(self, estimate: Unbiased) -> None:
+        self.estimate, self.stats = estimate, estimate.stats
+        stats = self.stats
         self.size = find_design(stats.design).unit_rows(stats.rank)
         self.alone = False  # whether nobody has two units that could be compared
         if self.size == 1:
@@ -70,42 +73,62 @@ class Units:
         squares = (centred.square() / sizes.clamp_min(1)).sum(1)
         return self._per_mean(squares)
 
+    def of_form(self, rows: Tensor, identity: Tensor) -> Tensor:
+        """As `of_mean`, for uᵀĤv of corrected rows; `identity` (1 or B, …) is that of the identity in place of H."""
+        if self.alone or not self.estimate.needs_correction:
+            return self.of_mean(rows)
+        lift = self.estimate.correction.lift
+        return self.of_mean(rows + lift.reshape(*lift.shape, *[1] * (rows.ndim - 2)) * identity[:, None])
+
     def of_entries(self) -> Tensor:
         """Variance of each entry of the symmetrised estimate, (B, k, k)."""
-        head = self.stats.head
         if self.alone:
             return self.divisor.new_zeros(1).expand(len(self.stats), self.stats.k, self.stats.k)
-        s, g = head.score.double(), head.odd.double()
-        mean = symmetric(head.sum())  # of sums
+        s, g = self.stats.head.score.double(), self.estimate.odd.double()
         if self.size == 1:
             # Σ_i of the squares of A_i = (s gᵀ + g sᵀ)/2, entry by entry
+            mean = symmetric(s.mT @ g)  # of sums
             cross = s.square().mT @ g.square()
             squares = (cross + cross.mT + 2 * (s * g).mT @ (s * g)) / 4
         else:
+            mean = g.new_zeros(len(self.stats), self.stats.k, self.stats.k)
             squares = torch.zeros_like(mean)
+            identity = self.estimate.identity.dense() if self.estimate.needs_correction else None
             for examples, ends in self.alike:
                 scores, gradients = s if len(s) == 1 else s[examples], g[examples]
                 for a, b in ends:
-                    squares[examples] += symmetric(scores[:, a:b].mT @ gradients[:, a:b]).square() / (b - a)
+                    part = symmetric(scores[:, a:b].mT @ gradients[:, a:b])
+                    if identity is not None:
+                        lift = self.estimate.correction.lift[examples, a:b].sum(1)
+                        part = part + lift[:, None, None] * (identity if len(identity) == 1 else identity[examples])
+                    mean[examples] += part
+                    squares[examples] += part.square() / (b - a)
         squares = squares - mean.square() / self.weight.clamp_min(1)[:, None, None]
         return self._per_mean(squares.clamp_min(0))
 
-    def of_norm(self, head: Rows, squared_norm: Callable[[Rows], Tensor]) -> Tensor:
-        """Summed variance over all entries; `squared_norm` gives ‖Σ_rows …‖² of a set of rows, (B,)."""
+    def of_norm(self, score: Tensor, odd: Tensor, squared_norm: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Summed variance over all entries, (B,).
+
+        `squared_norm(S, G, c)` is ‖sym SᵀG + c I‖² of rows (b, r, k) and constants (b,), in any coordinates.
+        """
         if self.alone:
             return torch.zeros_like(self.divisor)
-        whole = squared_norm(head) / self.weight.clamp_min(1)
-        squares = torch.zeros_like(whole)
+        batch, lift = len(self.stats), self.estimate.correction.lift
+        if not self.estimate.needs_correction:
+            lift = torch.zeros_like(lift)
         if self.size == 1:  # the norm of a single row's estimate needs no matrix
-            batch = len(self.stats)
-            one = head.each(lambda t: t.expand(batch, *t.shape[1:]).reshape(-1, 1, *t.shape[2:]))
-            squares = squared_norm(one).reshape(len(self.stats), -1).sum(1)
+            score = score.expand(batch, *score.shape[1:])
+            whole = squared_norm(score, odd, lift.sum(1)) / self.weight.clamp_min(1)
+            one = [t.reshape(-1, 1, t.shape[-1]) for t in (score, odd)]
+            squares = squared_norm(*one, lift.reshape(-1)).reshape(batch, -1).sum(1)
         else:
+            whole, squares = (torch.zeros_like(self.weight) for _ in range(2))
             for examples, ends in self.alike:
-                own = head.each(lambda t: t if len(t) == 1 else t[examples])  # noqa: B023
+                s, g, c = score if len(score) == 1 else score[examples], odd[examples], lift[examples]
+                last = max((b for _, b in ends), default=0)
+                whole[examples] = squared_norm(s[:, :last], g[:, :last], c[:, :last].sum(1)) / max(last, 1)
                 for a, b in ends:
-                    part = own.each(lambda t: t[:, a:b])  # noqa: B023
-                    squares[examples] += squared_norm(part) / (b - a)
+                    squares[examples] += squared_norm(s[:, a:b], g[:, a:b], c[:, a:b].sum(1)) / (b - a)
         left = squares - whole
         return self._per_mean(torch.where(left > 1e-12 * squares, left, 0.0))
 
@@ -116,12 +139,6 @@ class Units:
 
 
 def _boundaries(stream: Sequence[Segment], left: int, size: int) -> list[tuple[int, int]]:
-    """First and last + 1 row of each unit of a head of `left` rows."""
-    ends, row = [], 0
-    for segment in stream:
-        start = segment.start
-        while start < segment.stop and left:
-            stop = min((start // size + 1) * size, segment.stop, start + left)
-            ends.append((row, row + stop - start))
-            row, left, start = row + stop - start, left - (stop - start), stop
-    return ends
+    """First and last + 1 row of each unit of a head of `left` rows; a unit that goes on behind the head is left out."""
+    ends = [piece for piece in pieces(stream, size) if piece[0] < left]
+    return ends if ends and ends[-1][1] <= left else ends[:-1]

@@ -332,6 +332,8 @@ def _restated(result: Interactions, c: float, shared: Tensor | None) -> Statisti
             odd=head.odd * of_odd,
             even=head.even * of_gradient,
             energy=head.energy / c**2,
+            along=head.along * c**-2,
+            across=head.across * c**-4,
         ),
         total=_times(stats.total, of_hessian),
         known=None if stats.known is None else stats.known.scaled(torch.full((len(stats),), of_hessian)),
@@ -381,6 +383,8 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         even=a.head.even - b.head.even,
         value_even=a.head.value_even - b.head.value_even,
         energy=a.head.energy + b.head.energy,  # serves as a bound of what rows have missed
+        along=a.head.along - b.head.along,
+        across=a.head.across + b.head.across,
     )
     drift = _less(a.drift, b.drift)
     if drift is not None and a.skew is not None:
