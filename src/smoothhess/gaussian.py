@@ -75,6 +75,11 @@ class Gaussian(ABC):
     def precision_diagonal(self, d: int) -> Tensor:
         """(Σ⁺)_ii of each feature, (d,)."""
 
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether features are independent of each other."""
+        return False
+
     def check(self, d: int) -> Self:
         """Itself, after making sure that it fits inputs of d features."""
         if self.dimension is not None and self.dimension != d:
@@ -170,6 +175,11 @@ class Isotropic(Gaussian):
         """Fits any number of features."""
         return None
 
+    @property
+    def is_diagonal(self) -> bool:
+        """True."""
+        return True
+
     def rank(self, d: int) -> int:
         """All d dimensions."""
         return d
@@ -230,6 +240,11 @@ class Diagonal(Gaussian):
     def dimension(self) -> int:
         """Number of features."""
         return self.sigma.numel()
+
+    @property
+    def is_diagonal(self) -> bool:
+        """True."""
+        return True
 
     def rank(self, d: int) -> int:
         """Number of features that move."""

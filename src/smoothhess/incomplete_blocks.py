@@ -70,8 +70,12 @@ def pieces(stream: Sequence[Segment], size: int) -> list[tuple[int, int]]:
     return ends
 
 
-def correct(stats: Statistics) -> Correction:
-    """The correction of each example, from the slopes of its rows along their own directions."""
+def correct(stats: Statistics, allowed: bool = True) -> Correction:
+    """The correction of each example, from the slopes of its rows along their own directions.
+
+    It is not `allowed` where mean curvature in whitened coordinates is far from that of features: with correlated noise
+    it would bring noise into directions in which the plain estimate has none.
+    """
     head, k = stats.head, stats.rank
     along = head.along.double()
     n, n_head = stats.n.clamp_min(1).double(), stats.n_head.clamp_min(1).double()
@@ -88,7 +92,7 @@ def correct(stats: Statistics) -> Correction:
             if m == k:
                 continue
             share = (m / n[index]).square() * _spread(m, k)
-            if m < 2 or last > kept:
+            if m < 2 or last > kept or not allowed:
                 plain[index] += share
                 continue
             rows = along[index, first:last]

@@ -17,7 +17,7 @@ from smoothhess.design import SMALL
 from smoothhess.gaussian import Gaussian
 from smoothhess.incomplete_blocks import Correction, Gram, Values, missing_variance
 from smoothhess.known import Known
-from smoothhess.skew import Prior, Skew
+from smoothhess.skew import Prior, Products, Skew
 from smoothhess.statistics import PROBES, Statistics, symmetric, unmoved
 from smoothhess.unbiased import Unbiased, corrected_rows, pair_norm
 from smoothhess.units import Units
@@ -29,6 +29,9 @@ LEAST_SHARE = 0.5  # of the skew's variance, which incomplete blocks never fall 
 ROW_DF = 3  # weight of rows inside blocks as witnesses of the gradient's and the value's noise, beside blocks
 ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # random signs of units for the operator norm, and how many units that needs
+
+
+_LEFT, _RIGHT = (..., None), (slice(None), None)  # numbers of features as rows, and as columns, of a matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,7 @@ class Noise:
         if not self._has_blocks:
             return None
         if self.skew is not None:
-            return Prior(self.skew.norm2, self.skew.spread, self.skew.k)
+            return Prior(self.skew.norm2, self.skew.spread, self.skew.k, self.features.n, self._total_energy)
         assert self.features.skew is not None
         probes = self.features.skew[..., self.features.k :] / self.features.n[:, None, None]
         norm2 = probes.square().sum(1).mean(-1)
@@ -86,7 +89,25 @@ class Noise:
         products = (probes.mT @ probes).square()
         fourth = (products.sum((-1, -2)) - products.diagonal(dim1=-2, dim2=-1).sum(-1)) / (PROBES * (PROBES - 1))
         spread = torch.where(fourth > 0, norm2.square() / fourth, self.features.rank / 2)
-        return Prior(norm2, spread, self.features.rank)
+        return Prior(norm2, spread, self.features.rank, self.features.n, self._total_energy)
+
+    @cached_property
+    def _total_energy(self) -> Tensor:
+        """The corrected rows' mean of |γ|², whitened, (B,)."""
+        head, n = self.features.head, self.features.n_head.clamp_min(1)
+        along = head.along.double() - self.estimate.correction.slope
+        square = (along.square() + head.across.double()) * self.features.rank
+        return (square / head.weight.double().clamp_min(1e-300)).sum(1) / n
+
+    def _energy(self, left: Tensor, right: Tensor) -> Tensor:
+        """The rows' mean of a product of two numbers per row, (B, P, …) each."""
+        n = self.features.n_head.clamp_min(1)
+        return (left.double() * right.double()).sum(1) / n.reshape(-1, *[1] * (left.ndim - 2))
+
+    @cached_property
+    def _own_energy(self) -> Tensor:
+        """The rows' mean of (q_i·γ)² of every feature, (B, d)."""
+        return self._energy(self.estimate.odd, self.estimate.odd)
 
     @cached_property
     def _group_products(self) -> tuple[Tensor, Tensor]:
@@ -278,8 +299,13 @@ class Noise:
 
         def prior(p: Prior) -> Tensor:
             assert inner is not None
-            own = inner.diagonal(dim1=-2, dim2=-1)
-            return p.variance((own[..., None], parts.left), (own[:, None], parts.right), (inner, gram))
+            own, energy = inner.diagonal(dim1=-2, dim2=-1), self._own_energy
+            mixed = torch.diag_embed(energy)
+            if not self.gaussian.is_diagonal or self.white is None:
+                odd = self.estimate.odd.double()
+                mixed = odd.mT @ odd / self.features.n_head.clamp_min(1)[:, None, None]
+            left, right = (Products(own[i], g, energy[i]) for i, g in ((_LEFT, parts.left), (_RIGHT, parts.right)))
+            return p.variance(left, right, Products(inner, gram, mixed))
 
         def values() -> Values:
             sampled = self.estimate.sampled_dense()
@@ -311,21 +337,21 @@ class Noise:
         turned = self.skew.apply(q.expand(len(self.features), -1, -1))
         return turned @ turned.mT, (q @ q.mT)[None]  # the same for all examples
 
-    def _own_products(self) -> tuple[Tensor, Tensor]:
-        """|A q_j|² and |q_j|² of every feature, (B, d)."""
+    @cached_property
+    def _own_products(self) -> Products:
+        """|A q_j|², |q_j|² and the rows' energy of every feature, (B, d)."""
         if self.skew is None:
-            inner, gram = self._group_products
-            return inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1)
+            inner, gram = (m.diagonal(dim1=-2, dim2=-1) for m in self._group_products)
+            return Products(inner, gram, self._own_energy)
         inner = self.skew.diagonal(self.features, self.gaussian.push)
         gram = self.gaussian.precision_diagonal(self.features.k).to(inner)
-        return inner, gram.expand_as(inner)
+        return Products(inner, gram.expand_as(inner), self._own_energy)
 
     def of_diagonal(self) -> Variance:
         """Of H_ii, (B, d)."""
 
         def prior(p: Prior) -> Tensor:
-            own = self._own_products()
-            return p.variance(own, own, own)
+            return p.variance(*[self._own_products] * 3)
 
         own = self.estimate.identity.diagonal
         rows = self.features.head.score * self.estimate.odd
@@ -345,7 +371,7 @@ class Noise:
         gram = Gram(lengths[:, i, None], lengths, self.estimate.identity.product(unit)[:, 0].double())
 
         def prior(p: Prior) -> Tensor:
-            own = self._own_products()
+            own = self._own_products
             if self.skew is None:
                 inner, mixed = (m[:, i] for m in self._group_products)
             else:
@@ -353,8 +379,8 @@ class Noise:
                 twice = -self.skew.apply(self.skew.apply(q.expand(len(self.features), 1, -1)))[:, 0]  # AᵀA q_i
                 inner = self.gaussian.push(twice.to(odd.dtype)).double()
                 mixed = gram.mixed.expand_as(inner)
-            mine = own[0][:, i, None], own[1][:, i, None]
-            return p.variance(mine, own, (inner, mixed))
+            mine = Products(*(part[:, i, None] for part in own))
+            return p.variance(mine, own, Products(inner, mixed, self._energy(odd[..., i, None], odd)))
 
         def values() -> Values:
             own = self.estimate.sampled_diagonal
@@ -388,7 +414,9 @@ class Noise:
             else:
                 turned = self.skew.apply(self.gaussian.whiten(both).double())
                 inner = turned @ turned.mT
-            return p.variance(*zip(pairs(inner), gram, strict=True))
+            moved = odd @ both.mT.to(odd)  # (B, P, 2)
+            energy = pairs(self._energy(moved[..., None], moved[..., None, :]))
+            return p.variance(*(Products(*found) for found in zip(pairs(inner), gram, energy, strict=True)))
 
         def values() -> Values:
             return Values(*pairs(self.estimate.sampled_product(both).double() @ both.double().mT))
@@ -418,14 +446,10 @@ class Noise:
         total = identity.diagonal.sum(-1)
 
         def prior(p: Prior) -> Tensor:
-            if self.skew is None:
-                inner, gram = self._group_products
-                kappa = p.kappa(inner, gram)
-                trace, lengths = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (kappa, gram))
-                return ((trace * lengths + (kappa * gram).sum((-1, -2))) / 2).clamp_min(0)
-            # (tr G tr κ + tr Gκ)/2 over all pairs of features; tr Gκ ≤ p_max tr κ, with equality when Σ is isotropic
-            precisions = self.gaussian.precisions(self.features.k).to(p.trace)
-            return (self._kappa_trace * (precisions.sum() + precisions.max()) / 2).clamp_min(0)
+            # (tr G tr κ + tr Gκ)/2 over all pairs; κ is taken to have the shape of the rows' energy
+            kappa, energy = self._kappa_trace, self._own_energy.sum(-1)
+            mixed = self._energy(estimate.odd, identity.product(estimate.odd)).sum(-1)
+            return (kappa * total + kappa * mixed / energy.clamp_min(1e-300)) / 2
 
         def values() -> Values:
             trace, norm = estimate.sampled_diagonal.sum(-1), estimate.sampled_squared_norm.clamp_min(0).sqrt()
@@ -437,8 +461,7 @@ class Noise:
     @cached_property
     def _kappa_trace(self) -> Tensor:
         assert self.prior is not None
-        inner, gram = (x.sum(-1) for x in self._own_products())
-        return self.prior.kappa(inner, gram).clamp_min(0)
+        return self.prior.own(self._own_products).sum(-1)
 
     @property
     def squared_norm(self) -> Tensor:

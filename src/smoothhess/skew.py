@@ -12,6 +12,7 @@ with q_u = L⁺u.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,29 +74,57 @@ class Skew:
         return (outer - 2 * (cross.mT @ a * g).sum(-2)) / 4 / self.n[:, 0].square()
 
 
-class Prior:
-    """Variances from the skew: what (A q_u)·(A q_v) and q_u·q_v say about Var(uᵀĤv)."""
+class Products(NamedTuple):
+    """Of two directions u and v: (A q_u)·(A q_v), q_u·q_v, and the rows' mean of (q_u·γ)(q_v·γ), (B, …) each."""
 
-    def __init__(self, norm2: Tensor, spread: Tensor, k: int) -> None:
+    inner: Tensor
+    gram: Tensor
+    energy: Tensor
+
+
+class Prior:
+    """Variances from the skew.
+
+    The covariance K of the rows' noise is estimated in two ways. A shows it without the signal, but each direction
+    shows it with an error in proportion to its length |q_u|: where Σ is far from isotropic, that error is all that is
+    left of the long directions, in which the gradients hardly vary. The rows' own energy, times the share of noise in
+    the energy of all directions together, has an error in proportion to itself. The two are weighted by their errors.
+    """
+
+    def __init__(self, norm2: Tensor, spread: Tensor, k: int, n: Tensor, energy: Tensor) -> None:
         self.k = k
         self.trace = 2 * norm2 / max(k - 1, 1)  # tr(K)/n, (B,)
+        self.share = torch.where(energy > 0, self.trace / energy.clamp_min(1e-300), 0.0).clamp_max(1 / n.clamp_min(1))
         # Eigenvalues come in pairs ±iλ, so two share it at the least; rounding alone could say fewer.
         shared = SPREAD_DF * spread.clamp_min(2)
-        self.df = shared if k > SMALL else torch.zeros_like(spread)  # few dimensions know too little
+        self.df = shared if k > SMALL else torch.zeros_like(spread)  # few dimensions show too little
 
-    def kappa(self, inner: Tensor, gram: Tensor) -> Tensor:
-        """q_uᵀ(K/n)q_v, drawn towards the average over directions by a share 2/k."""
-        t = self.trace.reshape(-1, *[1] * (inner.ndim - 1))
-        return torch.addcmul(inner * (4 / self.k), t * (2 / self.k**2 - 1 / self.k), gram)
+    def _each(self, numbers: Tensor, like: Tensor) -> Tensor:
+        return numbers.reshape(-1, *[1] * (like.ndim - 1))
 
-    def own(self, inner: Tensor, gram: Tensor) -> Tensor:
-        """The same for u = v, kept positive."""
-        t = self.trace.reshape(-1, *[1] * (inner.ndim - 1))
-        return torch.maximum(self.kappa(inner, gram), QUIET * t * gram / self.k)
+    def _shown(self, p: Products) -> Tensor:
+        """q_uᵀ(K/n)q_v from A, drawn towards the average over directions by a share 2/k."""
+        t = self._each(self.trace, p.inner)
+        return torch.addcmul(p.inner * (4 / self.k), t * (2 / self.k**2 - 1 / self.k), p.gram)
 
-    def variance(self, uu: tuple[Tensor, Tensor], vv: tuple[Tensor, Tensor], uv: tuple[Tensor, Tensor]) -> Tensor:
-        """Var(uᵀĤv) from the pairs (inner, gram) of uu, vv and uv, never less than if all directions were QUIET."""
-        variance = uu[1] * (self.own(*vv) / 4) + vv[1] * (self.own(*uu) / 4)
-        variance = torch.addcmul(variance, uv[1] / 2, self.kappa(*uv))
-        t = self.trace.reshape(-1, *[1] * (variance.ndim - 1))
-        return torch.maximum(variance, t / self.k / 2 * (QUIET * uu[1] * vv[1] + PARALLEL * uv[1].square()))
+    def _weight(self, p: Products) -> Tensor:
+        """Of what A shows of a single direction, between 0 and 1."""
+        by_rows = self._each(self.share, p.energy) * p.energy
+        error = (by_rows + self._each(self.trace, p.gram) / self.k * p.gram).square() * (2 / self.k)
+        return by_rows.square() / (by_rows.square() + error).clamp_min(1e-300)
+
+    def own(self, p: Products) -> Tensor:
+        """q_uᵀ(K/n)q_u, kept positive."""
+        by_rows, weight = self._each(self.share, p.energy) * p.energy, self._weight(p)
+        return torch.maximum(weight * self._shown(p) + (1 - weight) * by_rows, QUIET * by_rows)
+
+    def variance(self, uu: Products, vv: Products, uv: Products) -> Tensor:
+        """Var(uᵀĤv), never less than if all directions were QUIET."""
+        variance = uu.gram * (self.own(vv) / 4) + vv.gram * (self.own(uu) / 4)
+        share = self._each(self.share, variance)
+        weight = (self._weight(uu) * self._weight(vv)).sqrt()
+        mixed = weight * self._shown(uv) + (1 - weight) * share * uv.energy
+        variance = torch.addcmul(variance, uv.gram / 2, mixed)
+        quiet = uu.gram * vv.energy + vv.gram * uu.energy
+        parallel = uv.gram.abs() * (uu.energy * vv.energy).sqrt()
+        return torch.maximum(variance, share / 2 * (QUIET / 2 * quiet + PARALLEL * parallel))
