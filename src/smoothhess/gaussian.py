@@ -483,16 +483,14 @@ class SegmentShift(Gaussian):
         """Itself, after making sure that its mask has the shape of one input."""
         if self.dimension == d:
             return self
-        remedy = "Pass a mask with the shape of one input; segments.from_mask(mask, shape) repeats one for all channels."
+        remedy = "Pass a mask with the shape of one input; segments.from_mask(mask, shape) repeats it for all channels."
         if self.dimension % d == 0:
             remedy = (
                 "One Gaussian serves all examples, so it takes one mask. Where examples have segments of their own, "
                 "explain them one by one: attribute(inputs[i : i + 1], gaussian=segments.noise(masks[i], sigma), "
                 "feature_mask=masks[i])."
             )
-        raise ValueError(
-            f"the mask of segments.noise has {self.dimension} features but an input has {d}. {remedy}"
-        )
+        raise ValueError(f"the mask of segments.noise has {self.dimension} features but an input has {d}. {remedy}")
 
     def rank(self, d: int) -> int:
         """Number of segments that move."""

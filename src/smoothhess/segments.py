@@ -260,9 +260,7 @@ def noise(parts: Any, sigma: Any) -> Gaussian:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"sigma must be a number or one per segment, got {type(sigma).__name__}.") from error
     if sigmas.ndim > 0 and sigmas.shape != (count,):
-        raise ValueError(
-            f"sigma must be a number or one per segment, {count} here, got shape {tuple(sigmas.shape)}."
-        )
+        raise ValueError(f"sigma must be a number or one per segment, {count} here, got shape {tuple(sigmas.shape)}.")
     if not bool(((sigmas >= 0) & sigmas.isfinite()).all()) or not bool((sigmas > 0).any()):
         raise ValueError(
             "sigma must be positive and finite, a standard deviation (0 for segments that must not move), got "
