@@ -44,8 +44,8 @@ print(f"the network explains {explained:.0%} of the label")
 assert explained > 0.8
 
 x = test[:1]
-# Noise that shifts whole squares by 0.25: a problem of 16 dimensions. Independent noise would hardly move the brightness
-# of 768 pixels, and show how sharply the network bends for tiny changes of it.
+# Noise that shifts whole squares by 0.25: a problem of 16 dimensions. Independent noise would hardly move the
+# brightness of 768 pixels, and show how sharply the network bends for tiny changes of it.
 noise = segments.noise(squares, 0.25)
 result = sh.SmoothHess(model).attribute(x, gaussian=noise, feature_mask=squares, n_calls=400)
 print(f"relative error {float(result.relative_error):.0%} after {int(result.n_calls)} calls")
