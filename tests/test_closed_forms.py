@@ -32,7 +32,7 @@ def z_of_mean(estimates, truth):
 
 @pytest.mark.parametrize("design", sorted(DESIGNS))
 @pytest.mark.parametrize("d", [1, 2, 12, 64])
-@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "frozen", "dense", "eigenbasis", "singular"])
+@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "frozen", "dense", "eigenbasis", "singular", "segments"])
 def test_one_hidden_layer(kind, d, design):
     net, gaussian = OneHidden(d), gaussians(d)[kind]
     x = 0.3 * torch.ones(1, d, dtype=torch.float64)

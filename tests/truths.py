@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from smoothhess import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic, SmoothHess
+from smoothhess import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic, SmoothHess, segments
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def gaussians(d: int) -> dict[str, Gaussian]:
         "dense": Dense(root @ root.mT + 0.1 * torch.eye(d, dtype=torch.float64)),
         "eigenbasis": Eigenbasis(directions, sigmas, rest=0.4),
         "singular": Eigenbasis(directions, sigmas, rest=0.0),
+        "segments": segments.noise(torch.arange(d) // 2, scales[: (d + 1) // 2]),
     }
 
 

@@ -45,6 +45,8 @@ contest = sh.evaluate.post_hoc(
     radii=[0.25, 0.5, 0.75, 1.0],
 )
 print(contest)
+error = result.relative_error
+print(f"relative error {float(error.median()):.0%} in the median, {float(error.max()):.0%} at most")
 
 moved = sh.attack(result, 1.0)
 steps = (moved - x).flatten(1).norm(dim=1)

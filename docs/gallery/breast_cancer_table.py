@@ -32,6 +32,7 @@ assert accuracy > 0.9
 confidence = model(columns[test]).softmax(-1).max(1).values
 patient = columns[test[confidence.argsort()[:3]]]  # the three that the network is least sure about
 result = sh.SmoothHess(model).attribute(patient, target=1, sigma=0.25)
+print(f"relative error {float(result.relative_error.max()):.0%} at most, {int(result.n_calls.max())} calls")
 for pair in result.top_pairs(5, names)[0]:
     print(f"{' × '.join(pair.names)}: {pair.value:+.3f} in [{pair.low:+.3f}, {pair.high:+.3f}]")
 assert all(pair.significant for pair in result.top_pairs(5, names)[0])

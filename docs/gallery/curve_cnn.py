@@ -42,19 +42,28 @@ with torch.no_grad():
 print(f"the network explains {explained:.0%} of the label")
 assert explained > 0.9
 
-# Around sixteen curves, each interval the sum of its twelve points. Noise with the covariance of the curves moves
-# neighbouring points together, as the data do; independent noise asks about wiggles that no curve has.
+# Around sixteen curves. Noise that shifts whole intervals of twelve points asks what two of them do when both move.
+# Noise with the covariance of the curves moves neighbouring points together, as the data do. Independent noise asks
+# about wiggles that no curve has.
 windows = segments.windows((1, length), 12, unit="points")
 x = test[:16]
-like_data = sh.Dense.from_data(test, scale=0.5, ridge=1e-3)
-result = sh.SmoothHess(model).attribute(x, gaussian=like_data, feature_mask=windows, n_calls=400)
-white = sh.SmoothHess(model).attribute(x, radius=2.0, feature_mask=windows, n_calls=400)
+kinds = {
+    "whole intervals": segments.noise(windows, 0.5),
+    "noise like the data": sh.Dense.from_data(test, scale=0.5, ridge=0.1),
+    "independent noise": sh.Isotropic(0.2),
+}
+results = {}
+for name, noise in kinds.items():
+    results[name] = sh.SmoothHess(model).attribute(x, gaussian=noise, feature_mask=windows, n_calls=800)
 
 # Intervals 0 and 1 are the first quarter, 4 and 5 the third: 4 · ½ · ½ = 1 for each of these four pairs.
-for name, found in (("noise like the data", result), ("independent noise", white)):
-    planted = found.hessian[:, :2, 4:6].flatten(1).mean(1)
+for name, found in results.items():
+    planted, error = found.hessian[:, :2, 4:6].flatten(1).mean(1), float(found.relative_error.max())
     spread = f"{float(planted.min()):.2f} to {float(planted.max()):.2f}"
     print(f"{name}: planted pairs {float(planted.mean()):.2f} on average (label: 1), {spread} from curve to curve")
+    print(f"    relative error {error:.0%} at most")
+    assert error < 0.2
+result = results["whole intervals"]
 mean = result.hessian.mean(0)
 others = mean.clone()
 others[:2, 4:6] = others[4:6, :2] = 0

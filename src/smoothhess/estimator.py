@@ -76,7 +76,7 @@ class SmoothHess:
             additional_forward_args: further arguments of the model; tensors with B rows follow their example.
             sigma: standard deviation of the noise, a number or one per feature. Pass one of sigma, radius, gaussian.
             radius: asks about the neighbourhood of that radius: sigma = radius/√d.
-            gaussian: Isotropic, Diagonal, Dense or Eigenbasis.
+            gaussian: Isotropic, Diagonal, Dense or Eigenbasis, or segments.noise, which moves whole segments.
             n_calls: gradient calls per example. None doubles it until relative_error ≤ tol, each example on its own.
             tol: relative error to reach when n_calls is None.
             max_calls: most calls per example when n_calls is None.

@@ -111,7 +111,7 @@ class Gaussian(ABC):
     @staticmethod
     def from_state(kind: str, state: dict[str, Any]) -> Gaussian:
         """The Gaussian whose class is named `kind` and whose fields are `state`."""
-        classes = {c.__name__: c for c in (Isotropic, Diagonal, Dense, Eigenbasis)}
+        classes = {c.__name__: c for c in (Isotropic, Diagonal, Dense, Eigenbasis, SegmentShift)}
         if kind not in classes:
             raise ValueError(f"wanted a Gaussian of kind {sorted(classes)}, got {kind!r}.")
         made = object.__new__(classes[kind])
@@ -140,7 +140,8 @@ class Gaussian(ABC):
             return (Isotropic(float(sigma)) if scalar else Diagonal(sigma)).check(d)
         if not isinstance(gaussian, Gaussian):
             raise TypeError(
-                f"gaussian must be Isotropic, Diagonal, Dense or Eigenbasis, got {type(gaussian).__name__}. "
+                "gaussian must be Isotropic, Diagonal, Dense, Eigenbasis or segments.noise(…), "
+                f"got {type(gaussian).__name__}. "
                 "For a number pass sigma=."
             )
         return gaussian.check(d)
@@ -466,6 +467,89 @@ class Eigenbasis(Gaussian):
     def _diagonal(self, along: Tensor, rest: float) -> Tensor:
         """Diagonal of rest·I + Qᵀ diag(along − rest) Q."""
         return (rest + ((along - rest)[:, None] * self.basis**2).sum(0)).clamp_min(0)
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentShift(Gaussian):
+    """All features of a segment shift by one N(0, σ²), the segments independently: Σ = Σ_I σ_I² 1_I 1_Iᵀ.
+
+    Made and validated by `smoothhess.segments.noise`. L has the columns σ_I 1_I, so whitened coordinates are the shifts
+    of the segments over their σ_I; sums over a segment and gathers by its id stand in for products with L. A segment
+    with σ_I = 0 does not move.
+    """
+
+    mask: Tensor  # (d,) segment ids 0 … K−1, each of them used
+    sigmas: Tensor  # (K,)
+    sizes: Tensor  # (K,) features in each segment
+    moving: Tensor  # (k,) ids of the segments with sigma > 0
+
+    def __init__(self, mask: Tensor, sigmas: Tensor) -> None:
+        object.__setattr__(self, "mask", mask)
+        object.__setattr__(self, "sigmas", sigmas)
+        object.__setattr__(self, "sizes", torch.bincount(mask, minlength=len(sigmas)))
+        object.__setattr__(self, "moving", torch.nonzero(sigmas).reshape(-1))
+
+    @property
+    def dimension(self) -> int:
+        """Number of features."""
+        return len(self.mask)
+
+    def check(self, d: int) -> Self:
+        """Itself, after making sure that its mask has the shape of one input."""
+        if self.dimension == d:
+            return self
+        remedy = "Pass a mask with the shape of one input; segments.from_mask(mask, shape) repeats it for all channels."
+        if self.dimension % d == 0:
+            remedy = (
+                "One Gaussian serves all examples, so it takes one mask. Where examples have segments of their own, "
+                "explain them one by one: attribute(inputs[i : i + 1], gaussian=segments.noise(masks[i], sigma), "
+                "feature_mask=masks[i])."
+            )
+        raise ValueError(f"the mask of segments.noise has {self.dimension} features but an input has {d}. {remedy}")
+
+    def rank(self, d: int) -> int:
+        """Number of segments that move."""
+        return len(self.moving)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Numbers of the segments that move, (…, k), to their features, (…, d); zero elsewhere."""
+        if len(self.moving) < len(self.sigmas):
+            every = values.new_zeros(*values.shape[:-1], len(self.sigmas))
+            values = every.index_copy(-1, self.moving, values)
+        return values.index_select(-1, self.mask)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """Sums (…, k) of the features (…, d) of each segment that moves."""
+        sums = values.new_zeros(*values.shape[:-1], len(self.sigmas)).index_add(-1, self.mask, values)
+        return sums if len(self.moving) == len(self.sigmas) else sums.index_select(-1, self.moving)
+
+    def colour(self, z: Tensor) -> Tensor:
+        """σ_I z_I for each feature of segment I."""
+        return self._spread(z * self.sigmas[self.moving])
+
+    def pull(self, g: Tensor) -> Tensor:
+        """σ_I times the sum of g over segment I."""
+        return self._sum(g) * self.sigmas[self.moving]
+
+    def whiten(self, delta: Tensor) -> Tensor:
+        """The mean of δ over segment I, over σ_I."""
+        return self._sum(delta) / (self.sigmas * self.sizes)[self.moving]
+
+    def push(self, g: Tensor) -> Tensor:
+        """γ_I / (σ_I n_I) for each feature of segment I, n_I its number of features."""
+        return self._spread(g / (self.sigmas * self.sizes)[self.moving])
+
+    def scales(self, d: int) -> Tensor:
+        """σ_I for each feature of segment I."""
+        return self.sigmas[self.mask]
+
+    def precisions(self, d: int) -> Tensor:
+        """1/(σ_I² n_I) of the segments that move."""
+        return (self.sigmas.double().square() * self.sizes)[self.moving].reciprocal()
+
+    def precision_diagonal(self, d: int) -> Tensor:
+        """1/(σ_I n_I)² for each feature of segment I."""
+        return self._spread((self.sigmas.double() * self.sizes)[self.moving] ** -2)
 
 
 def _rows(vectors: Tensor) -> Tensor:

@@ -138,12 +138,11 @@ class Grouping:
 
 
 def _scales(mask: Tensor, direction: Tensor | None, count: int, feature_scales: Tensor) -> Tensor:
-    """Root mean square of the σ of each group's features; with a direction the move is in the sums already."""
+    """Root mean square of the σ of the features of each group that move; with a direction it is in the sums already."""
     if direction is not None:
         return torch.ones(1, count, dtype=torch.float64)
-    members = torch.zeros(len(mask), count, dtype=torch.float64).scatter_add(
-        1, mask, torch.ones_like(mask, dtype=torch.float64)
-    )
+    moving = (feature_scales > 0).double().expand(len(mask), -1)
+    members = torch.zeros(len(mask), count, dtype=torch.float64).scatter_add(1, mask, moving)
     squares = torch.zeros_like(members).scatter_add(1, mask, feature_scales.square().expand(len(mask), -1))
     return (squares / members.clamp_min(1)).sqrt()
 

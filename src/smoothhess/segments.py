@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Segments", "columns", "from_mask", "grid", "parse", "slic", "windows"]
+from smoothhess.gaussian import Gaussian, SegmentShift
+
+__all__ = ["Segments", "columns", "from_mask", "grid", "noise", "parse", "slic", "windows"]
 
 WORDS = "slic:50, grid:14 or grid:7x14, columns or columns:groups.json, window:0.5s (with --step), mask:file, none"
 
@@ -207,6 +209,64 @@ def from_mask(mask: Any, shape: Sequence[int] | None = None) -> Segments:
     found, mask_ids = torch.unique(ids, return_inverse=True)
     names = [f"segment {i}" if colours is None else f"colour {colours[i]}" for i in found.tolist()]
     return Segments(mask_ids, tuple(names))
+
+
+def noise(parts: Any, sigma: Any) -> Gaussian:
+    """Noise that moves whole segments: all features of a segment shift by one N(0, σ²), for `gaussian=`.
+
+    It asks what happens when two segments move, each as a whole: with feature_mask=parts, entry (I, J) of the result is
+    the mixed second derivative of the smoothed model with respect to the shifts of segments I and J, and the rank of
+    the problem is K, the number of segments, whatever the number of features. Independent noise on every feature, as
+    of sigma= or radius=, asks about the features inside the segments and needs many more calls for their sums.
+
+    Args:
+        parts: Segments, or integer ids 0 … K−1 with the shape of one input, each of them used; one for all examples.
+        sigma: standard deviation of the shift, a number or one per segment; a segment with 0 does not move.
+
+    Returns:
+        A Gaussian of rank K. No d × d matrix is made.
+
+    >>> import smoothhess as sh
+    >>> halves = grid((1, 8, 8), (1, 2))
+    >>> f = lambda x: x[:, 0, :, :4].mean((1, 2)) * x[:, 0, :, 4:].mean((1, 2))
+    >>> explainer, x = sh.SmoothHess(f), torch.zeros(1, 1, 8, 8, dtype=torch.float64)
+    >>> result = explainer.attribute(x, gaussian=noise(halves, 0.5), feature_mask=halves, n_calls=8)
+    >>> [[round(value, 6) for value in row] for row in result.hessian[0].abs().tolist()]
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    try:
+        mask = torch.as_tensor(parts).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"wanted one mask of integer ids or Segments, got {type(parts).__name__}. Where examples have segments of "
+            "their own, explain them one by one, each with its own segments.noise."
+        ) from error
+    if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
+        raise TypeError(f"a mask holds integer ids 0 … K−1, one per feature, got {mask.dtype}.")
+    mask = mask.reshape(-1).long()
+    if not mask.numel() or int(mask.min()) < 0:
+        got = "none" if not mask.numel() else int(mask.min())
+        raise ValueError(f"segment ids must be 0, 1, 2, …, got {got}. segments.from_mask(mask) numbers any ids so.")
+    count = int(mask.max()) + 1
+    sizes = torch.bincount(mask)
+    if not bool(sizes.all()):
+        empty = torch.nonzero(sizes == 0).reshape(-1).tolist()
+        raise ValueError(
+            f"{len(empty)} of the ids 0 … {count - 1} have no features (such as {empty[0]}): there is nothing to "
+            "move. segments.from_mask(mask) numbers the ids that are used without gaps."
+        )
+    try:
+        sigmas = torch.as_tensor(sigma, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"sigma must be a number or one per segment, got {type(sigma).__name__}.") from error
+    if sigmas.ndim > 0 and sigmas.shape != (count,):
+        raise ValueError(f"sigma must be a number or one per segment, {count} here, got shape {tuple(sigmas.shape)}.")
+    if not bool(((sigmas >= 0) & sigmas.isfinite()).all()) or not bool((sigmas > 0).any()):
+        raise ValueError(
+            "sigma must be positive and finite, a standard deviation (0 for segments that must not move), got "
+            f"{float(sigmas.min()):g} … {float(sigmas.max()):g}."
+        )
+    return SegmentShift(mask, sigmas.expand(count).clone())
 
 
 def parse(words: str, inputs: Tensor, names: Sequence[str] | None = None, step: float | None = None) -> Segments | None:

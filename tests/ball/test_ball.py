@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import brentq, minimize_scalar
 
-from smoothhess import Dense, Diagonal, Eigenbasis, Isotropic, SmoothHess
+from smoothhess import Dense, Diagonal, Eigenbasis, Isotropic, SmoothHess, segments
 from smoothhess.ball import certified, lanczos
 from smoothhess.ball.minimum import Spectrum, count_kept, kkt_residual, minimize_in_ball
 from smoothhess.ball.secular import minimize_diagonal
@@ -375,6 +375,7 @@ DIRECTIONS = torch.eye(D).double()[:3] + 0.1
         Diagonal(torch.linspace(0.1, 0.5, D)),
         Diagonal(torch.linspace(0.0, 0.5, D)),
         Dense(torch.diag(torch.linspace(0.1, 0.2, D)) + 0.01),
+        segments.noise(torch.arange(D) % 7, 0.3),
     ],
     ids=lambda g: f"{type(g).__name__} {getattr(g, 'rest', '')}",
 )

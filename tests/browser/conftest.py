@@ -146,9 +146,7 @@ def _image():
     x = torch.linspace(0, 1, 224)
     picture = torch.stack([x.expand(224, 224), x[:, None].expand(224, 224), (8 * x).sin().square().expand(224, 224)])
     # Noise that moves whole segments: 100 dimensions are quick to look at.
-    inside = nn.functional.one_hot(segments().expand(3, -1, -1).reshape(-1), 100).T.float()
-    root = inside.sum(1).sqrt()
-    gaussian = sh.Eigenbasis(inside / root[:, None], 0.3 * root, rest=0.0)
+    gaussian = sh.segments.noise(segments().expand(3, -1, -1), 0.3)
     result = sh.SmoothHess(net).attribute(
         picture[None],
         target=1,

@@ -147,6 +147,57 @@ def test_a_curve_in_windows_of_time(here, capsys):
 # --- units, groups, defaults ------------------------------------------------------------------------------------------
 
 
+def test_noise_can_move_whole_segments(here, monkeypatch, capsys):
+    monkeypatch.setattr(writing, "draw", lambda *_: None)
+    arguments = ["--model", "mine.py:pixels", "--input", "colour.png", "--radius", 2, "--calls", 36]
+    arguments += ["--segments", "grid:3"]
+    net, cells = factories.make("mine.py:pixels", 0), sh.segments.grid((3, 12, 12), 3)
+    said, found, pages = {}, {}, {}
+    for noise in ("pixels", "segments"):
+        assert explain(*arguments, "--segments-noise", noise, "--out", noise) == 0
+        said[noise] = " ".join(capsys.readouterr().out.split())
+        found[noise] = sh.Interactions.load(here / noise / "colour.safetensors")
+        pages[noise] = payload(here / noise / "colour.html")["noise"]
+    assert explain(*arguments, "--out", "default") == 0
+    default = sh.Interactions.load(here / "default" / "colour.safetensors")
+    assert default.gaussian.same_as(found["pixels"].gaussian)
+    sigma = 2 / 432**0.5  # the usual move of the whole picture has the same length
+    own = sh.SmoothHess(net).attribute(
+        found["segments"].inputs,
+        target=found["segments"].target[0].tolist(),
+        gaussian=sh.segments.noise(cells, sigma),
+        feature_mask=cells,
+        n_calls=36,
+    )
+    torch.testing.assert_close(found["segments"].hessian, own.hessian)
+    torch.testing.assert_close(found["segments"].grouping.scales, found["pixels"].grouping.scales)
+    whole, each = "The noise moved whole segments, all pixels of one by", "The noise moved every pixel on its own"
+    assert whole in said["segments"]
+    assert each not in said["segments"]
+    assert each in said["pixels"]
+    assert pages["segments"][0].startswith(whole)
+    assert pages["pixels"][0].startswith(each)
+
+
+def test_whole_groups_of_columns_move_without_those_that_do_not_vary(here, quick, capsys):
+    (here / "x.csv").write_text("a,b,c,d\n" + "".join(f"7,{i},{i * i % 5},3\n" for i in range(9)))
+    (here / "groups.json").write_text(json.dumps({"ab": ["a", "b"], "other": ["d"]}))
+    arguments = ["--model", f"{here / 'mine.py'}:product_of_rows", "--input", "x.csv", "--rows", 0, "--sigma", 0.5]
+    arguments += ["--calls", 40, "--segments", "columns:groups.json", "--segments-noise", "segments"]
+    assert explain(*arguments, "--out", "out") == 0
+    assert "The noise moved whole groups" in capsys.readouterr().out
+    found = sh.Interactions.load(here / "out" / "x-row0.safetensors")
+    assert found.gaussian.scales(4).tolist() == [0, 0.5, 0.5, 0]
+    assert found.grouping.scales[0].tolist() == [0.5, 0.5, 0]
+
+
+def test_whole_segments_need_segments(here, quick, capsys):
+    assert explain(*TABLE, "--rows", 0, "--segments-noise", "segments", "--out", "out") == 2
+    assert "--segments-noise segments moves whole groups of features" in capsys.readouterr().err
+    assert explain(*TABLE, "--rows", 0, "--segments-noise", "patches", "--out", "out") == 2
+    assert "patches" in capsys.readouterr().err
+
+
 def test_normalisation_is_part_of_the_explained_function(here, quick):
     mean, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
     arguments = ["--model", "mine.py:pixels", "--input", "colour.png", "--sigma", 0.1, "--calls", 100]

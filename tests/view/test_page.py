@@ -156,6 +156,35 @@ def test_the_scale_is_that_of_the_features_that_move():
     assert payload(known)["results"][0][0]["still"] == []
 
 
+def test_what_the_noise_moved_is_said():
+    shape = (3, 12, 12)
+    cells = sh.segments.grid(shape, 3)
+    shifts = result_of_noise(shape, cells, sh.segments.noise(cells, 0.2))
+    content = payload(shifts)
+    assert content["noise"] == [
+        "The noise moved whole segments, all pixels of one by the same shift; a number for two segments is what they "
+        "do when both move."
+    ]
+    assert dict(content["made"][0][0])["Noise"].startswith("Gaussian shifts of whole segments, σ = 0.2")
+    coarser = payload(result_of_noise(shape, sh.segments.grid(shape, 1), sh.segments.noise(cells, 0.2)))
+    assert coarser["noise"] == ["The noise moved whole segments, all pixels of one by the same shift."]
+    own = payload(result_of_noise(shape, cells, sh.Isotropic(0.2)))
+    assert own["noise"] == [
+        "The noise moved every pixel on its own; a number for two segments is the sum over all pairs of their pixels."
+    ]
+    windows = sh.segments.windows((1, 64), 8)
+    curve = payload(result_of_noise((1, 64), windows, sh.segments.noise(windows, 0.2)))
+    assert curve["noise"][0].startswith("The noise moved whole windows, all samples of one by the same shift")
+    dense = payload(result_of_noise((6,), torch.arange(6) // 2, sh.Dense(torch.eye(6) + 0.1)))
+    assert dense["noise"][0].startswith("The noise moved features together")
+    assert payload(result_of((3, 4, 4)))["noise"] == [""]  # one number for each pixel: nothing to be told apart
+
+
+def result_of_noise(shape, mask, gaussian):
+    inputs = torch.rand(1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return sh.SmoothHess(network(shape)).attribute(inputs, gaussian=gaussian, feature_mask=mask, n_calls=40)
+
+
 def test_scales_replace_the_moves_and_change_the_q_values_of_frozen_features(table):
     numbers = payload(table, scales=torch.tensor([1.0, 2.0, 0.0, 1.0]))["results"][0][0]
     assert floats(numbers["move"]).tolist() == [1, 2, 0, 1]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smoothhess.ball.scaling import unit
 from smoothhess.exact import Exact
-from smoothhess.gaussian import Eigenbasis, Isotropic
+from smoothhess.gaussian import Eigenbasis, Isotropic, SegmentShift
 from smoothhess.interactions import Interactions
 from smoothhess.shrink import _FactoredBasis
 
@@ -31,6 +31,9 @@ def span(result: Interactions) -> Tensor | None:
         return None
     gaussian, batch = result.gaussian, len(result)
     axes = None
+    if isinstance(gaussian, SegmentShift):  # nothing else moves
+        rank = gaussian.rank(result.shape[1])
+        return gaussian.push(torch.eye(rank, dtype=result.dtype, device=result.device)).double().expand(batch, -1, -1)
     if isinstance(gaussian, Eigenbasis):
         axes = gaussian.basis.double().to(result.device).expand(batch, -1, -1)
         if not gaussian.rest:  # nothing moves outside of them

@@ -24,7 +24,7 @@ from smoothhess.ball.radius import check_radius
 from smoothhess.borrow import borrowed
 from smoothhess.evaluate.ranks import spearman, spearman_p
 from smoothhess.exact import Attribution, Exact
-from smoothhess.gaussian import Gaussian, Isotropic
+from smoothhess.gaussian import Gaussian, Isotropic, SegmentShift
 from smoothhess.interactions import Interactions
 from smoothhess.oracle import ROW_BYTES, Oracle, check_batch_size
 from smoothhess.pairs import Pair
@@ -430,14 +430,20 @@ def _lengths(result: Interactions, radius: float | None) -> tuple[Tensor, str]:
     d = result.inputs[0].numel()
     own = result.gaussian.scales(d).double().cpu() * result.gaussian.rank(d) ** 0.5
     reach = float(own.square().mean().sqrt()) if radius is None else float(radius)
+    if grouping is not None and radius is None and isinstance(result.gaussian, SegmentShift):
+        own = grouping.scales * result.gaussian.rank(d) ** 0.5  # of a segment, as that of a feature below
+        return own, f"the Gaussian's radius σ√K = {_range(own)} along a segment"
     if grouping is not None:
         size = grouping.directions(Isotropic(1.0)).double().norm(dim=2).cpu()  # (1 or B, K)
         return torch.where(size > 0, reach / size, 0.0), f"a move of length {reach:.3g} along a group"
     if radius is not None:
         return torch.full((1, d), reach), f"{reach:.3g} along a feature"
-    low, high = float(own.min()), float(own.max())
-    text = f"{low:.3g}" if high - low <= 1e-6 * high else f"{low:.3g} … {high:.3g}"
-    return own[None], f"the Gaussian's radius σ√d = {text} along a feature"
+    return own[None], f"the Gaussian's radius σ√d = {_range(own)} along a feature"
+
+
+def _range(numbers: Tensor) -> str:
+    low, high = float(numbers.min()), float(numbers.max())
+    return f"{low:.3g}" if high - low <= 1e-6 * high else f"{low:.3g} … {high:.3g}"
 
 
 def _along(result: Interactions, directions: Any) -> tuple[tuple[tuple[str, ...], ...], Tensor, Tensor, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -32,6 +32,7 @@ def explain(
     standardize: Annotated[bool, Parameter(group=INPUT)] = True,
     batched: Annotated[bool | None, Parameter(group=INPUT, negative="--single")] = None,
     segments: Annotated[str | None, Parameter(group=FEATURES)] = None,
+    segments_noise: Annotated[Literal["pixels", "segments"], Parameter(group=FEATURES)] = "pixels",
     step: Annotated[float | None, Parameter(group=FEATURES)] = None,
     tol: Annotated[float | None, Parameter(group=SAMPLING, show_default=lambda _: "0.1")] = None,
     calls: Annotated[int | None, Parameter(group=SAMPLING)] = None,
@@ -82,6 +83,9 @@ def explain(
         segments: Groups of features: slic:50 (super-pixels), grid:14 or grid:7x14, columns:groups.json (an object of
             lists of column names), window:0.5s or window:20 (samples), mask:file.png or .npy, none. Default: none up to
             256 features, else slic:50 of pictures and 20 windows of curves.
+        segments_noise: What the noise moves where there are groups. pixels: every pixel, sample or column on its own;
+            a number then sums over all pairs of two groups. segments: whole groups, all features of one by the same
+            shift; a number is then what two groups do when both move, and takes far fewer calls.
         step: Seconds between two samples of a curve.
         tol: Sample until the estimated relative error is this small: that of the denoised matrix, where many features
             are looked at one by one.
@@ -104,6 +108,7 @@ def explain(
             radius=radius,
             sigma=sigma,
             segments=segments,
+            segments_noise=segments_noise,
             step=step,
             mean=mean,
             std=std,

@@ -21,6 +21,7 @@ from smoothhess.explain.question import Question, ask, key
 from smoothhess.explain.settings import Settings
 from smoothhess.interactions import Interactions
 from smoothhess.view import canvas
+from smoothhess.view.words import noise_sentence
 
 
 def run(settings: Settings, say: Callable[[str], object] = telling.say) -> list[Path]:
@@ -88,6 +89,8 @@ def _answer(
     remarks += writing.left_out(result, example.name)
     pairs = result.top_pairs(telling.PAIRS, question.names)[0]
     lines = [question.heading, telling.table(pairs), f"  {telling.quality(result)}"]
+    if sentence := noise_sentence(result, example.kind):
+        lines.append(telling.wrapped(sentence, "  "))
     lines += [telling.wrapped(f"note: {r}", "  ") for r in remarks]
     strongest = f"{' × '.join(pairs[0].names)}: effect {pairs[0].effect:+.3g}" if pairs else "none"
     words = {

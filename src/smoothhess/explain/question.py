@@ -71,6 +71,8 @@ def ask(example: Example, settings: Settings, classes: Sequence[str] | None, dev
     options: dict[str, Any] = {"n_calls": settings.calls, "max_calls": settings.max_calls, "seed": settings.seed}
     options["tol"] = 0.1 if settings.tol is None else settings.tol
     options |= _scale(example, settings)
+    if settings.segments_noise == "segments":
+        options = _of_segments(options, chosen, example)
     value = float(output[0] if target.index is None else output[0][target.index])
     example = replace(example, notes=(*example.notes, *notes))
     return Question(example, target, chosen, words, options, classes, value, settings.step)
@@ -154,6 +156,21 @@ def _scale(example: Example, settings: Settings) -> dict[str, Any]:
         assert settings.radius is not None
         sigma = settings.radius / float(moving.sum()) ** 0.5
     return {"sigma": sigma * moving}
+
+
+def _of_segments(options: dict[str, Any], chosen: Segments | None, example: Example) -> dict[str, Any]:
+    """The same options with noise that moves whole groups; features without noise still have none."""
+    if chosen is None:
+        raise ValueError(
+            f"--segments-noise segments moves whole groups of features, but {example.title} has none. Choose them with "
+            "--segments, or leave --segments-noise out."
+        )
+    sigma = options["sigma"] if "sigma" in options else options["radius"] / example.values.numel() ** 0.5
+    still = torch.zeros_like(chosen.mask) if example.still is None else example.still.long()
+    found, mask = torch.unique(2 * chosen.mask + still, return_inverse=True)  # the still part of a group is another
+    scale = torch.where(found % 2 == 0, torch.as_tensor(sigma).max(), 0.0)
+    others = {name: value for name, value in options.items() if name not in ("sigma", "radius")}
+    return others | {"gaussian": segments.noise(mask, scale)}
 
 
 def key(question: Question, model: Model) -> str:

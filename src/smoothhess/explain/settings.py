@@ -20,6 +20,7 @@ class Settings:
     radius: float | None = None
     sigma: float | None = None
     segments: str | None = None
+    segments_noise: str = "pixels"
     step: float | None = None
     mean: Sequence[str] | None = None
     std: Sequence[str] | None = None
@@ -47,6 +48,8 @@ class Settings:
         for word, number in (("--radius", self.radius), ("--sigma", self.sigma), ("--step", self.step)):
             if number is not None and not 0 < number < float("inf"):
                 raise ValueError(f"{word} must be a positive number, got {number:g}.")
+        if self.segments_noise not in ("pixels", "segments"):
+            raise ValueError(f"--segments-noise must be pixels or segments, got {self.segments_noise!r}.")
         if self.tol is not None and self.calls is not None:
             raise ValueError("pass --tol (sample until it is reached) or --calls (sample so often), not both.")
         if self.tol is not None and not self.tol > 0:

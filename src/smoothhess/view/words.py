@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from smoothhess.exact import Attribution
+from smoothhess.gaussian import Diagonal, Isotropic, SegmentShift
 from smoothhess.view import canvas
 
 if TYPE_CHECKING:
@@ -241,6 +244,39 @@ def noun(one: Interactions) -> str:
     if one.grouping is not None:
         return "segments" if image else "groups"
     return "pixels" if image else "features"
+
+
+def noise_sentence(one: Interactions, kind: str) -> str:
+    """What the noise moved, and what a number means then; empty where each feature is looked at by itself.
+
+    `kind` is "image", "series" or "table".
+    """
+    feature, group = {"image": ("pixel", "segment"), "series": ("sample", "window")}.get(kind, ("feature", "group"))
+    grouping = one.grouping
+    if one.design == "exact" or is_attribution(one) or (grouping is not None and grouping.direction is not None):
+        return ""
+    if isinstance(one.gaussian, SegmentShift):
+        meaning = f"; a number for two {group}s is what they do when both move" if _by_segments(one) else ""
+        return f"The noise moved whole {group}s, all {feature}s of one by the same shift{meaning}."
+    shape = one.inputs.shape[1:]
+    places = math.prod({"image": shape[-2:], "series": shape[-1:]}.get(kind, shape))
+    if grouping is None or grouping.count >= places:
+        return ""
+    moved = f"{feature}s together, as its covariance says"
+    if isinstance(one.gaussian, Isotropic | Diagonal):
+        moved = f"every {feature} on its own"
+    return f"The noise moved {moved}; a number for two {group}s is the sum over all pairs of their {feature}s."
+
+
+def _by_segments(one: Interactions) -> bool:
+    """Whether each group of the result is one of the segments that the noise moves."""
+    gaussian, grouping = one.gaussian, one.grouping
+    if grouping is None or not isinstance(gaussian, SegmentShift):
+        return False
+    moving = gaussian.sigmas[gaussian.mask] > 0
+    group, segment = grouping.mask[0][moving], gaussian.mask[moving]
+    pairs = torch.unique(group * len(gaussian.sigmas) + segment)
+    return len(pairs) == len(torch.unique(group)) == len(torch.unique(segment))
 
 
 def together(one: Interactions) -> tuple[str, str]:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from smoothhess.exact import Attribution
+from smoothhess.gaussian import SegmentShift
 from smoothhess.view import canvas
 from smoothhess.view.page import encoding, layout
 from smoothhess.view.page.layout import Layout
 from smoothhess.view.page.numbers import numbers
 from smoothhess.view.page.reading import LIMITS
+from smoothhess.view.words import noise_sentence
 
 if TYPE_CHECKING:
     from smoothhess.interactions import Interactions
@@ -77,6 +79,7 @@ def payload(
             "limits": LIMITS,
             "start": start,
             "sweep": [_scale(r) for r, _ in results],
+            "noise": [noise_sentence(r, first.kind) for r, _ in results],
             "examples": [
                 {
                     "heading": str(texts[b]),
@@ -212,8 +215,9 @@ def _made(one: Interactions) -> list[tuple[str, str]]:
     else:
         same = "" if scale["same"] else " (root mean square over features)"
         still = f", none in {scale['still']} of {one.inputs[0].numel()} features" if scale["still"] else ""
+        what = "Gaussian shifts of whole segments" if isinstance(one.gaussian, SegmentShift) else "Gaussian"
         rows = [
-            ("Noise", f"Gaussian, σ = {scale['sigma']:.4g}{same}, radius σ√d = {scale['radius']:.4g}{still}"),
+            ("Noise", f"{what}, σ = {scale['sigma']:.4g}{same}, radius σ√d = {scale['radius']:.4g}{still}"),
             ("Draws", f"{one.design} design, seed {one.seed}"),
             ("Work", f"{calls} gradient calls; {passes:.0f} passes in all"),
             ("Control variate", one.control or "none"),

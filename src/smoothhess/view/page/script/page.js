@@ -83,7 +83,7 @@ function renderFrame() {
   const mean = P.sweep[state.s].same ? "" : " in root mean square";
   const smoothed = `${text(n.smoothed, false)} on average over the noise around it, σ\u00a0=\u00a0${sigma}${mean}`;
   $("lead").textContent = `${which}Explained is ${example.output}, which is ${text(example.f, false)} at this input`
-    + `${P.exact ? "" : ` and ${smoothed}`}.`;
+    + `${P.exact ? "" : ` and ${smoothed}`}. ${P.noise[state.s]}`.trimEnd();
   if ($("sigma")) {
     $("sigma-label").textContent = `How far we look: σ = ${sigma}`;
     $("sigma").setAttribute("aria-valuetext", sigma);

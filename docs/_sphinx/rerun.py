@@ -1,0 +1,148 @@
+"""Runs the code of the pages and writes what it prints into them.
+
+    OMP_NUM_THREADS=1 python docs/_sphinx/rerun.py               # every page whose code runs
+    OMP_NUM_THREADS=1 python docs/_sphinx/rerun.py quickstart.md howto/images.md
+    OMP_NUM_THREADS=1 python docs/gallery/make.py                # the gallery has its own
+
+The blocks of a page run in order, in one namespace and in a folder of their own. The block without a language that
+directly follows one of them is replaced by what it printed. Beside each block that makes results, their relative errors
+are listed on the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1]
+PAGES = [
+    "quickstart.md",
+    "certainty.md",
+    "sigma.md",
+    "global.md",
+    "choosing.md",
+    "howto/attacks.md",
+    "howto/command-line.md",
+    "howto/datasets.md",
+    "howto/images.md",
+    "howto/large-inputs.md",
+    "howto/neurons.md",
+    "howto/other-frameworks.md",
+    "howto/pages.md",
+    "howto/series.md",
+    "howto/tables.md",
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Code of a page, and where what it prints stands."""
+
+    language: str  # "python" or "sh"
+    code: str
+    shown: str | None  # what it is said to print
+    place: tuple[int, int]  # of that text in the page
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The code of a page, in order."""
+    found = [*FENCE.finditer(text)]
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        if block[1] not in ("python", "sh"):
+            continue
+        shown, place = None, (0, 0)
+        if after is not None and after[1] == "" and not text[block.end() : after.start()].strip():
+            shown, place = after[2], after.span(2)
+        yield Block(block[1], block[2], shown, place)
+
+
+def run_block(block: Block, names: dict[str, Any], page: str) -> str:
+    """What a block prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        if block.language == "python":
+            exec(compile(block.code, page, "exec"), names)
+        else:
+            run_commands(block.code)
+    return printed.getvalue()
+
+
+def run_commands(lines: str) -> None:
+    """Those of smoothhess; others, such as pip, are left alone."""
+    from smoothhess.cli import main
+
+    for line in lines.splitlines():
+        if line.startswith("smoothhess "):
+            code = main(shlex.split(line, comments=True)[1:])
+            if code:
+                raise RuntimeError(f"{line} ends with {code}")
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Any]]:
+    """A list of the results that explainers make meanwhile."""
+    from smoothhess import SmoothHess
+
+    made: list[Any] = []
+
+    def recording(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            made.append(method(*args, **options))
+            return made[-1]
+
+        return call
+
+    kept = {name: getattr(SmoothHess, name) for name in ("attribute", "more")}
+    try:
+        for name, method in kept.items():
+            setattr(SmoothHess, name, recording(method))
+        yield made
+    finally:
+        for name, method in kept.items():
+            setattr(SmoothHess, name, method)
+
+
+def rerun(page: str) -> None:
+    """Run a page and write what it prints into it."""
+    import torch
+
+    path, names = DOCS / page, {}
+    text = path.read_text(encoding="utf-8")
+    changes = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), torch.random.fork_rng():
+        sys.path.insert(0, folder)
+        try:
+            for block in blocks(text):
+                with recorded() as made:
+                    printed = run_block(block, names, page)
+                if block.shown is not None:
+                    changes.append((block.place, printed.rstrip() + "\n"))
+                if made:
+                    first = next(line for line in block.code.splitlines() if "attribute(" in line or line)
+                    print(f"{page}: {first.strip()[:70]}")
+                for result in made:
+                    served, unbiased = (
+                        ", ".join(f"{e:.3f}" for e in r.relative_error[:4].tolist())
+                        for r in (result, result.unshrunk())
+                    )
+                    print(f"    {result.shape} {served} (unbiased {unbiased}), {int(result.n_calls.max())} calls")
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop("mine", None)
+    for (start, stop), printed in reversed(changes):
+        text = text[:start] + printed + text[stop:]
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for page in sys.argv[1:] or PAGES:
+        rerun(page)
