@@ -143,7 +143,7 @@ def test_smooth_activations_pay_as_well(activation):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 40), activation(), nn.Linear(40, 40), activation(), nn.Linear(40, 1)).double()
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1)).double()
-    truth = SmoothHess(net).attribute(x, sigma=0.5, n_calls=80_000, seed=9, control="kink", shrink=False).hessian
+    truth = SmoothHess(net).attribute(x, sigma=0.5, n_calls=16_000, seed=9, control="kink", shrink=False).hessian
     with_control = SmoothHess(net).attribute(x, sigma=0.5, n_calls=320, shrink=False)
     calls = 2 * round(float(with_control.n_passes.max()) / 2)
     without = SmoothHess(net).attribute(x, sigma=0.5, n_calls=calls, control=None, shrink=False)
