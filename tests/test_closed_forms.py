@@ -37,7 +37,7 @@ def test_one_hidden_layer(kind, d, design):
     net, gaussian = OneHidden(d), gaussians(d)[kind]
     x = 0.3 * torch.ones(1, d, dtype=torch.float64)
     truth = net.truth(x, gaussian)
-    result = repeated(net, x, gaussian, 64 if d == 64 else 256, design)
+    result = repeated(net, x, gaussian, 256 if d == 12 else 64, design)
     assert z_of_mean(result.hessian, truth.hessian[0]).max() < 5
     assert z_of_mean(result.gradient, truth.gradient[0]).max() < 5
     assert z_of_mean(result.value, truth.value[0]) < 5
@@ -55,7 +55,7 @@ def test_quadratic(d, design):
 @pytest.mark.parametrize("design", sorted(DESIGNS))
 @pytest.mark.parametrize("sigma", [0.01, 1.0])
 def test_four_quadrant_function(sigma, design):
-    result = repeated(four_quadrant, torch.zeros(1, 2).double(), Isotropic(sigma), 400, design)
+    result = repeated(four_quadrant, torch.zeros(1, 2).double(), Isotropic(sigma), 128, design)
     assert z_of_mean(result.hessian, FOUR_QUADRANT_HESSIAN).max() < 5
 
 
@@ -68,7 +68,10 @@ def test_affine_is_exact_under_mirrored_designs(d):
             assert (result.hessian == 0).all()
             assert (result.relative_error == 0).all()
             torch.testing.assert_close(result.gradient, b.expand(SEEDS, d), rtol=0, atol=1e-12)
-            adaptive = Plain(lambda x: x @ b + 3).attribute(torch.ones(1, d).double(), sigma=1.0, design=design.name)
+            with pytest.warns(UserWarning, match="H cannot be told from zero"):
+                adaptive = Plain(lambda x: x @ b + 3).attribute(
+                    torch.ones(1, d).double(), sigma=1.0, design=design.name
+                )
             assert adaptive.converged.all()
             assert int(adaptive.n_calls) == {1: 64, 2: 64, 12: 96, 64: 128}[d]  # the first look at 32 rows or more
 
@@ -225,7 +228,7 @@ def test_theorem_1_error_falls_as_one_over_root_n():
     d, net, gaussian = 12, OneHidden(12), Isotropic(0.5)
     x = 0.3 * torch.ones(1, d, dtype=torch.float64)
     truth = net.truth(x, gaussian).hessian[0]
-    counts = [128, 512, 2048, 8192]
+    counts = [64, 256, 1024, 4096]
     quantiles = []
     for n in counts:
         error = torch.linalg.matrix_norm(repeated(net, x, gaussian, n).hessian - truth, 2)
@@ -244,10 +247,8 @@ def test_calls_for_predicts_the_calls(norm, design):
     size = torch.linalg.matrix_norm(truth, 2 if norm == "op" else "fro")
     wanted = float(repeated(net, x, gaussian, 1200, design).calls_for(0.05, norm).median())
     n = 2 * round(wanted / 2)
-    reached = (
-        torch.linalg.matrix_norm(repeated(net, x, gaussian, n, design).hessian - truth, 2 if norm == "op" else "fro")
-        / size
-    )
+    error = repeated(net, x, gaussian, n, design, seeds=60).hessian - truth
+    reached = torch.linalg.matrix_norm(error, 2 if norm == "op" else "fro") / size
     needed = n * (float(reached.square().mean().sqrt()) / 0.05) ** 2
     assert 0.7 <= wanted / needed <= 1.3
 

@@ -41,10 +41,12 @@ def test_the_forward_function_of_a_captum_method_serves_as_it_is():
     attr = pytest.importorskip("captum.attr", reason="captum is not installed")
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     method = attr.Saliency(net)
-    x = torch.randn(3, 4).double()
+    x = torch.randn(3, 4).double().requires_grad_()  # Saliency warns where it has to set this
     targets = torch.tensor([0, 2, 1])
     result = sh.SmoothHess(method.forward_func).attribute(x, target=targets, sigma=1e-3, n_calls=400)
-    torch.testing.assert_close(result.gradient.abs(), method.attribute(x, target=targets), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        result.gradient.abs(), method.attribute(x, target=targets).detach(), rtol=1e-3, atol=1e-4
+    )
 
 
 # --- torchvision- and timm-style networks -----------------------------------------------------------------------------

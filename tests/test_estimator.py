@@ -196,10 +196,11 @@ def test_grouped_streaming_equals_groups():
     explainer, x = Plain(OneHidden(12)), batch(2, 12).reshape(2, 3, 4)
     own = torch.stack([torch.arange(12).reshape(3, 4) % 5, torch.arange(12).reshape(3, 4) // 3])
     for gaussian in gaussians(12).values():
+        whole = {n: explainer.attribute(x, gaussian=gaussian, n_calls=n) for n in (100, 3000)}
         for mask in (own[0], own):
-            for n in (100, 3000):
+            for n, result in whole.items():
                 streamed = explainer.attribute(x, gaussian=gaussian, n_calls=n, feature_mask=mask)
-                summed = explainer.attribute(x, gaussian=gaussian, n_calls=n).groups(mask)
+                summed = result.groups(mask)
                 torch.testing.assert_close(streamed.hessian, summed.hessian, rtol=1e-7, atol=1e-10)
                 torch.testing.assert_close(streamed.gradient, summed.gradient, rtol=1e-7, atol=1e-10)
                 torch.testing.assert_close(streamed.stderr(), summed.stderr(), rtol=1e-6, atol=1e-9)
@@ -219,7 +220,7 @@ def test_r2_is_the_score_on_gradients_never_seen():
                     x.repeat_interleave(100, 0), gaussian=gaussian, n_calls=n, design=design, seed=range(200)
                 )
                 fresh = gaussian.colour(
-                    torch.randn(5_000, gaussian.rank(6), generator=torch.Generator().manual_seed(1)).double()
+                    torch.randn(2_000, gaussian.rank(6), generator=torch.Generator().manual_seed(1)).double()
                 )
                 for b in range(2):
                     points = (x[b] + fresh).requires_grad_()
@@ -243,7 +244,9 @@ class TestSteinCheck:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             x = batch(200, d)
-            result = Plain(OneHidden(d)).attribute(x, sigma=0.5, n_calls=256, design=design, seed=range(200))
+            result = Plain(OneHidden(d)).attribute(
+                x, sigma=0.5, n_calls=256 if d > 2 else 64, design=design, seed=range(200)
+            )
         assert result.stein_z.abs().max() < 6
         assert result.stein_z[:, 1].std() < 1.3
 
@@ -337,8 +340,8 @@ def test_neuron_more():
         ("iid", 4, 4000, 5),
         ("antithetic", 4, 400, 5),
         ("orthogonal", 4, 400, 5),
-        ("orthogonal", 32, 128, 1),  # inside one block
-        ("orthogonal", 32, 64, 0),  # half of one
+        ("orthogonal", 16, 64, 1),  # inside one block
+        ("orthogonal", 16, 32, 0),  # half of one
         ("sobol", 4, 1024, 5),
     ],
 )
@@ -347,10 +350,11 @@ def test_false_discoveries_stay_below_q(design, half, n_calls, least):
     net, seeds = additive(half, half), 200
     x = 0.2 * torch.ones(seeds, 2 * half).double()
     result = Plain(net).attribute(x, sigma=0.5, n_calls=n_calls, seed=range(seeds), design=design)
+    all_pairs = result.top_pairs(half * (2 * half - 1))
     for q in (0.05, 0.2):
         rates, found = [], 0
-        for pairs in result.top_pairs(half * (2 * half - 1), q=q):
-            declared = [p for p in pairs if p.significant]
+        for pairs in all_pairs:
+            declared = [p for p in pairs if p.q_value <= q]
             false = [p for p in declared if p.i < half <= p.j]
             rates.append(len(false) / max(len(declared), 1))
             found += len(declared) - len(false)

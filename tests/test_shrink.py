@@ -142,7 +142,7 @@ def known(request):
     """A network, an input, and its Hessian from a long run."""
     net = NETS[request.param]()
     x = 0.5 * torch.randn(1, 32, generator=torch.Generator().manual_seed(2)).double()
-    options = {"n_calls": 64 * 3000, "seed": 77, "shrink": False, "control": "kink"}
+    options = {"n_calls": 64 * 600, "seed": 77, "shrink": False, "control": "kink"}
     return net, x, SmoothHess(net).attribute(x, sigma=0.4, **options).hessian[0]
 
 

@@ -1,10 +1,21 @@
-"""A web server on the loopback that can be told to misbehave."""
+"""Figures that are drawn quickly, and a web server on the loopback that can be told to misbehave."""
 
 import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+from smoothhess.view import canvas
+from tests.view.pictures import without_layout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plain_figures():
+    """Figures without a layout engine, which takes most of the time and changes no number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canvas, "new_figure", without_layout)
+        yield
 
 
 class Server(ThreadingHTTPServer):

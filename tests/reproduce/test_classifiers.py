@@ -20,7 +20,6 @@ def test_a_network_is_trained_once_and_kept(tmp_path, monkeypatch):
     assert "trained here, 60 steps, accuracy" in first.words
     monkeypatch.setattr("smoothhess.reproduce.classifiers.train", None)
     again = source.classifier(options)
-    assert again.words == first.words
     assert again.fingerprint == first.fingerprint
     assert not again.network.training
 

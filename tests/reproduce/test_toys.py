@@ -110,7 +110,7 @@ def test_error_bars_hold_for_gradients_that_few_draws_meet():
     exact = Rings.of(lambda x: ramp(x)[:, 0], n_radii=8_000, n_angles=32, smallest=1e-3).entries(sigma2)
     scores = []
     for k, s2 in enumerate(sigma2):
-        found = scales._smooth_hessian(ramp, s2, 10_240, k, "cpu")
+        found = scales._smooth_hessian(ramp, s2, 5_120, k, "cpu")
         scores += [(found[name] - exact[name][k]) / found[f"{name} standard error"] for name in ENTRIES]
     assert max(map(abs, scores)) < 4.5
     assert sum(abs(z) > scales.REACH for z in scores) <= 6  # 1.8 of 36 expected, in groups of three
@@ -259,7 +259,7 @@ def test_training_is_kept_resumed_and_leaves_the_global_generator_alone(tmp_path
 
     monkeypatch.setattr(plane, "train", lambda *_, **__: pytest.fail("trained again"))
     again = fit("cut")
-    assert again.mse == pytest.approx(straight.mse, rel=1e-5)
+    assert again.mse == straight.mse
     assert all(torch.equal(a, b) for a, b in zip(again.network.parameters(), resumed.network.parameters(), strict=True))
 
 
@@ -274,7 +274,8 @@ def test_a_training_stopped_on_purpose_is_the_whole_one_at_that_step(tmp_path, m
 
     stopped = fit(25)
     assert stopped.words.startswith("25 of 60 steps, ")
-    assert fit(25).words == stopped.words
+    again = fit(25)
+    assert (again.n_steps, again.mse, again.planned) == (25, stopped.mse, 60)
     steps = []
     with pytest.raises(KeyboardInterrupt):
         fit(None, lambda *pair: _count(steps, 30) or recipe.loss(*pair))

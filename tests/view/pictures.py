@@ -5,6 +5,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import nn
 
 import smoothhess as sh
@@ -41,6 +43,18 @@ def picture(shape=(4, 5), n_calls=200, **options):
 def segments(shape=(3, 4, 5)):
     """Four segments of a 4 × 5 image."""
     return torch.tensor([[0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 2, 3]] * 2).expand(shape)
+
+
+class NoLayout(ConstrainedLayoutEngine):
+    """Takes the settings of a layout and leaves all Axes where they are."""
+
+    def execute(self, fig):
+        pass
+
+
+def without_layout(width, height):
+    """In the place of `canvas.new_figure`."""
+    return Figure(figsize=(width, height), layout=NoLayout())
 
 
 def draw(ax):

@@ -118,12 +118,12 @@ def test_figures_leave_pyplot_and_its_settings_alone():
         "settings = lambda: {k: mpl.rcParams[k] for k in mpl.rcParams if k != 'backend'}; before = settings();"
         "f = lambda x: x.flatten(1).prod(1);"
         "r = sh.SmoothHess(f).attribute(torch.ones(1, 3, 3), sigma=0.5, n_calls=96);"
-        "[r.plot(k).figure.savefig('/dev/null', format='png') for k in view.KINDS if k != 'series'];"
+        "figures = {k: r.plot(k).figure for k in view.KINDS if k != 'series'};"
         "t = sh.SmoothHess(f).attribute(torch.ones(1, 4), sigma=0.5, n_calls=96);"
-        "t.plot('series').figure.savefig('/dev/null', format='png');"
-        "view.along(f, r).figure.savefig('/dev/null', format='png');"
+        "figures |= {'series': t.plot('series').figure, 'along': view.along(f, r).figure};"
         "s = sh.sweep(f, torch.ones(1, 4), [.1, .3], n_calls=96);"
-        "view.sweep_curves(s).figure.savefig('/dev/null', format='png');"
+        "figures['curves'] = view.sweep_curves(s).figure;"
+        "[figures[k].savefig('/dev/null', format='png', dpi=40) for k in ('graph', 'pairs', 'curves')];"
         "print(settings() == before, 'matplotlib.pyplot' in sys.modules, 'scipy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

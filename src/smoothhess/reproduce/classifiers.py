@@ -205,7 +205,7 @@ class Source:
             device=options.device,
             show_progress=options.show_progress,
         )
-        scores = {name: f"{score:.6g}" for name, score in fitted.scores.items()}
+        scores = {name: repr(score) for name, score in fitted.scores.items()}
         save_weights(network, path, run=str(self.run), seed=str(options.seed), steps=str(fitted.n_steps), **scores)
         checkpoint.unlink(missing_ok=True)
         return f"trained here, {fitted.n_steps} steps", scores

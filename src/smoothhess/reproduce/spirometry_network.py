@@ -132,9 +132,9 @@ def _keep(result: Fitted, path: Path, seed: int) -> None:
         seed=str(seed),
         kernel=str(result.kernel),
         steps=str(result.n_steps),
-        mse=f"{result.mse:.6g}",
-        train_mse=f"{result.train_mse:.6g}",
-        uncalibrated_mse=f"{result.uncalibrated_mse:.6g}",
+        mse=repr(result.mse),
+        train_mse=repr(result.train_mse),
+        uncalibrated_mse=repr(result.uncalibrated_mse),
         machine=result.machine,
     )
 

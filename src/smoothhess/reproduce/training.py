@@ -337,10 +337,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except (OSError, ValueError, FloatingPointError) as error:
         parser.exit(1, f"{error}\n")
-    scores = {name: f"{score:.6g}" for name, score in training.scores.items()}
+    scores = {name: repr(score) for name, score in training.scores.items()}
     save_weights(network, options.out, run=options.name, seed=str(options.seed), **scores)
     checkpoint.unlink(missing_ok=True)
-    told = ", ".join(f"{name} {score}" for name, score in scores.items())
+    told = ", ".join(f"{name} {score:.6g}" for name, score in training.scores.items())
     measure = "accuracy" if recipe.score is correct else "mean squared error"
     print(f"{options.name}: {measure} {told}; {training.n_steps} steps, {training.seconds:.0f} s → {options.out}")
 

@@ -94,7 +94,7 @@ def trained(
         show_progress=options.show_progress,
     )
     mse = training.scores["train"]
-    save_weights(network, path, run=name, seed=str(options.seed), steps=str(training.n_steps), mse=f"{mse:.6g}")
+    save_weights(network, path, run=name, seed=str(options.seed), steps=str(training.n_steps), mse=repr(mse))
     checkpoint.unlink(missing_ok=True)
     return Trained(network, training.n_steps, mse, planned)
 
