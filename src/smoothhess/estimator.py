@@ -125,7 +125,7 @@ class SmoothHess:
             found_out=self._found_out,
         )
         with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
-            result = run.result(bar)
+            result = run.finish(run.result(bar))
         warn_of(result, run.budget.tol)
         return result
 

@@ -80,6 +80,14 @@ class Gaussian(ABC):
         """Whether features are independent of each other."""
         return False
 
+    @property
+    def has_mean_curvature(self) -> bool:
+        """Whether a multiple of Σ⁻¹ is a Hessian that functions have: not with strongly correlated features.
+
+        Σ⁻¹ is then largest along directions in which nothing moves, and functions hardly curve.
+        """
+        return self.is_diagonal
+
     def check(self, d: int) -> Self:
         """Itself, after making sure that it fits inputs of d features."""
         if self.dimension is not None and self.dimension != d:
@@ -424,6 +432,11 @@ class Eigenbasis(Gaussian):
         """Number of features."""
         return self.basis.shape[1]
 
+    @property
+    def has_mean_curvature(self) -> bool:
+        """Where nothing moves outside of the directions that were chosen."""
+        return not self.rest
+
     def rank(self, d: int) -> int:
         """d, or the number of directions when rest = 0."""
         return d if self.rest > 0 else len(self.basis)
@@ -506,6 +519,11 @@ class SegmentShift(Gaussian):
                 "feature_mask=masks[i])."
             )
         raise ValueError(f"the mask of segments.noise has {self.dimension} features but an input has {d}. {remedy}")
+
+    @property
+    def has_mean_curvature(self) -> bool:
+        """True."""
+        return True
 
     def rank(self, d: int) -> int:
         """Number of segments that move."""

@@ -238,15 +238,13 @@ class Interactions:
     def _estimated_error(self) -> Tensor:
         """`relative_error` where draws have shown something, (B,)."""
         if self.denoised is not None:
-            norm2 = self.denoised.hessian.double().square().sum((-1, -2))
-            return _share(self.denoised.error2, norm2)
+            return _ratio(self.denoised.error2, self.denoised.true2)
         if self._denoised is not None:
-            error2 = self._denoised.error2 + self._noise.of_drift + self._noise.of_unseen
-            return _share(error2, self._denoised.norm2)
-        variance, norm = self._noise.of_frobenius, self._noise.squared_norm
-        signal = norm - variance
-        ratio = (variance / signal.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
-        return torch.where(signal > 0, ratio, torch.inf)
+            more = self._noise.of_drift + self._noise.of_unseen
+            error2, true2 = self._denoised.error2 + more, self._denoised.true2
+            return _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
+        variance = self._noise.of_frobenius
+        return _ratio(variance, self._noise.squared_norm - variance)
 
     @cached_property
     def discontinuous(self) -> Tensor:
@@ -402,7 +400,10 @@ class Interactions:
         asks what removing both groups does beyond removing each. No d × d matrix is made.
         """
         shape = (len(self), *self.feature_shape)
-        grouping = Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs)
+        return self.grouped(Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs))
+
+    def grouped(self, grouping: Grouping) -> Interactions:
+        """As `groups`, of a grouping that was made before."""
         grouping = replace(grouping, r2=self.r2)
         stats = self._features.map(grouping.sum)
         whole = grouping
@@ -418,22 +419,20 @@ class Interactions:
             skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
             stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
         status = tuple("calls" if s == "tolerance" else s for s in self.status)  # the tolerance was that of all pairs
-        denoised = self._denoised_groups(grouping)
-        return replace(
-            self, statistics=stats, grouping=whole, status=status, denoised=denoised, shrink=denoised is not None
-        )
+        sums = replace(self, statistics=stats, grouping=whole, status=status, denoised=None, shrink=False)
+        denoised = self._denoised_groups(grouping, sums)
+        return sums if denoised is None else replace(sums, denoised=denoised, shrink=True)
 
-    def _denoised_groups(self, grouping: Grouping) -> Shrunk | None:
-        """Sums of the denoised Hessian; None where there is none, and of groups of groups."""
+    def _denoised_groups(self, grouping: Grouping, unbiased: Interactions) -> Shrunk | None:
+        """Sums that make use of the denoised Hessian; None where there is none, and of groups of groups."""
         if self._denoised is None:
             return None
         q = grouping.directions(self.gaussian).expand(len(self), -1, -1)
-        hessian = self._denoised.product(q) @ q.mT
-        error2 = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
-        if self._features.drift is not None and self._features.drift_norm2 is not None:
-            total = grouping.sum(self._features.drift).double().square().mean(1).sum(-1)
-            error2 = error2 + total.square() / self._features.drift_norm2.clamp_min(1e-300)
-        return Shrunk(symmetric(hessian), error2)
+        hessian = symmetric(self._denoised.product(q) @ q.mT).double()
+        risk = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
+        noise = unbiased._noise
+        found = Shrunk.combine(noise.estimate.dense(), noise.of_frobenius, hessian, risk + noise.of_drift)
+        return replace(found, hessian=found.hessian.to(self.dtype))
 
     def top_pairs(
         self,
@@ -750,10 +749,10 @@ class Interactions:
         return v.reshape(-1, d).expand(b, d)
 
 
-def _share(error2: Tensor, norm2: Tensor) -> Tensor:
-    """√(error²/(‖Ĥ‖² + error²)): a denoised estimate is, on average, shorter than the truth by its error."""
-    total = norm2 + error2
-    return torch.where(total > 0, error2 / total.clamp_min(torch.finfo(torch.float64).tiny), 0.0).sqrt()
+def _ratio(error2: Tensor, true2: Tensor) -> Tensor:
+    """√(error²/‖H‖²); infinite where ‖H‖² cannot be told from zero and the error can."""
+    ratio = (error2 / true2.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
+    return torch.where(true2 > 0, ratio, torch.where(error2 > 0, torch.inf, 0.0))
 
 
 def _weights(results: Sequence[Interactions]) -> Tensor | None:

@@ -23,7 +23,7 @@ from smoothhess.noise import Noise
 from smoothhess.oracle import Oracle, check_batch_size, check_inputs, is_out_of_memory, release
 from smoothhess.precision import check_precision
 from smoothhess.sampler import OtherPathError, Sampler
-from smoothhess.statistics import Statistics, most_rows, unmoved
+from smoothhess.statistics import Statistics, head_rows, most_rows, unmoved
 
 FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
 LEAST_ROWS = 32  # and does not judge its own error from fewer rows;
@@ -32,6 +32,7 @@ LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
 EXACT = 1e-6  # relative error that is never reached by luck
 PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
 WORTH = 3  # the closed form must leave less open than this power of the share of passes that it does not take
+ROWS_BYTES = 1 << 31  # of all features' rows that are kept for sums over groups; beyond, the sums are streamed
 UNMOVED_ROWS = 512  # after which a run stops in which no gradient has changed at all
 ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
 
@@ -46,6 +47,7 @@ class Run:
     calls: float  # that the closed form is weighed against
     control: str | None
     shrink: bool
+    sums: Grouping | None = None  # groups whose sums are asked for, where the rows of all features are kept for them
 
     @staticmethod
     def prepare(
@@ -97,10 +99,16 @@ class Run:
             budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d), d)))
         if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
             raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
-        white = gaussian.to(inputs.device, inputs.dtype)
+        white, sums = gaussian.to(inputs.device, inputs.dtype), None
+        if grouping is not None and shrink and _rows_fit(inputs, gaussian.rank(d), budget.most):
+            grouping, sums = None, grouping
         sampler = Sampler(oracle, inputs, white, plan, grouping, tau_probes=tau_probes)
         calls = n_calls if n_calls is not None else max_calls / 4
-        return Run(sampler, budget, seeds_of(seed, len(inputs)), calls, control, shrink)
+        return Run(sampler, budget, seeds_of(seed, len(inputs)), calls, control, shrink, sums)
+
+    def finish(self, result: Interactions) -> Interactions:
+        """What was asked for of the result of all features: itself, or the sums over groups."""
+        return result if self.sums is None else replace(result.grouped(self.sums), status=result.status)
 
     def progress(self, show: bool) -> tqdm:
         """A bar for all draws."""
@@ -128,7 +136,8 @@ class Run:
             None if whole.grouping is None else whole.grouping.select(index),
             tau_probes=whole.tau_probes,
         )
-        return replace(self, sampler=sampler, seeds=[self.seeds[i] for i in index.tolist()])
+        sums = None if self.sums is None else self.sums.select(index)
+        return replace(self, sampler=sampler, seeds=[self.seeds[i] for i in index.tolist()], sums=sums)
 
     def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
         """All examples at once, by the run's own sampler or by one in its place."""
@@ -136,14 +145,17 @@ class Run:
         rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
         note = _take_control(sampler, self.control, self.seeds, self.calls)
         try:
-            result = sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
+            result = self._sampled(sampler, bar, note)
         except OtherPathError as error:
             if self.control != "auto":
                 raise
             sampler.control, note = None, str(error)
             bar.update(drawn - bar.n)
-            result = sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note)
+            result = self._sampled(sampler, bar, note)
         return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
+
+    def _sampled(self, sampler: Sampler, bar: tqdm, note: str) -> Interactions:
+        return sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note, self.sums)
 
 
 def in_parts(
@@ -198,16 +210,29 @@ class Budget:
         return Budget(min(first, most), most, tol)
 
 
+def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
+    """Whether the rows of all features of each example, or a matrix of them, can be kept."""
+    numbers = min(rows, head_rows(k)) * k * 3 + (3 * k * k if rows > head_rows(k) else 0)
+    return k > SMALL and rows <= most_rows(k, k) and numbers * inputs.element_size() * len(inputs) <= ROWS_BYTES
+
+
 def sample_until(
-    sampler: Sampler, stats: Statistics, budget: Budget, bar: tqdm, shrink: bool, note: str
+    sampler: Sampler,
+    stats: Statistics,
+    budget: Budget,
+    bar: tqdm,
+    shrink: bool,
+    note: str,
+    sums: Grouping | None = None,
 ) -> Interactions:
-    """Double the rows of every example until it may stop."""
+    """Double the rows of every example until it may stop; by the error of `sums` over groups where they are given."""
     index = torch.arange(len(stats), device=sampler.inputs.device)
     rows, finished = budget.first, []
     while True:
         stats = sampler.extend(stats, rows - int(stats.n[0]), index, bar)
         result = replace(_result(sampler, stats, index, shrink), control_note=note)
-        verdicts = _verdicts(result, budget, rows)
+        judged = result if sums is None or budget.tol is None else result.grouped(sums.select(index))
+        verdicts = _verdicts(judged, budget, rows)
         stop = torch.tensor([v != "" for v in verdicts])
         done = torch.nonzero(stop).reshape(-1).to(index.device)
         if len(done):

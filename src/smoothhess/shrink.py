@@ -28,6 +28,7 @@ from torch import Tensor
 
 from smoothhess.directions import strongest_directions
 from smoothhess.gaussian import Gaussian, Isotropic
+from smoothhess.incomplete_blocks import correct
 from smoothhess.inner import Grams, inner
 from smoothhess.known import Known
 from smoothhess.skew import goes_by_rows
@@ -39,6 +40,7 @@ GROWTH = 1.5  # and how the blocks' ends grow
 OPTIMISM, CENTRED = 1.2, 1.5  # the latter where the centre is a closed form, whose own error is not so evenly spread,
 PARTIAL = 0.4  # and by so much more where no block of the design is complete
 RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
+LEAST_SIGNAL = 0.1  # share of ‖Ĥ‖² + ‖Ĥ − H‖² that ‖H‖² must be seen to exceed
 CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
 CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
 FEW_MATRICES, SMALL_MATRIX = 8, 512
@@ -67,6 +69,11 @@ class Denoised:
     def norm2(self) -> Tensor:
         """‖Ĥ‖²_F of the features, (B,)."""
         return self._in_order([part.norm2 for _, part in self.parts])
+
+    @property
+    def true2(self) -> Tensor:
+        """Estimated ‖H‖²_F of the features, (B,); 0 where it cannot be told from zero."""
+        return self._in_order([part.true2 for _, part in self.parts])
 
     @property
     def explained(self) -> Tensor:
@@ -117,6 +124,7 @@ class Part:
     error2: Tensor  # (b,)
     norm2: Tensor  # (b,)
     explained: Tensor  # (b,)
+    true2: Tensor  # (b,) estimated ‖H‖²_F
 
     def product(self, q: Tensor) -> Tensor:
         """Each row of (b, n, k) times the whitened Hessian."""
@@ -145,23 +153,44 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Shrunk:
-    """Denoised group sums, which are kept with the groups."""
+    """Group sums that combine the unbiased and the denoised ones; they are kept with the groups."""
 
     hessian: Tensor  # (B, K, K)
-    error2: Tensor  # (B,)
+    error2: Tensor  # (B,) estimated squared error of all sums
+    true2: Tensor  # (B,) estimated squared norm of the true sums; 0 where it cannot be told from zero
+
+    @staticmethod
+    def combine(unbiased: Tensor, variance: Tensor, denoised: Tensor, risk: Tensor) -> Shrunk:
+        """From unbiased sums U (B, K, K) with their total variance, and denoised ones D with what they say they err by.
+
+        Denoising spreads what it keeps of the trace over all directions, while true entries may cancel inside a group:
+        the sums of D can be far off without a sign of it in D. But E‖U − D‖² is Var U and the squared error of D
+        together, so that error can be seen, and D gets the weight Var U/(Var U + error²).
+        """
+        apart = (unbiased - denoised).square().sum((-1, -2))
+        error2 = torch.maximum(apart - variance, risk)
+        known = variance.isfinite()
+        weight = torch.where(known & (variance + error2 > 0), variance / (variance + error2).clamp_min(_TINY), 1.0)
+        served = torch.lerp(unbiased, denoised, torch.where(known, weight, 1.0)[:, None, None])
+        left = torch.where(known, (1 - weight).square() * variance + weight.square() * error2, risk)
+        # E⟨G, U⟩ is ‖H‖² and what U and G = U + λ(D − U) have of their noise in common
+        common = (served * unbiased).sum((-1, -2)) - (1 - weight) * variance
+        size = served.square().sum((-1, -2))
+        true2 = torch.where(known, torch.minimum(common, size + left), size + left)
+        return Shrunk(served, left, torch.where(true2 > LEAST_SIGNAL * (size + left), true2, 0.0))
 
     def select(self, index: Tensor) -> Shrunk:
         """The examples at `index`."""
-        return Shrunk(self.hessian[index], self.error2[index])
+        return Shrunk(self.hessian[index], self.error2[index], self.true2[index])
 
     def to(self, device: torch.device | str) -> Shrunk:
         """On another device."""
-        return Shrunk(self.hessian.to(device), self.error2.to(device))
+        return Shrunk(self.hessian.to(device), self.error2.to(device), self.true2.to(device))
 
     @staticmethod
     def cat(parts: Sequence[Shrunk]) -> Shrunk:
-        """Of different examples, side by side."""
-        return Shrunk(torch.cat([p.hessian for p in parts]), torch.cat([p.error2 for p in parts]))
+        """Of different examples, concatenated."""
+        return Shrunk(*(torch.cat([getattr(p, name) for p in parts]) for name in ("hessian", "error2", "true2")))
 
 
 def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
@@ -186,10 +215,12 @@ def _points(stats: Statistics) -> Tensor:
 def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     """Examples with equally many rows."""
     m, k = stats.head.odd.shape[1:]
-    basis = _FactoredBasis(stats) if m < k and stats.total is None else _DenseBasis(stats)
-    estimate = basis.estimate
-    damped, risk, noise = _damp(symmetric(estimate), (estimate - estimate.mT) / 2)
-    constant = basis.offset - basis.trace(damped) / k
+    centred = gaussian.has_mean_curvature
+    basis = _FactoredBasis(stats, centred) if m < k and stats.total is None else _DenseBasis(stats, centred)
+    estimate, correction = basis.estimate, correct(stats)
+    half, skew = symmetric(estimate), (estimate - estimate.mT) / 2
+    damped, risk, noise, factor = _damp(half, skew, correction.corrected + correction.plain, k)
+    constant = basis.offset - basis.trace(damped) / k if centred else torch.zeros_like(basis.offset)
     optimism = torch.full_like(constant, OPTIMISM)
     if stats.known is not None:
         optimism = torch.where(stats.known.is_zero, optimism, CENTRED)
@@ -204,38 +235,86 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     lost = basis.lost * linear.clamp(0, 1)
     error2 = (risk * weigh).sum((-1, -2)) + 2 * lost * precisions.mean().square()
     error2 = torch.maximum(error2, RESOLUTION / k * (noise * weigh).sum((-1, -2)))
+    if not alike:  # entries of one block are not equally long among the features: each by itself
+        shift = basis.offset - constant
+        least, common = _entrywise_error(basis, gaussian, half, skew, factor, noise, shift)
+        error2 = torch.maximum(error2, least)
     if m < FIRST_BLOCK:  # too few rows to tell anything: as wrong as their gradients are large
         error2 = torch.maximum(error2, basis.energy * precisions.mean().square())
-    still = stats.head.odd.abs().amax((-1, -2)) == 0  # nothing varied: as far as can be seen the centre is exact
-    error2 = torch.where(still, 0.0, error2)
-    part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2)
+    part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2, error2)
     norm2, explained = _norms(part, gaussian, d, precisions)
+    true2 = norm2 + error2  # a damped estimate is, on average, shorter than the truth by its error
+    if not alike and stats.known is None:  # ‖H‖² = ‖Ĥ − H‖² + 2⟨Ĥ, H⟩ − ‖Ĥ‖²
+        found = error2 + 2 * common - norm2
+        true2 = torch.where(found > LEAST_SIGNAL * true2, torch.minimum(found, true2), 0.0)
     # Of its own length, what is an error that the rule does not know of explains nothing, and counts against it.
     excess = error2 - (risk * weigh).sum((-1, -2)) / optimism
     explained = explained * (1 - excess / norm2.clamp_min(_TINY))
-    return replace(part, norm2=norm2, explained=explained)
+    return replace(part, norm2=norm2, explained=explained, true2=true2)
 
 
-def _damp(s: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The damped S, and for each entry the expected squared error and the variance of the noise, (b, r, r) each."""
+def _entrywise_error(
+    basis: _DenseBasis | _FactoredBasis,
+    gaussian: Gaussian,
+    s: Tensor,
+    a: Tensor,
+    factor: Tensor,
+    noise: Tensor,
+    shift: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Unbiased estimates of ‖Ĥ − H‖²_F and ⟨Ĥ, H⟩ among the features, inside the span of the basis, (b,) each.
+
+    With F the factors, S = W + N and A distributed like N entry by entry, F∘S − W has the mean square
+    ‖(1 − F)∘S‖² − ‖(1 − F)∘A‖² + ‖F∘A‖², and ⟨F∘S, W⟩ the mean ⟨F∘S, S⟩ − ⟨F∘A, A⟩, in any norm.
+    """
+    gram, offset = basis.products(gaussian.push), basis.offset
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return (gram @ x * (y @ gram)).sum((-1, -2))
+
+    def norm2(x: Tensor) -> Tensor:
+        return product(x, x)
+
+    left = (1 - factor) * s
+    left.diagonal(dim1=-2, dim2=-1).add_(shift[:, None])
+    own = gram.diagonal(dim1=-2, dim2=-1).square() * noise.diagonal(dim1=-2, dim2=-1)
+    kept = factor.diagonal(dim1=-2, dim2=-1)
+    diagonal = ((kept.square() - (1 - kept).square()) * own).sum(-1)
+    error2 = norm2(left) - norm2((1 - factor) * a) + norm2(factor * a) + diagonal
+    served, sampled = (torch.diag_embed(c[:, None].expand_as(kept)) for c in (offset - shift, offset))
+    common = product(factor * s + served, s + sampled) - product(factor * a, a) - (kept * own).sum(-1)
+    return error2.clamp_min(0), common
+
+
+def _damp(s: Tensor, a: Tensor, incomplete: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The damped S, and for each entry the expected squared error, the variance of the noise and the factor, (b, r, r).
+
+    `incomplete` (b,) is the variance of incomplete blocks that A does not show, see `incomplete_blocks`.
+    """
     r = s.shape[-1]
     member = _blocks(r).to(s)  # (r, blocks)
     ones = torch.ones(r, r, dtype=s.dtype, device=s.device).fill_diagonal_(0)
     count = member.mT @ ones @ member
     own = s.diagonal(dim1=-2, dim2=-1)
     signal = member.mT @ (s.square() - torch.diag_embed(own.square())) @ member
-    noise = member.mT @ a.square() @ member
+    shown = a.square()
+    missing = incomplete[:, None, None] * ((1 - 4 / k) * s.square() + own[..., None] * own[:, None])
+    unshown = missing.diagonal(dim1=-2, dim2=-1)
+    entries = torch.maximum(shown + missing - torch.diag_embed(unshown), shown / 2)
+    noise = member.mT @ entries @ member
     keep = torch.where(signal > 0, 1 - noise / signal.clamp_min(_TINY), 0.0).clamp_min(0)
     level = noise / count.clamp_min(1)
     # diagonal entries: their noise is twice that of the other entries of their block
-    own_level = torch.where(count.diagonal() > 0, 2 * level.diagonal(dim1=-2, dim2=-1), torch.inf)
+    own_noise = (member.mT @ shown @ member / count.clamp_min(1)).diagonal(dim1=-2, dim2=-1)
+    own_noise = 2 * own_noise + unshown @ member / member.sum(0)
+    own_level = torch.where(count.diagonal() > 0, own_noise, torch.inf)
     own_signal = (own.square() @ member) / member.sum(0)
     own_keep = torch.where(own_signal > 0, 1 - own_level / own_signal.clamp_min(_TINY), 0.0).clamp_min(0)
     own_level = torch.where(own_level.isinf(), own_signal, own_level)
     factor, variance = (member @ x @ member.mT for x in (keep, level))
     factor.diagonal(dim1=-2, dim2=-1).copy_(own_keep @ member.mT)
     variance.diagonal(dim1=-2, dim2=-1).copy_(own_level @ member.mT)
-    return factor * s, factor * variance, variance
+    return factor * s, factor * variance, variance, factor
 
 
 def _blocks(r: int) -> Tensor:
@@ -266,10 +345,10 @@ class _Basis:
 class _DenseBasis(_Basis):
     """Whitened directions in which the gradients are uncorrelated, strongest first, as columns of a k × k matrix."""
 
-    def __init__(self, stats: Statistics) -> None:
+    def __init__(self, stats: Statistics, centred: bool) -> None:
         self.k = stats.k
         raw = stats.sampled() / stats.n.double()[:, None, None]
-        self.offset = raw.diagonal(dim1=-2, dim2=-1).sum(-1) / self.k
+        self.offset = raw.diagonal(dim1=-2, dim2=-1).sum(-1) / self.k * centred
         a, z = self.offset[:, None, None], _points(stats).double()
         rows = stats.head.odd.double() - a * z
         self.vectors = strongest_directions(rows.mT @ rows)
@@ -302,17 +381,22 @@ class _DenseBasis(_Basis):
         """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
         return push(self.vectors.mT.to(self.dtype)).double().square().sum(-1)
 
+    def products(self, push: Callable[[Tensor], Tensor]) -> Tensor:
+        """Products of the directions with each other after a linear map, (b, r, r)."""
+        pushed = push(self.vectors.mT.to(self.dtype))
+        return inner(pushed, pushed)
+
 
 class _FactoredBasis(_Basis):
     """The same, as combinations Q of fewer rows γ − a z than there are coordinates; nothing k × k is made."""
 
-    def __init__(self, stats: Statistics) -> None:
+    def __init__(self, stats: Statistics, centred: bool) -> None:
         self.k = stats.k
         n = stats.n.double()
         self.odd, self.z = stats.head.odd, _points(stats)
         # (b, m, m) each, and kept where the skew goes by them too
         odd, cross, square = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
-        self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k
+        self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k * centred
         a = self.offset[:, None, None]
         weight = stats.head.weight.double()  # s = w z
         back = torch.where(weight > 0, 1 / weight, 0.0)
@@ -356,6 +440,11 @@ class _FactoredBasis(_Basis):
         """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
         pushed = push(self.rows)
         return (self.combine * (inner(pushed, pushed) @ self.combine)).sum(1)
+
+    def products(self, push: Callable[[Tensor], Tensor]) -> Tensor:
+        """Products of the directions with each other after a linear map, (b, r, r)."""
+        pushed = push(self.rows)
+        return self.combine.mT @ inner(pushed, pushed) @ self.combine
 
 
 def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,9 @@ def _of_draws(result: Interactions) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if result.precision_error is not None:
         tensors["precision_error"] = result.precision_error
     if result.denoised is not None:
-        tensors |= {"denoised.hessian": result.denoised.hessian, "denoised.error2": result.denoised.error2}
+        tensors |= {f"denoised.{name}": getattr(result.denoised, name) for name in ("hessian", "error2", "true2")}
+    if result.exactly_zero is not None:
+        tensors["exactly_zero"] = result.exactly_zero
     return about, tensors
 
 
@@ -182,5 +184,15 @@ def restore(about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
         tau_probes=about.get("tau_probes"),
         control_rank=about.get("control_rank"),
         precision_error=tensors.get("precision_error"),
-        denoised=Shrunk(**under("denoised.")) if "denoised.hessian" in tensors else None,
+        denoised=_sums(under("denoised.")),
+        exactly_zero=tensors.get("exactly_zero"),
     )
+
+
+def _sums(tensors: dict[str, Tensor]) -> Shrunk | None:
+    """Group sums that were served; files of the first estimator do not hold their squared norm."""
+    if "hessian" not in tensors:
+        return None
+    if "true2" not in tensors:
+        tensors["true2"] = tensors["hessian"].double().square().sum((-1, -2)) + tensors["error2"]
+    return Shrunk(**tensors)

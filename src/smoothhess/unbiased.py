@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from smoothhess.gaussian import Eigenbasis, Gaussian
+from smoothhess.gaussian import Gaussian
 from smoothhess.incomplete_blocks import Correction, correct
 from smoothhess.statistics import Rows, Statistics, symmetric
 
@@ -70,9 +70,7 @@ class Unbiased:
     @cached_property
     def correction(self) -> Correction:
         """Of incomplete blocks."""
-        gaussian = self.identity.gaussian
-        along_directions = isinstance(gaussian, Eigenbasis) and not gaussian.rest
-        return correct(self.stats, self.has_identity and (gaussian.is_diagonal or along_directions))
+        return correct(self.stats, self.has_identity and self.identity.gaussian.has_mean_curvature)
 
     @cached_property
     def needs_correction(self) -> bool:

@@ -80,10 +80,10 @@ def attribute(
         run = Run.prepare(explainer.forward_func, found_out=explainer._found_out, **asked)
         with borrowed(explainer.forward_func, run.sampler.inputs.device):
             if not ranks.leads:
-                return Follower(run.sampler, ranks).follow()
+                return run.finish(Follower(run.sampler, ranks).follow())
             leader = Leader.of(run.sampler, ranks)
             with run.progress(show) as bar:
-                result = leader.release(run.lead(leader, bar))
+                result = run.finish(leader.release(run.lead(leader, bar)))
         warn_of(result, run.budget.tol)
         return result
 
