@@ -13,7 +13,8 @@ passes if
   most 1.5 times the oracle's, and
 - at most 5 % of the seeds warn or report such a width, unless the coverage over all seeds is below .92.
 
-A coverage below .92 by less than two standard errors (between seeds) is marked "low". The relative error passes if its
+A warning that max_calls was reached does not put the intervals in doubt: such seeds are judged with the others. A
+coverage below .92 by less than two standard errors (between seeds) is marked "low". The relative error passes if its
 median is at least .67 of the true one (sums over groups: also at most 1.5), false discoveries if their rate is at most
 q + 2 standard errors, sums over groups if their error is at most 1.2 times that of the better of the unbiased and the
 denoised sums. Finished cases in --out are not run again. Another checkout is measured by PYTHONPATH.
@@ -163,42 +164,54 @@ def directions(problem: Problem) -> tuple[Tensor, Tensor]:
     return torch.cat(left), torch.cat(right)
 
 
-def reading(ends: tuple[Tensor, Tensor], target: Target, place: Tensor | None = None) -> Reading:
+class Interval(NamedTuple):
+    """Estimates and the ends of their intervals."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+
+    @staticmethod
+    def of(estimate: sh.Estimate) -> Interval:
+        return Interval(estimate.value, *estimate.interval())
+
+
+def reading(interval: Interval, target: Target, place: Tensor | None = None) -> Reading:
     """Intervals against the truth; the error of a reference widens them."""
-    low, high = (end.detach().double().flatten() for end in ends)
+    value, low, high = (t.detach().double().flatten() for t in interval)
     truth = target.value.flatten() if place is None else target.value[place]
-    error = None if target.error is None else (target.error if place is None else target.error[place]).flatten()
-    middle, half = (low + high) / 2, (high - low) / 2
-    reach = half if error is None else (half.square() + (1.96 * error).square()).sqrt()
-    covered = (middle - truth).abs() <= reach + target.rounding
+    half, slack = (high - low) / 2, torch.full_like(low, target.rounding)
+    if target.error is not None:
+        own = (target.error if place is None else target.error[place]).flatten()
+        slack = slack + (half.square() + (1.96 * own).square()).sqrt() - half
+    covered = (low - slack <= truth) & (truth <= high + slack)
     return Reading(
-        (middle - truth).float().numpy(),
+        (value - truth).float().numpy(),
         half.float().numpy(),
         covered.numpy(),
         None if place is None else place.numpy(),
     )
 
 
-def estimate_of(result: sh.Interactions, name: str) -> tuple[Tensor, Tensor]:
+def estimate_of(result: sh.Interactions, name: str) -> Interval:
     """The interval of `gradient` or `value`."""
     if hasattr(result, f"{name}_estimate"):
-        return getattr(result, f"{name}_estimate")().interval()
+        return Interval.of(getattr(result, f"{name}_estimate")())
     value, stderr = getattr(result, name), getattr(result, f"{name}_stderr")
     df = result.diagonal().df.numpy().clip(0.05)
     reach = torch.from_numpy(student_t.ppf(0.975, df)).to(stderr) * stderr
-    return value - reach, value + reach
+    return Interval(value, value - reach, value + reach)
 
 
-def pair_intervals(result: sh.Interactions, target: Target) -> tuple[Reading, list[sh.Pair], Tensor]:
+def pair_intervals(result: sh.Interactions) -> tuple[Interval, list[sh.Pair], Tensor]:
     """All pairs in the order of the upper triangle, the pairs as reported, and their places in that order."""
     d = result.shape[1]
     pairs = result.top_pairs(d * (d - 1) // 2, q=Q)[0]
     i, j = torch.tensor([p.i for p in pairs]), torch.tensor([p.j for p in pairs])
     place = i * (2 * d - i - 1) // 2 + j - i - 1
     order = place.argsort()
-    low = torch.tensor([p.low for p in pairs], dtype=torch.float64)[order]
-    high = torch.tensor([p.high for p in pairs], dtype=torch.float64)[order]
-    return reading((low, high), target), pairs, place
+    columns = torch.tensor([[p.value, p.low, p.high] for p in pairs], dtype=torch.float64)[order]
+    return Interval(*columns.T), pairs, place
 
 
 def relative(estimate: Tensor, target: Target) -> float:
@@ -220,27 +233,25 @@ def read(case: Case, problem: Problem, result: Any) -> tuple[dict[str, Reading],
         off = relative(result.hessian[0].double(), true["hessian"])
         error, stderr = result.error.double(), result.error_stderr.double()
         target = Target(torch.tensor([off], dtype=torch.float64), None, 1e-6)
-        return {"closed form": reading((error - 1.96 * stderr, error + 1.96 * stderr), target)}, numbers
+        return {"closed form": reading(Interval(error, error - 1.96 * stderr, error + 1.96 * stderr), target)}, numbers
     for name in case.read:
         if name == "diagonal":
-            readings[name] = reading(result.diagonal().interval(), true[name])
+            readings[name] = reading(Interval.of(result.diagonal()), true[name])
         elif name == "off-diagonal":
-            every, pairs, place = pair_intervals(result, true[name])
-            readings[name] = every
-            first = place[:REPORTED]
-            low, high = (torch.tensor([getattr(p, end) for p in pairs[:REPORTED]]).double() for end in ("low", "high"))
+            every, pairs, place = pair_intervals(result)
+            readings[name] = reading(every, true[name])
             if "top pairs" in case.read:
-                readings["top pairs"] = reading((low, high), true[name], first)
+                first = place[:REPORTED]
+                readings["top pairs"] = reading(Interval(*(end[first] for end in every)), true[name], first)
             if "discoveries" in case.read:
                 assert problem.zeros is not None
                 found = [p for p in pairs if p.significant]
                 numbers["discoveries"] = float(sum(bool(problem.zeros[p.i, p.j]) for p in found)), float(len(found))
         elif name == "row":
-            readings[name] = reading(result.row(problem.d // 2).interval(), true[name])
+            readings[name] = reading(Interval.of(result.row(problem.d // 2)), true[name])
         elif name == "bilinear":
-            found = [result.bilinear(a, b).interval() for a, b in zip(*directions(problem), strict=True)]
-            low, high = (torch.cat([f[end].double() for f in found]) for end in (0, 1))
-            readings[name] = reading((low, high), true[name])
+            forms = [Interval.of(result.bilinear(a, b)) for a, b in zip(*directions(problem), strict=True)]
+            readings[name] = reading(Interval(*map(torch.cat, zip(*forms, strict=True))), true[name])
         elif name in ("gradient", "value"):
             readings[name] = reading(estimate_of(result, name), true[name])
         elif name == "relative error":
@@ -251,8 +262,8 @@ def read(case: Case, problem: Problem, result: Any) -> tuple[dict[str, Reading],
         assert mask is not None
         name = "masked" if masked else "groups"
         grouped = result if masked else result.groups(mask)
-        readings[name] = pair_intervals(grouped, true["groups"])[0]
-        readings[f"{name} diagonal"] = reading(grouped.diagonal().interval(), true["groups diagonal"])
+        readings[name] = reading(pair_intervals(grouped)[0], true["groups"])
+        readings[f"{name} diagonal"] = reading(Interval.of(grouped.diagonal()), true["groups diagonal"])
         served = relative(grouped.hessian[0], true["sums"])
         numbers["masked error" if masked else "group error"] = float(grouped.relative_error[0]), served
         sums = [served, relative(grouped.unshrunk().hessian[0], true["sums"])]
@@ -332,6 +343,11 @@ def oracle_factor(replicates: int) -> float:
     return float(student_t.ppf(0.975, replicates - 1)) if 2 <= replicates <= 4 else 1.96
 
 
+def in_doubt(seed: Seed) -> bool:
+    """Whether a run warns of more than its budget: intervals of a run that stops at max_calls must still hold."""
+    return bool(set(seed.warned) - {"budget"})
+
+
 def judge_intervals(case: Case, problem: Problem, name: str, seeds: Sequence[Seed]) -> dict[str, Any]:
     """Coverage, width, warnings and verdict of one quantity."""
     every = [s.readings[name] for s in seeds]
@@ -339,7 +355,7 @@ def judge_intervals(case: Case, problem: Problem, name: str, seeds: Sequence[See
     target = None if name == "closed form" else targets(problem)[source]
     rounding = 1e-6 if target is None else target.rounding
     errors = np.stack([s.readings["off-diagonal" if name == "top pairs" else name].error for s in seeds]).astype(float)
-    sd = errors.std(0, ddof=1) if len(seeds) > 1 else np.full(errors.shape[1], np.nan)
+    sd = np.nanstd(errors, 0, ddof=1)
     known = case.uses_pair_sd and problem.pair_sd is not None and name in ("diagonal", "off-diagonal")
     if known and problem.pair_sd is not None:
         i, j = torch.triu_indices(problem.d, problem.d, 1)
@@ -349,14 +365,14 @@ def judge_intervals(case: Case, problem: Problem, name: str, seeds: Sequence[See
     unknown = np.array([not np.isfinite(r.half).all() for r in every])
     coverage = np.array([(r.covered | ~np.isfinite(r.half)).mean() for r in every])
     # flags that the case allows keep a seed out of the judgement, and do not count against the case
-    flagged = np.array([bool(s.warned) for s in seeds]) | unknown
+    flagged = np.array([in_doubt(s) for s in seeds]) | unknown
     good = ~flagged
     against = warned | (unknown & ("unknown" not in case.allowed))
     ratios, plain = [], []
     for seed, r, ok in zip(seeds, every, good, strict=True):
         if ok:
             own = sd if r.place is None else sd[r.place]
-            floor = rounding / 1.96 if np.abs(errors).max() <= 2 * rounding else 0.0
+            floor = rounding / 1.96 if np.nanmax(np.abs(errors), initial=0.0) <= 2 * rounding else 0.0
             oracle = np.where(own > rounding, own, floor)
             with np.errstate(divide="ignore", invalid="ignore"):
                 plain.append(np.where(oracle > 0, r.half / (1.96 * oracle), np.nan))
@@ -376,7 +392,7 @@ def judge_intervals(case: Case, problem: Problem, name: str, seeds: Sequence[See
     if coverage.mean() >= LEAST_COVERAGE and against.mean() > MOST_FLAGGED:
         verdict = "FAIL"
         reasons.append(f"flagged {against.mean():.0%}")
-    if case.exact and np.abs(errors).max() > rounding:
+    if case.exact and np.nanmax(np.abs(errors), initial=0.0) > rounding:
         verdict = "FAIL"
         reasons.append("not exact")
     if case.must_warn and np.mean([case.must_warn in s.warned for s in seeds]) < 0.95:
@@ -418,7 +434,7 @@ def judge_relative(case: Case, name: str, seeds: Sequence[Seed]) -> dict[str, An
     reported, true = both[:, 0], both[:, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(true > 1e-8, reported / true, np.where(reported <= 1e-6, 1.0, np.inf))
-    warned = np.array([bool(s.warned) for s in seeds])
+    warned = np.array([in_doubt(s) for s in seeds])
     finite = np.isfinite(reported)
     use = ratio[finite & ~warned]
     quantiles = [float(np.quantile(use, q)) for q in (0.1, 0.5, 0.9)] if len(use) else [math.nan] * 3
