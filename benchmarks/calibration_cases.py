@@ -585,8 +585,16 @@ def _image_net(kind: str) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(576, 64), nn.ReLU(), nn.Linear(64, 10))
     if kind == "cnn":
         return nn.Sequential(nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(800, 10))
-    layers = nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(256, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(576, 10),
+    )
 
 
 @cache
@@ -597,8 +605,8 @@ def image(kind: str) -> Problem:
     layers = list(net.children())
     final = layers[-1]
     assert isinstance(final, nn.Linear)
-    if kind == "deep cnn":
-        truth = reference("image-deep-cnn", net, x, target, gaussian, 576 * 2 * 15)
+    if kind == "pooled cnn":
+        truth = reference("image-pooled-cnn", net, x, target, gaussian, 576 * 2 * 8)
     else:
         W, b = affine_part(nn.Sequential(*layers[: 2 if kind == "mlp" else 1]), (1, 24, 24))
         truth = hidden_layer(W, b, final.weight[target], float(final.bias[target]), x, gaussian)
@@ -808,7 +816,7 @@ def all_cases() -> dict[str, Case]:
     for label, problem, budgets in (
         ("edges, d = 256", edges, (128, 512)),
         ("CNN, 24 × 24", partial(image, "cnn"), (300, 1152)),
-        ("deep CNN, 24 × 24", partial(image, "deep cnn"), (300, 1152)),
+        ("pooled CNN, 24 × 24", partial(image, "pooled cnn"), (300, 1152)),
         ("MLP, 24 × 24", partial(image, "mlp"), (300, 1152)),
     ):
         for calls in budgets:
@@ -816,7 +824,11 @@ def all_cases() -> dict[str, Case]:
             out.add(f"sums: {label}, {calls} calls", problem, GROUPS, **given)
             out.add(f"sums: {label}, feature_mask, {calls} calls", problem, MASKED, **given)
     out.add(
-        "sums: deep CNN, 24 × 24, control auto, 300 calls", partial(image, "deep cnn"), GROUPS, n_calls=300, weight=8
+        "sums: pooled CNN, 24 × 24, control auto, 300 calls",
+        partial(image, "pooled cnn"),
+        GROUPS,
+        n_calls=300,
+        weight=8,
     )
     # 7. ordinary networks
     for name, problem, d, control in (
