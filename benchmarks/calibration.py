@@ -119,6 +119,7 @@ def targets(problem: Problem) -> dict[str, Target]:
     size = float(H.abs().max())
     i, j = torch.triu_indices(d, d, 1)
     u, v = directions(problem)
+    value_error = torch.tensor([truth.value_error], dtype=torch.float64) if truth.value_error else None
 
     def sums(left: Tensor, right: Tensor, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """left H right′ of all rows, or of pairs of rows, with its error between the runs of the reference."""
@@ -135,7 +136,7 @@ def targets(problem: Problem) -> dict[str, Target]:
         "row": target(H[d // 2], None if E is None else E[d // 2], size, scale),
         "bilinear": target(*sums(u, v, True), unit=scale),
         "gradient": target(truth.gradient, truth.gradient_error),
-        "value": target(torch.tensor([truth.value], dtype=torch.float64), torch.tensor([truth.value_error])),
+        "value": target(torch.tensor([truth.value], dtype=torch.float64), value_error),
         "hessian": target(H, E, size, scale),
     }
     if problem.mask is not None:
