@@ -362,7 +362,7 @@ def judge_intervals(case: Case, problem: Problem, name: str, seeds: Sequence[See
         i, j = torch.triu_indices(problem.d, problem.d, 1)
         exact = problem.pair_sd.diagonal() if name == "diagonal" else problem.pair_sd[i, j]
         sd = exact.numpy() / math.sqrt(seeds[0].calls / 2)
-    warned = np.array([bool(set(s.warned) - set(case.allowed)) for s in seeds])
+    warned = np.array([bool(set(s.warned) - {*case.allowed, case.must_warn}) for s in seeds])
     unknown = np.array([not np.isfinite(r.half).all() for r in every])
     coverage = np.array([(r.covered | ~np.isfinite(r.half)).mean() for r in every])
     # flags that the case allows keep a seed out of the judgement, and do not count against the case
