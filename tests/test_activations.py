@@ -11,6 +11,8 @@ from torch.nn import functional as F  # noqa: N812
 from smoothhess.activations import freeze, is_opaque, record, replace
 from smoothhess.reproduce.networks import MLP, VGG, SpirometryCNN, resnet18
 
+pytestmark = pytest.mark.rounding
+
 ATEN = torch.ops.aten
 ZERO, SIX = torch.zeros((), dtype=torch.float64), torch.tensor(6.0, dtype=torch.float64)
 

@@ -11,6 +11,8 @@ from smoothhess import SmoothHess, directions
 from smoothhess.design import mixing
 from smoothhess.directions import FLOOR, _by_products, _by_reflections, _in_steps, _powered, triangular_inverse
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.mark.parametrize("decay", [0.5, 2.0, 4.0, math.inf])
 def test_directions_by_products_and_by_reflections_are_the_same(decay):

@@ -7,6 +7,8 @@ from torch import nn
 import smoothhess as sh
 from smoothhess.embedding import Embedded
 
+pytestmark = pytest.mark.rounding
+
 
 class Text(nn.Module):
     """Token ids and a mask → logits, as text models take them."""

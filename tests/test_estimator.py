@@ -10,6 +10,8 @@ from smoothhess import Diagonal, Isotropic, NeuronSmoothHess, from_gradient, smo
 from smoothhess.design import DESIGNS, find_design
 from tests.truths import OneHidden, Plain, additive, covariance, gaussians
 
+pytestmark = pytest.mark.rounding
+
 
 def batch(b=3, d=5, seed=0):
     return torch.randn(b, d, generator=torch.Generator().manual_seed(seed)).double()

@@ -12,6 +12,8 @@ from smoothhess.exact import Attribution, Exact
 from smoothhess.krylov import leading_eigenpairs
 from smoothhess.statistics import DENSE_LIMIT
 
+pytestmark = pytest.mark.rounding
+
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 FORMS = ["dense", "operator", "zero"]
 SHAPE, D = (3, 4), 12

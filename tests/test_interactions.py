@@ -9,6 +9,8 @@ from smoothhess import Interactions, SmoothHess, interactions
 from smoothhess.pairs import benjamini_hochberg
 from tests.truths import OneHidden, Plain, gaussians
 
+pytestmark = pytest.mark.rounding
+
 
 def make(n_calls=60, kind="isotropic", b=2, d=12, shape=(3, 4), **options):
     x = torch.randn(b, d, generator=torch.Generator().manual_seed(0)).double().reshape(b, *shape)

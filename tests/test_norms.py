@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from smoothhess import SmoothHess, oracle
 from smoothhess.norms import QuickNorms
 
+pytestmark = pytest.mark.rounding
+
 
 def network(affine, **options):
     torch.manual_seed(0)

@@ -7,6 +7,8 @@ from torch import nn
 from smoothhess import Interactions, SmoothHess
 from smoothhess.oracle import Oracle
 
+pytestmark = pytest.mark.rounding
+
 
 def net():
     torch.manual_seed(0)

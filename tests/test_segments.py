@@ -12,6 +12,8 @@ import smoothhess as sh
 from smoothhess import segments
 from smoothhess.segments import Segments
 
+pytestmark = pytest.mark.rounding
+
 
 def covers(found, shape):
     """Ids 0 … K−1, each used, all channels alike."""

@@ -12,6 +12,8 @@ from smoothhess.design import DESIGNS
 from smoothhess.shrink import _blocks, _damp
 from tests.truths import OneHidden, gaussians, quadratic
 
+pytestmark = pytest.mark.rounding
+
 
 def mlp(d, *widths, seed=3):
     torch.manual_seed(seed)

@@ -12,6 +12,8 @@ from smoothhess.known import Known, mean
 from smoothhess.oracle import Oracle
 from smoothhess.sampler import Sampler
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.fixture
 def few(monkeypatch):

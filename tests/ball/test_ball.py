@@ -13,6 +13,8 @@ from smoothhess.ball.minimum import Spectrum, count_kept, kkt_residual, minimize
 from smoothhess.ball.secular import minimize_diagonal
 from smoothhess.exact import Attribution, Exact
 
+pytestmark = pytest.mark.rounding
+
 DIMENSIONS = (1, 2, 3, 7, 30)
 TIGHT = 1e-12  # the promise is 1e-8
 

@@ -13,6 +13,8 @@ from smoothhess.evaluate.sanity import Check, Sanity, sanity
 from tests.printed import alike
 from tests.truths import OneHidden, quadratic
 
+pytestmark = pytest.mark.rounding
+
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).double()
 RANKS, DIRECTIONS = "rank correlation of |H|", "eigen-directions"
 

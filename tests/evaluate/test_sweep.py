@@ -10,6 +10,8 @@ from smoothhess import Dense, Diagonal, Isotropic, NeuronSmoothHess, SmoothHess,
 from smoothhess.evaluate.sweep import Change, sweep
 from tests.truths import OneHidden, Plain, quadratic
 
+pytestmark = pytest.mark.rounding
+
 X = torch.linspace(-1, 1, 10).double().sin().reshape(2, 5)
 SIGMAS = [0.3, 0.6, 0.9]
 

@@ -5,6 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from matplotlib.figure import Figure
 
 from smoothhess.view import canvas
 from tests.view.pictures import without_layout
@@ -12,9 +13,11 @@ from tests.view.pictures import without_layout
 
 @pytest.fixture(scope="module", autouse=True)
 def plain_figures():
-    """Figures without a layout engine, which takes most of the time and changes no number."""
+    """Coarse figures without a layout engine: these take most of the time and change no number."""
+    savefig = Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canvas, "new_figure", without_layout)
+        patch.setattr(Figure, "savefig", lambda self, *where, **options: savefig(self, *where, **options | {"dpi": 40}))
         yield
 
 

@@ -12,6 +12,8 @@ from smoothhess.reproduce.options import Options
 from smoothhess.reproduce.weights import save_weights
 from tests.reproduce.stand_ins import RECIPE, images, mlp_source, resnet_source, untrained
 
+pytestmark = pytest.mark.rounding
+
 
 def test_a_network_is_trained_once_and_kept(tmp_path, monkeypatch):
     options, source = Options(tmp_path), mlp_source()

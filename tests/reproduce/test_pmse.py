@@ -18,6 +18,8 @@ from smoothhess.reproduce.published import published
 from tests.printed import alike
 from tests.reproduce.stand_ins import mlp_source
 
+pytestmark = pytest.mark.rounding
+
 TINY = pmse.Size(
     points=5,
     samples=50,

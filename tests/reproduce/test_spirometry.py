@@ -19,6 +19,8 @@ from tests.printed import alike
 from tests.reproduce.sas_files import xpt
 from tests.reproduce.test_nhanes import LENGTHS, record, table
 
+pytestmark = pytest.mark.rounding
+
 T = STEP * torch.arange(300, dtype=torch.float64)
 
 

@@ -16,6 +16,8 @@ from smoothhess.reproduce.training import Recipe, mean_score, milestones, train
 from smoothhess.reproduce.weights import load_weights
 from tests.reproduce.test_datasets import write_idx
 
+pytestmark = pytest.mark.rounding
+
 
 def images(n=50):
     generator = torch.Generator().manual_seed(0)

@@ -11,6 +11,8 @@ from smoothhess.rivals.channels import taylor_cam, taylor_map
 from tests.test_borrow import Counting, assert_same, snapshot
 from tests.truths import quadratic
 
+pytestmark = pytest.mark.rounding
+
 K = 5
 X = torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 

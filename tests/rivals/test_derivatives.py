@@ -18,6 +18,8 @@ from smoothhess.rivals import derivatives
 from smoothhess.rivals.products import HessianProducts
 from tests.truths import OneHidden
 
+pytestmark = pytest.mark.rounding
+
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 

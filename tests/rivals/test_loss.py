@@ -18,6 +18,8 @@ from smoothhess.rivals.entropy import cross_entropy, gauss_newton
 from smoothhess.rivals.loss import cafo, caso
 from tests.test_borrow import Counting, Net, assert_same, snapshot
 
+pytestmark = pytest.mark.rounding
+
 D, C, B = 6, 4, 3
 X = torch.randn(B, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 LABELS = [2, 0, 3]

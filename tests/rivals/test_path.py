@@ -17,6 +17,8 @@ from smoothhess.rivals.quadrature import logarithmic_rule
 from tests.test_borrow import Counting, Net, assert_same, snapshot
 from tests.truths import OneHidden, additive, quadratic
 
+pytestmark = pytest.mark.rounding
+
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 START = torch.randn(3, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
 

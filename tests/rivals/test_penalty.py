@@ -6,6 +6,8 @@ import torch
 
 from smoothhess.rivals.penalty import Quadratic, extremes, maximize_penalized
 
+pytestmark = pytest.mark.rounding
+
 TIGHT = {"solver": "CLARABEL", "tol_gap_abs": 1e-9, "tol_gap_rel": 1e-9, "tol_feas": 1e-9}
 
 

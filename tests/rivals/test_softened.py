@@ -12,6 +12,8 @@ from smoothhess.oracle import Neuron
 from smoothhess.rivals.softened import Softplus, Swish, soften
 from tests.truths import OneHidden
 
+pytestmark = pytest.mark.rounding
+
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 
 

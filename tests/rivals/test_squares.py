@@ -11,6 +11,8 @@ from smoothhess.rivals.squares import gradient_nid, squared
 from tests.test_borrow import Net, assert_same, snapshot
 from tests.truths import OneHidden, additive, quadratic
 
+pytestmark = pytest.mark.rounding
+
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
