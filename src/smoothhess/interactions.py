@@ -21,6 +21,7 @@ from smoothhess.noise import Noise, Variance
 from smoothhess.pairs import Columns, Pair, labels_of, strongest_pairs
 from smoothhess.shrink import Denoised, Shrunk, denoise
 from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge, symmetric
+from smoothhess.stein import z_scores
 from smoothhess.taylor import Taylor
 
 if TYPE_CHECKING:
@@ -254,16 +255,10 @@ class Interactions:
         """Self-check as z-scores, (B, 2): do the gradients belong to the values?
 
         Stein's identities tie the two together: E[f z] = E[γ] (first column, the worse of two directions) and
-        E[f (|z|² − k)] = E[z·γ] (second). Large scores, beyond about 6, mean jumps, detached or straight-through
-        gradients, or a wrong gradient function.
+        E[f (|z|² − k)] = E[z·γ] (second). Scores beyond 5 mean jumps, detached or straight-through gradients, or a
+        wrong gradient function. What rounding can explain is not counted.
         """
-        n = self.statistics.n[:, None]
-        mean, square = (self.statistics.stein / n[..., None]).unbind(1)
-        # rows of one block count as independent: about right once the tangent is taken off
-        variance = (square - mean.square()).clamp_min(0) / (n - 1).clamp_min(1)
-        z = torch.where(variance > 0, mean / variance.sqrt(), 0.0)
-        first = z[:, :2].gather(1, z[:, :2].abs().argmax(1, keepdim=True))
-        return torch.cat([first, z[:, 2:]], 1).to(self.dtype)
+        return z_scores(self.statistics.stein, self.statistics.n).to(self.dtype)
 
     # --- reading interactions off ---------------------------------------------------------------------------------
 

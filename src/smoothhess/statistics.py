@@ -23,6 +23,7 @@ from torch import Tensor
 
 from smoothhess.inner import Grams
 from smoothhess.known import Known, mean
+from smoothhess.stein import MOMENTS
 
 HEAD_LEAST = 1024  # rows
 HEAD_FACTOR = 4  # or this many times k, whichever is more
@@ -59,7 +60,7 @@ class Rows:
     value_even: Tensor  # (B, r)
     energy: Tensor  # (B, r) w times |∇f(x + δ) − ∇f(x)|², odd and even parts together
     # Sums over a chunk that are not kept row by row, and so never part of a head:
-    stein: Tensor | None = None  # (B, 2, 3) of quantities with mean zero when gradients belong to values, and squares
+    stein: Tensor | None = None  # (B, MOMENTS, 3), see smoothhess.stein
     skew: Tensor | None = None  # (B, rank, K + PROBES) of group sums
 
     def sum(self) -> Tensor:
@@ -90,7 +91,7 @@ class Statistics:
     value_sum: Tensor  # (B,) Σ value_even over all rows, float64
     value: Tensor  # (B,) f(x)
     gradient: Tensor  # (B, k) γ(0)
-    stein: Tensor  # (B, 2, 3) float64, see Rows
+    stein: Tensor  # (B, MOMENTS, 3) float64, see smoothhess.stein
     rank: int  # dimensions that the draws live in; k unless these are group sums
     skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
     known: Known | None = None  # exact expectation that was subtracted from a row, on average over rows
@@ -113,7 +114,7 @@ class Statistics:
             value_sum=torch.zeros_like(value, dtype=torch.float64),
             value=value,
             gradient=gradient,
-            stein=torch.zeros(batch, 2, 3, dtype=torch.float64, device=value.device),
+            stein=torch.zeros(batch, MOMENTS, 3, dtype=torch.float64, device=value.device),
             rank=k,
         )
 
@@ -294,6 +295,8 @@ class Statistics:
         factor = own.pop("known.factor", None)
         known = Known(own.pop("known"), factor) if "known" in own else None
         total = own.pop("total", None)
+        if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
+            own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
         return Statistics(design=design, stream=stream, rank=rank, head=head, total=total, known=known, **own)
 
 
