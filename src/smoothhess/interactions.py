@@ -159,7 +159,11 @@ class Interactions:
     @property
     def value_stderr(self) -> Tensor:
         """Standard error of `value`, (B,)."""
-        return self._noise.of_mean(self.statistics.head.value_even).value.sqrt().to(self.dtype)
+        return self.value_estimate().stderr
+
+    def value_estimate(self) -> Estimate:
+        """`value` with its standard error and degrees of freedom, (B,)."""
+        return self._estimate(self.value, self._noise.of_mean(self.statistics.head.value_even))
 
     @property
     def gradient(self) -> Tensor:
@@ -171,8 +175,19 @@ class Interactions:
     @cached_property
     def gradient_stderr(self) -> Tensor:
         """Standard error of `gradient`, (B, *feature shape)."""
-        variance = self._noise.of_mean(self._features.head.even).value
-        return variance.sqrt().to(self.dtype).reshape(len(self), *self.feature_shape)
+        return self.gradient_estimate().stderr
+
+    def gradient_estimate(self) -> Estimate:
+        """`gradient` with its standard errors and degrees of freedom, (B, *feature shape).
+
+        >>> from smoothhess import SmoothHess
+        >>> f = lambda x: x.prod(1)
+        >>> result = SmoothHess(f).attribute(torch.ones(1, 3).double(), sigma=0.5, n_calls=600)
+        >>> low, high = result.gradient_estimate().interval()
+        >>> bool(((low < 1) & (1 < high)).all())
+        True
+        """
+        return self._estimate(self.gradient, self._noise.of_mean(self._features.head.even))
 
     @cached_property
     def _denoised(self) -> Denoised | None:
