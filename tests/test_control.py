@@ -192,6 +192,22 @@ class TestEstimatedTau:
         assert float(form.stderr) > float(exact.bilinear(v, v).stderr)
         torch.testing.assert_close(result.stderr()[0].diagonal(), result.diagonal().stderr[0])
 
+    def test_the_gradient_stays_unbiased(self):
+        """Its closed form is not used where τ is estimated: the bias was 300 standard errors."""
+        net, runs = OneHidden(20, width=40), 60
+        x = 0.3 * torch.randn(1, 20, generator=torch.Generator().manual_seed(5)).double()
+        truth = net.truth(x, Isotropic(0.5)).gradient
+        result = SmoothHess(net).attribute(
+            x.expand(runs, -1).contiguous(), sigma=0.5, n_calls=200, control="kink", tau_probes=8, seed=range(runs)
+        )
+        assert bool((result.control_weights[:, 1] > 0).all())
+        estimate = result.gradient_estimate()
+        low, high = estimate.interval()
+        assert float(((low <= truth) & (truth <= high)).double().mean()) >= 0.92
+        error = (result.gradient - truth).mean(0) / (result.gradient.std(0) / runs**0.5)
+        assert error.abs().max() < 4
+        assert (high - low).mean() < 1.5 * 2 * 1.96 * result.gradient.std(0).mean()
+
     def test_more_probes_less_bias(self, known):
         net, x, _ = known
         errors = [
