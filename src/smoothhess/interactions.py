@@ -20,7 +20,7 @@ from smoothhess.krylov import leading_eigenpairs
 from smoothhess.noise import Noise, Variance
 from smoothhess.pairs import Columns, Pair, labels_of, strongest_pairs
 from smoothhess.shrink import Denoised, Shrunk, denoise
-from smoothhess.statistics import DENSE_LIMIT, Statistics, concatenate, merge, symmetric
+from smoothhess.statistics import DENSE_LIMIT, ESTIMATOR_VERSION, Statistics, concatenate, merge, symmetric
 from smoothhess.stein import z_scores
 from smoothhess.taylor import Taylor
 
@@ -84,6 +84,7 @@ class Interactions:
     precision: str = "float32"  # with which the model was evaluated
     precision_error: Tensor | None = None  # (B,) noise of a gradient's half-difference for it, relative to its size
     denoised: Shrunk | None = None  # of group sums alone, which cannot be denoised from their own statistics
+    estimator_version: int = ESTIMATOR_VERSION  # of the formulas that the draws went through
 
     # --- what was asked -------------------------------------------------------------------------------------------
 
@@ -539,6 +540,7 @@ class Interactions:
             raise ValueError("wanted at least one result.")
         first = results[0]
         for result in results:
+            _refuse_other_version(first, result)
             if differ := _differences(first, result):
                 raise ValueError(f"results can be put side by side only when they agree; they differ in {differ[0]}.")
         return first._beside(results)
@@ -570,6 +572,7 @@ class Interactions:
 
     def merge(self, other: Interactions) -> Interactions:
         """This result and another of the same inputs from other draws, as if made in one run."""
+        _refuse_other_version(self, other)
         differ = _differences(self, other)
         if not differ and self.grouping is not None and not self.grouping.same_as(other.grouping):
             differ = ["groups"]
@@ -754,6 +757,14 @@ def _weights(results: Sequence[Interactions]) -> Tensor | None:
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
     given = [t for t in tensors if t is not None]
     return torch.cat(given) if given else None
+
+
+def _refuse_other_version(a: Interactions, b: Interactions) -> None:
+    if a.estimator_version != b.estimator_version:
+        raise ValueError(
+            f"the results were made by versions {a.estimator_version} and {b.estimator_version} of the estimator, whose "
+            "numbers are not comparable. Make the older one again with this smoothhess."
+        )
 
 
 def _differences(a: Interactions, b: Interactions) -> list[str]:

@@ -25,6 +25,7 @@ from smoothhess.inner import Grams
 from smoothhess.known import Known, mean
 from smoothhess.stein import MOMENTS
 
+ESTIMATOR_VERSION = 2  # raised whenever the same draws give other numbers; results of two versions are never mixed
 HEAD_LEAST = 1024  # rows
 HEAD_FACTOR = 4  # or this many times k, whichever is more
 PROBES = 16  # random directions in which group sums watch the noise of the whole Hessian
