@@ -240,3 +240,16 @@ class TestEstimatedTau:
         assert (result.groups(torch.arange(40) // 10).stderr() > 0).all()
         with pytest.raises(ValueError, match="tau_probes must be at least 8"):
             SmoothHess(net).attribute(x, n_calls=80, sigma=0.2, tau_probes=1)
+
+
+def test_calls_are_not_extrapolated_below_the_run_that_had_the_control():
+    """A smaller budget may not buy the closed form: what the run's error says does not hold there."""
+    x = 0.3 * torch.randn(2, 12, generator=torch.Generator().manual_seed(5)).double()
+    net = OneHidden(12)
+    with_control = SmoothHess(net).attribute(x, sigma=0.5, n_calls=480)
+    assert with_control.control == "kink"
+    assert (with_control.calls_for(0.9) == 480).all()
+    without = SmoothHess(net).attribute(x, sigma=0.5, n_calls=480, control=None)
+    assert (without.calls_for(0.9) < 480).all()
+    beside = Interactions.cat([with_control, without])
+    assert ((beside.calls_for(0.9) == 480) == torch.tensor([True, True, False, False])).all()

@@ -483,6 +483,11 @@ class Interactions:
         """Gradient calls that would bring the relative error down to `error`, (B,); from the 1/√n of Theorem 1.
 
         `norm="op"` counts the error in the operator norm, relative to ‖H‖₂. Infinite where no signal is seen yet.
+
+        Where a control variate was applied, never fewer than `n_calls`: with a smaller budget control="auto" may decide
+        to do without. A denoised estimate gains less from further calls than 1/√n, since denoising gains less: on
+        multilayer perceptrons its error fell by 1.3 to 1.9 where 2 was asked for, and by 2 to 3.5 where 4 was. Call it
+        again on the longer run; `unshrunk()` has the rate of 1/√n.
         """
         if error <= 0:
             raise ValueError(f"error must be positive, got {error}.")
@@ -494,7 +499,10 @@ class Interactions:
             reached = torch.where(size > 0, deviation / size, 0.0)
         else:
             raise ValueError(f'norm must be "fro" or "op", got {norm!r}.')
-        return torch.ceil(self.n_calls * (reached / error).square())
+        needed = torch.ceil(self.n_calls * (reached / error).square())
+        if self.control_weights is None:
+            return needed
+        return torch.where(self.control_weights.any(1), needed.maximum(self.n_calls.to(needed)), needed)
 
     # --- examples, devices, files ---------------------------------------------------------------------------------
 
