@@ -27,7 +27,9 @@ def rows(z, value, gradient, slope):
     """Of a mirrored design."""
     there, back = gradient(z), gradient(-z)
     values = torch.stack([value(z), value(-z)], 2)
-    return stein_rows(z, values, (there - back) / 2, (there + back) / 2 - slope, slope[None, None].expand(len(z), 1, -1))
+    return stein_rows(
+        z, values, (there - back) / 2, (there + back) / 2 - slope, slope[None, None].expand(len(z), 1, -1)
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

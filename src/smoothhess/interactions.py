@@ -770,8 +770,8 @@ def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
 def _refuse_other_version(a: Interactions, b: Interactions) -> None:
     if a.estimator_version != b.estimator_version:
         raise ValueError(
-            f"the results were made by versions {a.estimator_version} and {b.estimator_version} of the estimator, whose "
-            "numbers are not comparable. Make the older one again with this smoothhess."
+            f"the results were made by versions {a.estimator_version} and {b.estimator_version} of the estimator, "
+            "whose numbers are not comparable. Make the older one again with this smoothhess."
         )
 
 
