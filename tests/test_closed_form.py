@@ -67,6 +67,36 @@ def test_the_check_is_right_on_average():
     assert float(squares.mean()) == pytest.approx(float(true_error) ** 2, rel=0.25)
 
 
+@pytest.mark.parametrize(("d", "sigma", "calls"), [(3, 0.5, 200), (8, 0.5, 128), (16, 0.2, 256)])
+def test_the_interval_of_the_error_holds_the_truth(d, sigma, calls):
+    net, runs = mlp(d, 24, 24).double(), 200
+    x = 0.3 * torch.randn(1, d, generator=torch.Generator().manual_seed(0)).double()
+    truth = SmoothHess(net).attribute(x, 0, sigma=sigma, n_calls=20_000, control="kink", shrink=False, seed=1000)
+    with pytest.warns(UserWarning, match="seen to be off"):
+        closed = SmoothHess(net).closed_form(
+            x.expand(runs, -1).clone(), 0, sigma=sigma, seed=range(runs), check_calls=calls, tolerance=1e-3
+        )
+    true_error = (closed.hessian[0] - truth.hessian[0]).norm() / truth.hessian[0].norm()
+    low, high = closed.error_interval()
+    chance = 2 * (0.92 * 0.08 / runs) ** 0.5
+    assert float(((low <= true_error) & (true_error <= high)).double().mean()) >= 0.92 - chance
+    assert float(((closed.error - true_error).abs() <= 1.96 * closed.error_stderr).double().mean()) >= 0.92 - chance
+    spread = closed.error.square().std()
+    assert (
+        high.square() - low.square()
+    ).median() < 1.5 * 2 * 2.6 * spread  # 2.6: Student's t of five degrees of freedom
+
+
+def test_an_uncertainty_that_is_not_known_is_not_stated():
+    """100 calls in 40 features are fewer than four complete blocks."""
+    net, x = mlp(40, 24, 24).double(), torch.zeros(1, 40).double()
+    closed = SmoothHess(net).closed_form(x, 0, sigma=0.1, check_calls=100, tolerance=10.0)
+    assert closed.error.isfinite().all()
+    assert closed.error_stderr.isinf().all()
+    assert [float(end) for end in closed.error_interval()] == [0.0, float("inf")]
+    assert "unknown" in repr(closed)
+
+
 def test_taylor_and_bad_input():
     net, x = OneHidden(5), torch.zeros(1, 5).double()
     closed = SmoothHess(net).closed_form(x, sigma=0.3)

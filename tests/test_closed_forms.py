@@ -258,3 +258,21 @@ def test_calls_for_predicts_the_calls(norm, design):
 def test_calls_for_is_never_nothing(d):
     result = repeated(OneHidden(d, seed=2), 0.3 * torch.ones(1, d).double(), Isotropic(0.5), 64, "orthogonal", seeds=5)
     assert (result.calls_for(0.01, "op") >= result.calls_for(0.01, "fro") / 2).all()
+
+
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_intervals_of_gradient_and_value_hold_the_truth(design, blocks):
+    d, runs = 8, 80
+    net = OneHidden(d, width=40)
+    x = 0.3 * torch.randn(1, d, generator=torch.Generator().manual_seed(5)).double()
+    truth = net.truth(x, Isotropic(0.5))
+    calls = blocks * (128 if design == "sobol" else 2 * d)
+    result = Plain(net).attribute(
+        x.expand(runs, -1).contiguous(), sigma=0.5, n_calls=calls, design=design, seed=range(runs)
+    )
+    for estimate, known in ((result.gradient_estimate(), truth.gradient), (result.value_estimate(), truth.value)):
+        low, high = estimate.interval()
+        held = ((low <= known) & (known <= high)).double()
+        each = held.reshape(runs, -1).mean(1)  # features of one run are not independent
+        assert float(each.mean()) >= 0.92 - 2 * float(each.std()) / runs**0.5

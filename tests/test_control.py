@@ -195,6 +195,22 @@ class TestEstimatedTau:
         assert float(form.stderr) > float(exact.bilinear(v, v).stderr)
         torch.testing.assert_close(result.stderr()[0].diagonal(), result.diagonal().stderr[0])
 
+    def test_the_gradient_stays_unbiased(self):
+        """Its closed form is not used where τ is estimated: the bias was 300 standard errors."""
+        net, runs = OneHidden(20, width=40), 60
+        x = 0.3 * torch.randn(1, 20, generator=torch.Generator().manual_seed(5)).double()
+        truth = net.truth(x, Isotropic(0.5)).gradient
+        result = SmoothHess(net).attribute(
+            x.expand(runs, -1).contiguous(), sigma=0.5, n_calls=200, control="kink", tau_probes=8, seed=range(runs)
+        )
+        assert bool((result.control_weights[:, 1] > 0).all())
+        estimate = result.gradient_estimate()
+        low, high = estimate.interval()
+        assert float(((low <= truth) & (truth <= high)).double().mean()) >= 0.92
+        error = (result.gradient - truth).mean(0) / (result.gradient.std(0) / runs**0.5)
+        assert error.abs().max() < 4
+        assert (high - low).mean() < 1.5 * 2 * 1.96 * result.gradient.std(0).mean()
+
     def test_more_probes_less_bias(self, known):
         net, x, _ = known
         errors = [
@@ -227,3 +243,16 @@ class TestEstimatedTau:
         assert (result.groups(torch.arange(40) // 10).stderr() > 0).all()
         with pytest.raises(ValueError, match="tau_probes must be at least 8"):
             SmoothHess(net).attribute(x, n_calls=80, sigma=0.2, tau_probes=1)
+
+
+def test_calls_are_not_extrapolated_below_the_run_that_had_the_control():
+    """A smaller budget may not buy the closed form: what the run's error says does not hold there."""
+    x = 0.3 * torch.randn(2, 12, generator=torch.Generator().manual_seed(5)).double()
+    net = OneHidden(12)
+    with_control = SmoothHess(net).attribute(x, sigma=0.5, n_calls=480)
+    assert with_control.control == "kink"
+    assert (with_control.calls_for(0.9) == 480).all()
+    without = SmoothHess(net).attribute(x, sigma=0.5, n_calls=480, control=None)
+    assert (without.calls_for(0.9) < 480).all()
+    beside = Interactions.cat([with_control, without])
+    assert ((beside.calls_for(0.9) == 480) == torch.tensor([True, True, False, False])).all()

@@ -53,6 +53,8 @@ class TestReadings:
         assert not result.stderr().any()
         assert not result.gradient_stderr.any()
         assert not result.value_stderr.any()
+        for estimate, known in ((result.value_estimate(), result.value), (result.gradient_estimate(), result.gradient)):
+            assert all(torch.equal(end, known) for end in estimate.interval())
         assert result.gradient_stderr.shape == (2, *SHAPE)
         assert torch.equal(result.relative_error, torch.zeros(2).double())
         assert result.r2.isnan().all()

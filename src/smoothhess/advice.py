@@ -8,8 +8,9 @@ import torch
 
 from smoothhess.interactions import Interactions
 from smoothhess.run import ZERO_SHARE
+from smoothhess.stein import combined
 
-STEIN_LIMIT, STEIN_ROWS = 6, 100  # standard errors beyond which a warning is given, and from how many rows on
+STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| beyond which a warning is given, and the rows below which it must be larger
 
 
 def warn_of(result: Interactions, tol: float | None) -> None:
@@ -66,20 +67,22 @@ def _warn_unmoved(result: Interactions) -> None:
 
 def warn_inconsistent(result: Interactions, stacklevel: int = 4) -> None:
     """Say where gradients and values do not belong together, or the function jumps."""
-    first, second = (result.stein_z.abs() > STEIN_LIMIT).T
+    z = result.stein_z
     exact = result.precision == "float32"  # less exact gradients differ from the values' by rounding alone
-    first, second = (flags & (result.statistics.n >= STEIN_ROWS) & exact for flags in (first, second))
+    limit = STEIN_LIMIT * (STEIN_ROWS / result.statistics.n).clamp_min(1)
+    flagged = (combined(z) > limit) & exact
+    first = flagged & (z[:, 0].abs() > limit)
     if first.any():
         warnings.warn(
             f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "
-            f"E[∇f] differ by {float(result.stein_z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
+            f"E[∇f] differ by {float(z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
             "straight-through steps, jumps, or a wrong gradient function; the interactions describe the gradients.",
             stacklevel=stacklevel,
         )
-    elif second.any():
+    elif flagged.any():
         warnings.warn(
-            f"the function of {int(second.sum())} of {len(result)} example(s) curves in a way that its gradients do "
-            f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(result.stein_z[:, 1].abs().max()):.0f} standard "
+            f"the function of {int(flagged.sum())} of {len(result)} example(s) curves in a way that its gradients do "
+            f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(z[:, 1].abs().max()):.0f} standard "
             "errors. It probably jumps (is discontinuous) near the input; jumps are missing from the interactions.",
             stacklevel=stacklevel,
         )

@@ -64,7 +64,7 @@ class Control:
             owner=owner,
             kinks=self.kinks.select(owner) if len(flipping) else None,
             flip=self.flip[owner],
-            gradient=self.expected.gradient[owner],
+            gradient=None if self.expected.drift is not None else self.expected.gradient[owner],
         )
 
     @property
@@ -89,7 +89,7 @@ class Subtraction:
     owner: Tensor  # (f,) and which of the oracle's
     kinks: Kinks | None  # of these
     flip: Tensor  # (f,) β
-    gradient: Tensor  # (f, k) Γ₁
+    gradient: Tensor | None  # (f, k) Γ₁; None where τ was estimated, which would bias it: even parts are then sampled
 
     def left_over(
         self, gaussian: Gaussian, points: Tensor, z: Tensor, rows: tuple[Tensor, Tensor, Tensor], mirrored: bool
@@ -105,11 +105,12 @@ class Subtraction:
         flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
         there, around = self.kinks.own_flips(points[flipping], self.owner, mirrored)
         there, around = (gaussian.pull(f.reshape(flat)) for f in (there, around))
-        weight = weight if len(weight) == 1 else weight[flipping]
-        beta, gradient = self.flip[:, None, None].to(odd), self.gradient[:, None].to(even)
-        odd, even = odd.clone(), even.clone()
+        beta, odd = self.flip[:, None, None].to(odd), odd.clone()
         odd[flipping] -= beta * there
-        even[flipping] += beta * (gradient - weight[..., None] * around)
+        if self.gradient is None:
+            return odd, even
+        weight, even = weight if len(weight) == 1 else weight[flipping], even.clone()
+        even[flipping] += beta * (self.gradient[:, None].to(even) - weight[..., None] * around)
         return odd, even
 
 

@@ -23,7 +23,7 @@ from smoothhess.oracle import Neuron, Oracle, check_batch_size, check_inputs
 from smoothhess.precision import check_precision
 from smoothhess.run import Budget, Run, in_parts, insist, progress_bar, rows_of_calls, sample_until, seeds_of
 from smoothhess.sampler import Sampler
-from smoothhess.statistics import Statistics, concatenate, symmetric
+from smoothhess.statistics import ESTIMATOR_VERSION, Statistics, concatenate, symmetric
 
 
 class SmoothHess:
@@ -215,6 +215,12 @@ class SmoothHess:
         _ = result.statistics  # derivatives that were not sampled have none, and say so
         if type(result) is not Interactions:
             raise ValueError(f"a {type(result).__name__} cannot be gone on with: it is made of other results.")
+        if result.estimator_version != ESTIMATOR_VERSION:
+            raise ValueError(
+                f"the result was made by version {result.estimator_version} of the estimator, this smoothhess has "
+                f"version {ESTIMATOR_VERSION}: further calls would mix numbers that are not comparable. Make the result "
+                "again with attribute, or use the smoothhess that made it."
+            )
         plan = find_design(result.design)
         rows = rows_of_calls(n, plan, "n")
         target = None if result.target is None else [tuple(t) for t in result.target.tolist()]

@@ -345,6 +345,18 @@ class Exact(Interactions):
         """
         return self.derivatives.error_of("gradient").reshape(len(self), *self.feature_shape)
 
+    def value_estimate(self) -> Estimate:
+        """`value` with its standard error, (B,); intervals are those of a normal distribution."""
+        return Estimate(self.value, self.value_stderr, self._no_df)
+
+    def gradient_estimate(self) -> Estimate:
+        """`gradient` with its standard errors, (B, *feature shape); intervals are those of a normal distribution."""
+        return Estimate(self.gradient, self.gradient_stderr, self._no_df)
+
+    @property
+    def _no_df(self) -> Tensor:
+        return torch.full((len(self),), torch.inf, dtype=torch.float64, device=self.device)
+
     @cached_property
     def hessian(self) -> Tensor:
         """The Hessian, dense and symmetric, (B, d, d)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from smoothhess.operations import KINKED, unknown_operations
 from smoothhess.oracle import Oracle, is_out_of_memory
 from smoothhess.precision import AGREEMENT
 from smoothhess.statistics import Rows, Segment, Statistics, own_slopes
+from smoothhess.stein import moments, rounding_rows, stein_rows
 
 CHUNK_BYTES, CHUNKS_ON_CUDA = 1 << 27, 64  # perturbed inputs held at once, and the part of a GPU's memory for them
 LOOKED_AT = 32  # rows in which it is seen whether adding the noise to an input loses it
@@ -300,7 +301,9 @@ class Sampler:
         energy = torch.linalg.vector_norm(self.gaussian.push(change), dim=-1).square().mean(2)  # (b, r)
         odd, even = _odd(gradient), change.mean(2)  # (b, r, k)
         turned = odd if self.plan.mirrored else even
-        stein = (weight[..., None] * _stein(z, value - own_value[..., None], turned, even, own_gradient)).double()
+        stein = weight[..., None] * stein_rows(z, value - own_value[..., None], turned, even, own_gradient)
+        size = self._rounded_size(index, value, own_value, energy, delta)
+        rounding = weight[..., None] * rounding_rows(z, size, own_gradient)
         even = weight[..., None] * even
         if subtraction is not None:  # sample what the closed form does not know
             there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
@@ -319,8 +322,16 @@ class Sampler:
             value_even=weight * (value.mean(2) - own_value),
             energy=weight * energy,
             **own_slopes(score, odd, weight, k),
-            stein=torch.stack([stein.sum(1), stein.square().sum(1)], 1),
+            stein=moments(stein, rounding),
         )
+
+    def _rounded_size(self, index: Tensor, value: Tensor, own: Tensor, energy: Tensor, delta: Tensor) -> Tensor:
+        """|f| + |∇f||x + δ|, which values and inputs are rounded relative to, from above, (b, r)."""
+        assert self.plain_gradient is not None
+        norm = torch.linalg.vector_norm
+        slope = norm(self.plain_gradient[index].flatten(1), dim=1)[:, None] + (2 * energy).sqrt()
+        reach = norm(self.inputs[index].flatten(1), dim=1)[:, None] + norm(delta[:, :, 0], dim=-1)
+        return torch.maximum(value.abs().amax(2), own.abs()) + slope * reach
 
     def _call(self, points: Tensor, x: Tensor, index: Tensor, with_centre: bool) -> tuple[Tensor, Tensor]:
         """Values (b, r, s) and gradients (b, r, s, d) at points (b, r, s, d)."""
@@ -354,32 +365,6 @@ class Sampler:
                 "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make it a "
                 "function of each input alone, for example with model.eval()."
             )
-
-
-def _stein(z: Tensor, value: Tensor, odd: Tensor, even: Tensor, slope: Tensor) -> Tensor:
-    """Stein's identities for f less its tangent at x, row by row, (b, r, 3); the mean of each is zero.
-
-    E[φ (z·a) f (1 + 1/k)] = E[φ a·γ], along the gradient and along a fixed random direction a, and
-    E[φ (|z|² (1 + 1/k) − k) f] = E[φ z·γ], where φ = exp(−|z|²/2k) keeps the tails short. `value` are differences to x
-    at z (and −z), `odd` and `even` those of the gradient, (b, r, k), `slope` (b, 1, k) is the gradient at x.
-    """
-    k = z.shape[-1]
-    radius2 = z.square().sum(-1)  # (1 or b, r)
-    steepness = torch.linalg.vector_norm(slope, dim=-1)  # (b, 1)
-    along = slope / steepness[..., None].clamp_min(torch.finfo(z.dtype).tiny)
-    directions = torch.cat([along, _across(k).to(z).expand_as(along)], 1).mT  # (b, k, 2)
-    moves = z @ directions  # (b, r, 2)
-    tangent = moves[..., 0] * steepness  # (b, r)
-    first = moves * (_odd(value) - tangent)[..., None] * (1 + 1 / k) - even @ directions
-    rest = value.mean(2) if value.shape[2] == 2 else value[:, :, 0] - tangent
-    second = (radius2 * (1 + 1 / k) - k) * rest - (z * odd).sum(-1)
-    return torch.exp(-radius2 / (2 * k))[..., None] * torch.cat([first, second[..., None]], -1)
-
-
-@lru_cache(maxsize=1)
-def _across(k: int) -> Tensor:
-    """A fixed random direction."""
-    return torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / k**0.5
 
 
 def _odd(pairs: Tensor) -> Tensor:

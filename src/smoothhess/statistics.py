@@ -23,7 +23,9 @@ from torch import Tensor
 
 from smoothhess.inner import Grams
 from smoothhess.known import Known, mean
+from smoothhess.stein import MOMENTS
 
+ESTIMATOR_VERSION = 2  # raised whenever the same draws give other numbers; results of two versions are never mixed
 HEAD_LEAST = 1024  # rows
 HEAD_FACTOR = 4  # or this many times k, whichever is more
 PROBES = 16  # random directions in which group sums watch the noise of the whole Hessian
@@ -61,7 +63,7 @@ class Rows:
     along: Tensor  # (B, r) s·odd/k, whitened: how the gradient changes along the row's own direction; mean tr(W)/k
     across: Tensor  # (B, r) w |odd|²/k − along², whitened: the squared change of the gradient in all other directions
     # Sums over a chunk that are not kept row by row, and so never part of a head:
-    stein: Tensor | None = None  # (B, 2, 3) of quantities with mean zero when gradients belong to values, and squares
+    stein: Tensor | None = None  # (B, MOMENTS, 3), see smoothhess.stein
     skew: Tensor | None = None  # (B, rank, K + PROBES) of group sums
 
     def sum(self) -> Tensor:
@@ -92,7 +94,7 @@ class Statistics:
     value_sum: Tensor  # (B,) Σ value_even over all rows, float64
     value: Tensor  # (B,) f(x)
     gradient: Tensor  # (B, k) γ(0)
-    stein: Tensor  # (B, 2, 3) float64, see Rows
+    stein: Tensor  # (B, MOMENTS, 3) float64, see smoothhess.stein
     rank: int  # dimensions that the draws live in; k unless these are group sums
     skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
     known: Known | None = None  # exact expectation that was subtracted from a row, on average over rows
@@ -115,7 +117,7 @@ class Statistics:
             value_sum=torch.zeros_like(value, dtype=torch.float64),
             value=value,
             gradient=gradient,
-            stein=torch.zeros(batch, 2, 3, dtype=torch.float64, device=value.device),
+            stein=torch.zeros(batch, MOMENTS, 3, dtype=torch.float64, device=value.device),
             rank=k,
         )
 
@@ -300,6 +302,8 @@ class Statistics:
         factor = own.pop("known.factor", None)
         known = Known(own.pop("known"), factor) if "known" in own else None
         total = own.pop("total", None)
+        if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
+            own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
         return Statistics(design=design, stream=stream, rank=rank, head=head, total=total, known=known, **own)
 
 

@@ -47,6 +47,7 @@ def parts(result: Interactions) -> tuple[dict[str, Any], dict[str, Tensor]]:
     about: dict[str, Any] = {
         "kind": type(result).__name__,
         "gaussian": [type(result.gaussian).__name__, gaussian],
+        "estimator_version": result.estimator_version,
         "status": result.status,
         "groups": None if result.grouping is None else result.grouping.count,
     }
@@ -165,11 +166,14 @@ def restore(about: dict[str, Any], tensors: dict[str, Tensor]) -> Interactions:
         "target": tensors.get("target"),
         "n_passes": tensors["n_passes"],
         "status": tuple(about["status"]),
+        "estimator_version": about.get("estimator_version", 1),  # files from before there were versions
     }
     if about.get("kind", "Interactions") != "Interactions":
         cls = {"Exact": Exact, "Attribution": Attribution}[about["kind"]]
         derivatives = Derivatives(**{"curvature": None, **under("derivatives.")})
         seeds = tuple(about["seeds"])
+        if derivatives.gradient_stderr is None and derivatives.relative_error is None:  # nothing in it was sampled
+            del common["estimator_version"]
         return cls(**common, derivatives=derivatives, method=about["method"], note=about["note"], seeds=seeds)
     stream = tuple(tuple(Segment(*s) for s in example) for example in about["stream"])
     return Interactions(

@@ -103,6 +103,19 @@ def quantile(level: float, df: Tensor) -> Tensor:
     return torch.where(df > 0, log_t.exp(), torch.inf)
 
 
+def normal_score(t: Tensor, df: Tensor) -> Tensor:
+    """The normal deviate that is about as improbable as t with `df` degrees of freedom, with its sign (Wallace 1959).
+
+    Within 0.05 from 2 degrees of freedom on; it neither overflows nor underflows, however large t is.
+
+    >>> normal_score(torch.tensor([2.0, -6.0]).double(), torch.tensor([10.0, 40.0]).double())
+    tensor([ 1.7901, -5.0356], dtype=torch.float64)
+    """
+    t, df = t.double(), df.double()
+    finite = df.clamp_max(1e12)
+    return ((8 * finite + 1) / (8 * finite + 3) * (finite * torch.log1p(t * t / finite)).sqrt()).copysign(t)
+
+
 def _density(t: Tensor, df: Tensor) -> Tensor:
     """Student's density."""
     finite = df.clamp_max(1e12)

@@ -1,5 +1,6 @@
 """uᵀHv beside second differences: closed forms, and where the quadratic picture breaks."""
 
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 from smoothhess import Diagonal, Isotropic, SmoothHess
-from smoothhess.evaluate.ranks import ranks, spearman, spearman_p
+from smoothhess.evaluate.ranks import PERMUTATIONS, ranks, spearman, spearman_p
 from smoothhess.evaluate.validation import validate_pairs
 from smoothhess.exact import Attribution, Exact
 from tests.truths import OneHidden, Plain, quadratic
@@ -225,15 +226,36 @@ def test_ranks_are_those_of_scipy():
     a = torch.randint(0, 8, (5, 20), generator=rng).double()
     b = torch.randn(5, 20, generator=rng).double() + 0.2 * a
     rho = spearman(a, b)
-    p = spearman_p(rho, 20)
     for i in range(5):
         wanted = stats.spearmanr(a[i].numpy(), b[i].numpy())
         assert float(rho[i]) == pytest.approx(wanted.statistic, abs=1e-12)
-        assert float(p[i]) == pytest.approx(wanted.pvalue, rel=1e-6)
         assert ranks(a[i]).tolist() == stats.rankdata(a[i].numpy()).tolist()
     assert spearman(a[0], torch.ones(20)).isnan()
-    assert spearman_p(torch.tensor(1.0), 2).isnan()
-    assert float(spearman_p(torch.tensor(1.0).double(), 12)) < 1e-12
+
+
+def test_p_values_of_few_pairs_count_all_orders():
+    """By hand: the share of the n! orders with |ρ| at least as large, ties included."""
+    a = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 1.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    b = torch.tensor([2.0, 1.0, 4.0, 3.0, 5.0])
+    p = spearman_p(a, b)
+    for i in range(2):
+        orders = torch.tensor(list(itertools.permutations(a[i].tolist())))
+        every = spearman(orders, b).abs()
+        assert float(p[i]) == pytest.approx(float((every >= spearman(a[i], b).abs() - 1e-9).double().mean()), abs=1e-12)
+    assert p[2].isnan()
+    assert float(spearman_p(b, -b)) == pytest.approx(2 / math.factorial(5))  # not 2e-300
+    assert float(spearman_p(b[:2], b[:2])) == 1.0
+
+
+def test_p_values_of_many_pairs_are_sampled_and_never_zero():
+    rng = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 300, 12, generator=rng).double()
+    p = spearman_p(a, b)
+    assert torch.equal(p, spearman_p(a, b))  # a fixed seed
+    assert abs(float((p <= 0.05).double().mean()) - 0.05) < 4 * (0.05 * 0.95 / 300) ** 0.5  # uniform where unrelated
+    assert float(spearman_p(a[0], a[0])) == pytest.approx(1 / (PERMUTATIONS + 1))
+    exact = stats.spearmanr(a[0].numpy(), b[0].numpy()).pvalue
+    assert float(p[0]) == pytest.approx(exact, abs=0.03)
 
 
 RESULT = SmoothHess(square).attribute(X, radius=1.5, n_calls=12)

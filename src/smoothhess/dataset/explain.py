@@ -30,7 +30,7 @@ from smoothhess.evaluate.population import GlobalInteractions
 from smoothhess.evaluate.records import MOST_FEATURES, Explain
 from smoothhess.evaluate.records import _seeds as record_seeds
 from smoothhess.oracle import is_out_of_memory, release
-from smoothhess.statistics import DENSE_LIMIT
+from smoothhess.statistics import DENSE_LIMIT, ESTIMATOR_VERSION
 
 
 def explain_dataset(
@@ -127,6 +127,7 @@ def explain_dataset(
         "summary": bool(summary),
         "summary_calls": calls if summary else None,
         "seed": int(seed),
+        "estimator_version": ESTIMATOR_VERSION,
     }
     where = torch.device(device) if device is not None else question.device(head.inputs)
     total = count(loader, key)

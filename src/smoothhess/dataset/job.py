@@ -40,6 +40,12 @@ def begin(path: Path, settings: dict[str, Any], pack_size: int, rank: int) -> No
 
 def refuse_other_job(store: Store, settings: dict[str, Any], pack_size: int | None) -> None:
     """Raise unless the store is of this job, and whole."""
+    if store.estimator_version != settings["estimator_version"]:
+        raise ValueError(
+            f"{store.path} was made by version {store.estimator_version} of the estimator, this smoothhess has version "
+            f"{settings['estimator_version']}: their records are not comparable and cannot be mixed. Begin another "
+            "folder, or go on with the smoothhess that began this one; it can still be read."
+        )
     differ = differences(store.settings, settings)
     if pack_size is not None and store.pack_size != pack_size:
         differ.append(f"pack_size = {store.pack_size}, not {pack_size}")

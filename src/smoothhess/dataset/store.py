@@ -60,6 +60,11 @@ class Store:
         """What was kept of each record: "pairs", "hessian" or "result"."""
         return self.settings["keep"]
 
+    @property
+    def estimator_version(self) -> int:
+        """Version of the estimator that made the records."""
+        return self.settings.get("estimator_version", 1)  # stores from before there were versions
+
     def __len__(self) -> int:
         """Records that can be read."""
         return len(self._numbers)

@@ -15,6 +15,7 @@ from torch import Tensor
 from smoothhess import student
 from smoothhess.interactions import Estimate
 from smoothhess.pairs import Pair, benjamini_hochberg, labels_of
+from smoothhess.statistics import ESTIMATOR_VERSION
 from smoothhess.storage import write_atomically
 
 FORMAT, VERSION = "smoothhess.global", "1"
@@ -80,6 +81,7 @@ class GlobalInteractions:
     method: str
     n_calls: int  # gradients at perturbed inputs, of all records together
     n_passes: float  # all work in units of a gradient call
+    estimator_version: int = ESTIMATOR_VERSION  # of the estimator that explained the records
 
     def __len__(self) -> int:
         """Records."""
@@ -197,6 +199,11 @@ class GlobalInteractions:
                 "only global interactions of the same features, groups, Gaussian and explainer can be merged, got "
                 f"{self.method} of {self.feature_shape} and {other.method} of {other.feature_shape}."
             )
+        if self.estimator_version != other.estimator_version:
+            raise ValueError(
+                f"these were made by versions {self.estimator_version} and {other.estimator_version} of the estimator, "
+                "whose numbers are not comparable. Make the older one again with this smoothhess."
+            )
         for seed, start, stop in self.segments:
             for theirs, first, last in other.segments:
                 if seed == theirs and start < last and first < stop:
@@ -231,6 +238,7 @@ class GlobalInteractions:
             "method": self.method,
             "n_calls": self.n_calls,
             "n_passes": self.n_passes,
+            "estimator_version": self.estimator_version,
         }
         write_atomically(Path(path), tensors, {"format": FORMAT, "version": VERSION, "about": json.dumps(about)})
 
@@ -261,6 +269,7 @@ class GlobalInteractions:
             method=about["method"],
             n_calls=about["n_calls"],
             n_passes=about["n_passes"],
+            estimator_version=about.get("estimator_version", 1),
         )
 
     def __repr__(self) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from smoothhess import student
+PERMUTATIONS = 9999  # random orders; of up to seven numbers all orders are fewer
 
 
 def ranks(x: Tensor) -> Tensor:
@@ -34,15 +35,42 @@ def spearman(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(size > 0, rho.clamp(-1, 1), torch.nan)
 
 
-def spearman_p(rho: Tensor, n: int) -> Tensor:
-    """Two-sided p of ρ from n pairs of numbers, were the two unrelated (Student's approximation).
+def spearman_p(a: Tensor, b: Tensor) -> Tensor:
+    """Two-sided p of Spearman's ρ along the last dimension, were the pairing of a and b arbitrary, float64.
 
-    >>> spearman_p(torch.tensor(0.6), 12)
-    tensor(0.0392, dtype=torch.float64)
+    From the permutation distribution of |ρ|: all n! pairings where these are at most PERMUTATIONS, else so many random
+    ones with a fixed seed. No p is smaller than 1 over their number. NaN where all numbers of one side are equal.
+
+    >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    >>> spearman_p(x, x)  # 2 of 24 orders have |ρ| = 1
+    tensor(0.0833, dtype=torch.float64)
     """
-    if n < 3:
-        return torch.full_like(rho, torch.nan, dtype=torch.float64)
-    rho = rho.double()
-    t = rho * ((n - 2) / (1 - rho.square()).clamp_min(1e-300)).sqrt()
-    p = student.two_sided_p(t.nan_to_num(0.0).clamp(-1e100, 1e100), torch.tensor(float(n - 2)))
-    return torch.where(rho.isnan(), torch.nan, p)
+    from scipy.stats import permutation_test
+
+    a, b = torch.broadcast_tensors(a, b)
+    left, right = (_standard(ranks(t)).reshape(-1, t.shape[-1]).cpu().numpy() for t in (a, b))
+
+    def size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        # sums of other orders of the same numbers differ by rounding: equal ones must stay equal
+        return np.abs((x * y).sum(-1)).round(10)
+
+    p = np.full(len(left), np.nan)
+    for i, (x, y) in enumerate(zip(left, right, strict=True)):
+        if x.any() and y.any():
+            p[i] = permutation_test(
+                (x,),
+                lambda moved, axis=-1, y=y: size(moved, y),
+                permutation_type="pairings",
+                vectorized=True,
+                alternative="greater",
+                n_resamples=PERMUTATIONS,
+                rng=np.random.default_rng(0),
+            ).pvalue
+    return torch.from_numpy(p).reshape(a.shape[:-1]).to(a.device)
+
+
+def _standard(ranked: Tensor) -> Tensor:
+    """Centred, and of length one; zero where all are equal."""
+    centred = ranked - ranked.mean(-1, keepdim=True)
+    length = centred.norm(dim=-1, keepdim=True)
+    return torch.where(length > 0, centred / length.clamp_min(1e-300), 0.0)

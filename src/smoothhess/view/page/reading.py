@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from smoothhess.stein import combined
+
 if TYPE_CHECKING:
     from smoothhess.interactions import Interactions
 
@@ -15,7 +17,7 @@ LIMITS = (
 
 ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # relative error up to which the matrix is good, or fair
 R2_GOOD, R2_FAIR = 0.8, 0.5  # R² from which pairs tell most, or half, of the story
-SELF_CHECK = 6.0  # |z| beyond which gradients do not belong to the values
+SELF_CHECK = 5.0  # |z| beyond which gradients do not belong to the values
 
 
 class Reading(NamedTuple):
@@ -93,7 +95,7 @@ def _calls(one: Interactions) -> Reading:
 
 def _self_check(one: Interactions) -> Reading:
     meaning = "Do the gradients belong to the values? Two identities that must hold, as a z-score."
-    z = float(one.stein_z[0].abs().max())
+    z = float(combined(one.stein_z)[0])
     if math.isnan(z) or one.design == "exact":
         return Reading("Self-check", "unknown", "plain", "not known here", meaning)
     if z <= SELF_CHECK:
