@@ -15,7 +15,7 @@ This module knows rows and their blocks; what is made of them is in `unbiased` (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ from smoothhess.statistics import Segment, Statistics
 # α varies by this multiple of what a linear field or evenly spread noise makes it vary before the rest counts as noise
 # that the antisymmetric half cannot show: a function whose curvature depends on the distance alone.
 RADIAL = 4.0
+ROUNDED = 1e-9  # share of the variance of α below which changes across the directions are rounding
+LINEAR = 1e-18  # share of the rows' energy below which their noise is that of a quadratic function
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,15 @@ class Correction:
     plain: Tensor  # (B,) the same over incomplete blocks that could not be corrected
     wobble: Tensor  # (B,) variance that the error of â adds to the projector's
     radial: Tensor  # (B,) variance of α that neither a linear field nor evenly spread noise explains, divided by n
+    across: Tensor  # (B,) sum over the head of what the gradients change across their rows' directions, where it counts
+
+    def without_linear(self, noise: Tensor) -> Correction:
+        """The same where rows that are seen to be those of a quadratic function, by their noise (B,), have no radial one.
+
+        A single complete block of such rows has no antisymmetric half at all.
+        """
+        linear = (self.across > 0) & (noise <= LINEAR * self.across)
+        return replace(self, radial=torch.where(linear, 0.0, self.radial))
 
     @cached_property
     def is_needed(self) -> bool:
@@ -83,7 +94,7 @@ def correct(stats: Statistics, allowed: bool = True) -> Correction:
     constant, corrected, plain, wobble = (torch.zeros_like(n) for _ in range(4))
     mean = along.sum(1) / n_head
     if stats.design != "orthogonal" or k <= SMALL:
-        return Correction(slope, lift, constant, mean, corrected, plain, wobble, torch.zeros_like(n))
+        return Correction(slope, lift, constant, mean, corrected, plain, wobble, *[torch.zeros_like(n)] * 2)
     for examples, ends in _alike(stats, k):
         index = torch.tensor(examples, device=n.device)
         kept = int(stats.n_head[index[0]])
@@ -105,9 +116,10 @@ def correct(stats: Statistics, allowed: bool = True) -> Correction:
             wobble[index] += 2 * share / (m - 1)
     inside = torch.arange(along.shape[1], device=n.device) < stats.n_head[:, None]
     variance = torch.where(inside, (along - mean[:, None]).square(), 0.0).sum(1) / (n_head - 1).clamp_min(1)
-    expected = RADIAL * 2 / k * (head.across.double().sum(1) / n_head)
-    radial = torch.where(variance > expected, variance, 0.0) / n
-    return Correction(slope, lift, constant, mean, corrected, plain, wobble * variance, radial)
+    across = head.across.double().sum(1)
+    radial = torch.where(variance > RADIAL * 2 / k * across / n_head, variance, 0.0) / n
+    across = torch.where(across > ROUNDED * variance, across, 0.0)
+    return Correction(slope, lift, constant, mean, corrected, plain, wobble * variance, radial, across)
 
 
 def _alike(stats: Statistics, k: int) -> list[tuple[list[int], list[tuple[int, int]]]]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Rows that `eigh` turns into a basis; where they are more it goes by products alone, to a residual far below the noise
 # of any estimate that large. Products are faster for a few pairs of a spectrum that falls off, which denoised ones do.
+TOLD_FROM_ZERO = 1.0  # standard deviations of ‖H‖² were H zero that its estimate must exceed
 JUMP_ROUNDING = 1e3  # units in the last place that values of an affine function may differ by
 FEW_BYTES, SPAN_BYTES, EIGH_TOLERANCE = 1 << 25, 1 << 30, 1e-4
 
@@ -261,7 +262,8 @@ class Interactions:
             error2, true2 = self._denoised.error2 + more, self._denoised.true2
             return _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
         variance = self._noise.of_frobenius
-        return _ratio(variance, self._noise.squared_norm - variance)
+        signal = self._noise.squared_norm - variance
+        return _ratio(variance, torch.where(self._noise.zero_score() > TOLD_FROM_ZERO, signal, 0.0))
 
     @cached_property
     def discontinuous(self) -> Tensor:
@@ -442,7 +444,7 @@ class Interactions:
         hessian = symmetric(self._denoised.product(q) @ q.mT).double()
         risk = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
         noise = unbiased._noise
-        found = Shrunk.combine(noise.estimate.dense(), noise.of_frobenius, hessian, risk + noise.of_drift)
+        found = Shrunk.combine(noise.estimate.dense(), noise.of_entries().value, hessian, risk + noise.of_drift)
         return replace(found, hessian=found.hessian.to(self.dtype))
 
     def top_pairs(

@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from smoothhess import student
 from smoothhess.design import SMALL
 from smoothhess.gaussian import Gaussian
 from smoothhess.incomplete_blocks import Correction, Gram, Values, missing_variance
@@ -24,9 +25,7 @@ from smoothhess.units import Units
 
 SEEN, NOTHING = 8, 1e-10  # rows that must meet what a control variate leaves over, and the share that counts as nothing
 ROUNDING = 16  # units in the last place by which a gradient may be wrong
-LINEAR = 1e-18  # antisymmetric share of the rows' energy below which they are those of a quadratic function
 LEAST_SHARE = 0.5  # of the skew's variance, which incomplete blocks never fall below
-ROW_DF = 3  # weight of rows inside blocks as witnesses of the gradient's and the value's noise, beside blocks
 ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # random signs of units for the operator norm, and how many units that needs
 
@@ -120,7 +119,26 @@ class Noise:
     @property
     def df(self) -> Tensor:
         """Degrees of freedom of the Hessian's variances, (B,)."""
-        return self.units.df if self.prior is None else self.units.df + self.prior.df
+        return self.units.df if self.prior is None else self.units.df + self._prior_df
+
+    @cached_property
+    def _prior_df(self) -> Tensor:
+        """Degrees of freedom of the variances from a single block (Satterthwaite), (B,).
+
+        What incomplete blocks and radial functions add is known from all rows, the rest from the directions that share
+        the noise.
+        """
+        assert self.prior is not None
+        stats, k, c = self.features, self.features.rank, self.correction
+        total = self.prior.trace * (k + 1) / 2  # E‖Ŵ − W‖²_F, whitened
+        # ‖W₀‖² of the linear part, which is what the energy of the rows has beside their noise
+        linear2 = (self._total_energy - stats.n * self.prior.trace).clamp_min(0)
+        linear = torch.minimum((c.corrected + c.plain) * k * linear2, total)
+        known = linear + c.radial * k * k
+        rest = total - linear
+        spread = known.square() / stats.n.clamp_min(2) + rest.square() / self.prior.df.clamp_min(1e-9)
+        found = torch.where(spread > 0, (known + rest).square() / spread.clamp_min(1e-300), self.prior.df)
+        return torch.where(self.prior.df > 0, torch.maximum(found, self.prior.df), 0.0)
 
     def _weigh(self, units: Tensor, prior: Tensor | None = None, prior_df: Tensor | None = None) -> Tensor:
         """Both variances, weighted by their degrees of freedom; infinite where neither has any."""
@@ -162,26 +180,58 @@ class Noise:
     def correction(self) -> Correction:
         """That of the estimate; fields that are seen to be linear have no radial noise."""
         found = self.estimate.correction
-        if self.prior is None or not bool((found.radial > 0).any()):
-            return found
-        across = self.features.head.across.double().sum(1)
-        linear = self.prior.trace * self.features.n <= LINEAR * across
-        return replace(found, radial=torch.where(linear & (across > 0), 0.0, found.radial))
+        return found if self.prior is None else found.without_linear(self.prior.trace * self.features.n)
 
-    def of_mean(self, rows: Tensor) -> Variance:
-        """Of the mean of a quantity that has one value per row and no skew: value, gradient."""
+    def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
+        """Of the mean of a quantity that has one value per row and no skew: value, gradient.
+
+        Rows of one block err against each other, so that taken as independent they show too much noise, not too little;
+        blocks show the right amount, but a few of them not well. Whichever gives the narrower intervals is used.
+        `exact` (B, P) is a part of each row whose mean over a complete block has no error.
+        """
         units = self.units.of_mean(rows)
         if self.prior is None:
             return Variance(self._weigh(units), self.units.df)
-        # Rows of one block err against each other: taken as independent they show too much noise, not too little.
+        rest = rows if exact is None else rows - exact.to(rows)
+        alone, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
+        if exact is not None:
+            alone = alone + self._as_independent(exact) * self._left_open
+        total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
+        width = [student.quantile(0.95, d.cpu()).to(d.device).square() * t for d, t in zip((self.units.df, df), total)]
+        by_units = (self.units.df > 0) & (width[0] < width[1])
+        value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, alone)
+        chosen = torch.where(by_units, self.units.df, df)
+        return Variance(torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf), chosen)
+
+    def _as_independent(self, rows: Tensor) -> Tensor:
+        """Variance of the mean over all rows if they were independent, (B, …)."""
         rows = rows.double()
         n_head, n = (t.reshape(-1, *[1] * (rows.ndim - 2)) for t in (self.features.n_head, self.features.n))
         mean = rows.sum(1) / n_head.clamp_min(1)
         squares = (rows.square().sum(1) - n_head * mean.square()).clamp_min(0)
-        alone = squares / (n_head - 1).clamp_min(1) / n.clamp_min(1)
-        df = (self.features.n_head - 1).clamp_min(0).double()
-        df = torch.where(self.units.df > 0, df.clamp_max(ROW_DF), df)
-        return Variance(self._weigh(units, alone, df), self.units.df + df)
+        return squares / (n_head - 1).clamp_min(1) / n.clamp_min(1)
+
+    @cached_property
+    def _left_open(self) -> Tensor:
+        """Share of the variance of independent rows that a quadratic form has over its blocks, (B,): 0 if complete."""
+        c, k = self.correction, self.features.rank
+        # C (m/n)² summed over blocks, as the sum of m(k − m)/n², times n/(k − 1)
+        return ((c.corrected + c.plain) * 2 * (k + 2) / k * self.features.n).clamp_max(1)
+
+    def of_value(self) -> Variance:
+        """Of the smoothed value, (B,)."""
+        exact = None
+        if self.prior is not None and self.features.known is None and self.features.rank > SMALL:
+            exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
+        return self.of_mean(self.features.head.value_even, exact)
+
+    def of_gradient(self) -> Variance:
+        """Of the smoothed gradient, (B, d)."""
+        found = self.of_mean(self.features.head.even)
+        if self._unseen is None:
+            return found
+        missed = self._unseen / self.features.rank**2  # one row in n that meets a change of the usual size
+        return Variance(found.value + missed.reshape(-1, 1) * self._lengths, found.df)
 
     def _of_form(
         self, rows: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]
@@ -201,7 +251,7 @@ class Noise:
             if self.correction.has_variance:
                 missing = missing_variance(self.correction, values(), gram, self.features.rank)
                 found = torch.maximum(found + missing, found * LEAST_SHARE)
-            variance = self._weigh(units, found, self.prior.df)
+            variance = self._weigh(units, found, self._prior_df)
         shape = (-1, *[1] * (variance.ndim - 1))
         variance = variance + self._rounding.reshape(shape) * (gram.left * gram.right + gram.mixed.square())
         if self.exactly_zero is not None:
@@ -502,7 +552,7 @@ class Noise:
             noise = self._weigh(noise)
         else:
             prior = (total * self.prior.trace + (self.prior.k + 2) * self._kappa_trace) / 4
-            noise = self._weigh(noise, prior, self.prior.df)
+            noise = self._weigh(noise, prior, self._prior_df)
         if white.is_factored:
             score, rows = white.factors()
             norm = norm2(score, torch.cat([odd, rows[:, odd.shape[1] :]], 1), self.estimate.constant)
@@ -515,7 +565,7 @@ class Noise:
                 mean.diagonal(dim1=-2, dim2=-1).add_(self.estimate.constant[:, None])
             norm = push(mean.to(white.gradient.dtype)).double().square().sum((-1, -2))
         variation = self.variation
-        gradient_noise = self.of_mean(features.head.even).value.sum(-1)
+        gradient_noise = self.of_gradient().value.sum(-1)
         share = (norm - 2 * noise - gradient_noise) / variation
         return torch.where((variation > 0) & torch.isfinite(noise), share, torch.nan)
 

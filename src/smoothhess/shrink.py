@@ -161,23 +161,32 @@ class Shrunk:
 
     @staticmethod
     def combine(unbiased: Tensor, variance: Tensor, denoised: Tensor, risk: Tensor) -> Shrunk:
-        """From unbiased sums U (B, K, K) with their total variance, and denoised ones D with what they say they err by.
+        """From unbiased sums U (B, K, K) with the variances of all, and denoised ones D with what they say they err by.
 
         Denoising spreads what it keeps of the trace over all directions, while true entries may cancel inside a group:
-        the sums of D can be far off without a sign of it in D. But E‖U − D‖² is Var U and the squared error of D
-        together, so that error can be seen, and D gets the weight Var U/(Var U + error²).
+        the sums of D can be far off without a sign of it in D. But E‖U − D‖² = Var U + error² − 2 Cov(U, D), so that
+        the error of D can be seen, and U + λ(D − U) has the least error for λ = (Var U − Cov(U, D))/E‖U − D‖².
         """
         apart = (unbiased - denoised).square().sum((-1, -2))
-        error2 = torch.maximum(apart - variance, risk)
-        known = variance.isfinite()
-        weight = torch.where(known & (variance + error2 > 0), variance / (variance + error2).clamp_min(_TINY), 1.0)
-        served = torch.lerp(unbiased, denoised, torch.where(known, weight, 1.0)[:, None, None])
-        left = torch.where(known, (1 - weight).square() * variance + weight.square() * error2, risk)
+        total = variance.sum((-1, -2))
+        known = total.isfinite()
+        # how many sums share the noise; each is there twice
+        shared = total.square() / (2 * variance.square().sum((-1, -2))).clamp_min(_TINY)
+        common = torch.minimum(risk, total)  # Cov(U, D): what damping leaves of the noise
+        doubt = total * (2 / shared.clamp_min(1)).sqrt()
+        error2 = torch.maximum(apart - total - doubt + 2 * common, common)
+        weight = ((total - common) / (total + error2 - 2 * common).clamp_min(_TINY)).clamp(0, 1)
+        weight = torch.where(known & (total > 0), weight, 1.0)
+        served = torch.lerp(unbiased, denoised, weight[:, None, None])
+        left = (1 - weight).square() * total + weight.square() * error2 + 2 * weight * (1 - weight) * common
+        left = torch.where(known, left, risk)
         # E⟨G, U⟩ is ‖H‖² and what U and G = U + λ(D − U) have of their noise in common
-        common = (served * unbiased).sum((-1, -2)) - (1 - weight) * variance
+        both = (1 - weight) * total + weight * common
         size = served.square().sum((-1, -2))
-        true2 = torch.where(known, torch.minimum(common, size + left), size + left)
-        return Shrunk(served, left, torch.where(true2 > LEAST_SIGNAL * (size + left), true2, 0.0))
+        true2 = torch.where(known, (served * unbiased).sum((-1, -2)) - both, size + left)
+        spread = (2 * both.square() + 4 * size * both).div(shared.clamp_min(1)).sqrt()
+        told = ~known | (true2 > torch.maximum(spread, LEAST_SIGNAL * size))
+        return Shrunk(served, left, torch.where(told, true2, 0.0))
 
     def select(self, index: Tensor) -> Shrunk:
         """The examples at `index`."""
@@ -217,9 +226,10 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     m, k = stats.head.odd.shape[1:]
     centred = gaussian.has_mean_curvature
     basis = _FactoredBasis(stats, centred) if m < k and stats.total is None else _DenseBasis(stats, centred)
-    estimate, correction = basis.estimate, correct(stats)
+    estimate = basis.estimate
     half, skew = symmetric(estimate), (estimate - estimate.mT) / 2
-    damped, risk, noise, factor = _damp(half, skew, correction.corrected + correction.plain, k)
+    correction = correct(stats).without_linear(2 * stats.n * skew.square().sum((-1, -2)) / max(k - 1, 1))
+    damped, risk, noise, factor = _damp(half, skew, correction.corrected + correction.plain, correction.radial, k)
     constant = basis.offset - basis.trace(damped) / k if centred else torch.zeros_like(basis.offset)
     optimism = torch.full_like(constant, OPTIMISM)
     if stats.known is not None:
@@ -286,10 +296,11 @@ def _entrywise_error(
     return error2.clamp_min(0), common
 
 
-def _damp(s: Tensor, a: Tensor, incomplete: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _damp(s: Tensor, a: Tensor, incomplete: Tensor, radial: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The damped S, and for each entry the expected squared error, the variance of the noise and the factor, (b, r, r).
 
-    `incomplete` (b,) is the variance of incomplete blocks that A does not show, see `incomplete_blocks`.
+    `incomplete` and `radial` (b,) are variances that A does not show, see `incomplete_blocks`: of a linear field in
+    incomplete blocks E[N_ij² − A_ij²] = C (2 W_ii W_jj − 4 W_ij²/k), and on the diagonal at most 3C W_ii² remain.
     """
     r = s.shape[-1]
     member = _blocks(r).to(s)  # (r, blocks)
@@ -298,9 +309,11 @@ def _damp(s: Tensor, a: Tensor, incomplete: Tensor, k: int) -> tuple[Tensor, Ten
     own = s.diagonal(dim1=-2, dim2=-1)
     signal = member.mT @ (s.square() - torch.diag_embed(own.square())) @ member
     shown = a.square()
-    missing = incomplete[:, None, None] * ((1 - 4 / k) * s.square() + own[..., None] * own[:, None])
-    unshown = missing.diagonal(dim1=-2, dim2=-1)
-    entries = torch.maximum(shown + missing - torch.diag_embed(unshown), shown / 2)
+    missing = incomplete[:, None, None] * (2 * own[..., None] * own[:, None] - 4 / k * s.square())
+    missing = missing + radial[:, None, None]
+    unshown = 3 * (incomplete[:, None] * own.square() + radial[:, None])
+    entries = torch.maximum(shown + missing, shown / 2)
+    entries = entries - torch.diag_embed(entries.diagonal(dim1=-2, dim2=-1))
     noise = member.mT @ entries @ member
     keep = torch.where(signal > 0, 1 - noise / signal.clamp_min(_TINY), 0.0).clamp_min(0)
     level = noise / count.clamp_min(1)

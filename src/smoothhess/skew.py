@@ -21,7 +21,8 @@ from smoothhess.design import SMALL
 from smoothhess.statistics import Statistics
 
 DENSE_SKEW = 4096  # coordinates up to which A is held as a matrix
-SPREAD_DF = 1.0  # degrees of freedom for each direction that shares the noise
+SPREAD_DF = 1.5  # degrees of freedom for each direction that shares the noise
+ALONG_ITSELF = 1.3  # what bends along a direction varies along it: a direction with itself has that much more noise
 QUIET = 0.07  # a direction's noise is never taken for less than this share of the average,
 PARALLEL = 0.4  # and not for less than this share where it is the interaction of a direction with itself
 
@@ -124,7 +125,7 @@ class Prior:
         share = self._each(self.share, variance)
         weight = (self._weight(uu) * self._weight(vv)).sqrt()
         mixed = weight * self._shown(uv) + (1 - weight) * share * uv.energy
-        variance = torch.addcmul(variance, uv.gram / 2, mixed)
+        variance = torch.addcmul(variance, uv.gram * (ALONG_ITSELF / 2), mixed)
         quiet = uu.gram * vv.energy + vv.gram * uu.energy
         parallel = uv.gram.abs() * (uu.energy * vv.energy).sqrt()
         return torch.maximum(variance, share / 2 * (QUIET / 2 * quiet + PARALLEL * parallel))
