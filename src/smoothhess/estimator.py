@@ -218,8 +218,8 @@ class SmoothHess:
         if result.estimator_version != ESTIMATOR_VERSION:
             raise ValueError(
                 f"the result was made by version {result.estimator_version} of the estimator, this smoothhess has "
-                f"version {ESTIMATOR_VERSION}: further calls would mix numbers that are not comparable. Make the result "
-                "again with attribute, or use the smoothhess that made it."
+                f"version {ESTIMATOR_VERSION}: further calls would mix numbers that are not comparable. Make the "
+                "result again with attribute, or use the smoothhess that made it."
             )
         plan = find_design(result.design)
         rows = rows_of_calls(n, plan, "n")
