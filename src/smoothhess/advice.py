@@ -12,6 +12,8 @@ from smoothhess.stein import combined
 
 STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| beyond which a warning is given, and the rows below which it must be larger
 
+FEW_ROWS = 4  # draws that meet a change of the gradient, below which a warning is given
+
 
 def warn_of(result: Interactions, tol: float | None) -> None:
     """Say what the user of a method that calls this should know of its result."""
@@ -55,6 +57,16 @@ def _warn_unmoved(result: Interactions) -> None:
             stacklevel=4,
         )
     unknown = result._noise.unknown & ~jumping
+    head = result.statistics.head
+    moved = ((head.along != 0) | (head.across != 0)).sum(1)
+    few = (moved > 0) & (moved < FEW_ROWS) & (2 * moved < result.statistics.n_head)
+    if few.any():
+        warnings.warn(
+            f"at most {int(moved[few].max())} of {int(result.statistics.n[few].max())} draws of {int(few.sum())} of "
+            f"{len(result)} example(s) met a change of the gradient: so few events carry the estimate that its error "
+            "is known badly. Use more calls or a larger sigma.",
+            stacklevel=4,
+        )
     if unknown.any():
         rows = int(result.n_calls[unknown].max())
         warnings.warn(

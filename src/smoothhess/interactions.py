@@ -173,7 +173,7 @@ class Interactions:
 
     def value_estimate(self) -> Estimate:
         """`value` with its standard error and degrees of freedom, (B,)."""
-        return self._estimate(self.value, self._noise.of_mean(self.statistics.head.value_even))
+        return self._estimate(self.value, self._noise.of_value())
 
     @property
     def gradient(self) -> Tensor:
@@ -197,7 +197,7 @@ class Interactions:
         >>> bool(((low < 1) & (1 < high)).all())
         True
         """
-        return self._estimate(self.gradient, self._noise.of_mean(self._features.head.even))
+        return self._estimate(self.gradient, self._noise.of_gradient())
 
     @cached_property
     def _denoised(self) -> Denoised | None:

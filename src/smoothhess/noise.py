@@ -7,7 +7,7 @@ independent units of the design, and, where rows depend on each other, `skew`, t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -197,8 +197,8 @@ class Noise:
         if exact is not None:
             alone = alone + self._as_independent(exact) * self._left_open
         total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
-        width = [student.quantile(0.95, d.cpu()).to(d.device).square() * t for d, t in zip((self.units.df, df), total)]
-        by_units = (self.units.df > 0) & (width[0] < width[1])
+        by_blocks, by_rows = (student.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.units.df, df))
+        by_units = (self.units.df > 0) & (by_blocks * total[0] < by_rows * total[1])
         value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, alone)
         chosen = torch.where(by_units, self.units.df, df)
         return Variance(torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf), chosen)
@@ -228,10 +228,10 @@ class Noise:
     def of_gradient(self) -> Variance:
         """Of the smoothed gradient, (B, d)."""
         found = self.of_mean(self.features.head.even)
-        if self._unseen is None:
-            return found
-        missed = self._unseen / self.features.rank**2  # one row in n that meets a change of the usual size
-        return Variance(found.value + missed.reshape(-1, 1) * self._lengths, found.df)
+        missed = 2 * self.features.n * self._rounding  # of γ(0) and of each row, which is not averaged out
+        if self._unseen is not None:
+            missed = missed + self._unseen / self.features.rank**2  # one row in n meets a change of the usual size
+        return Variance(found.value + missed.reshape(-1, 1) * self.estimate.identity.diagonal, found.df)
 
     def _of_form(
         self, rows: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]

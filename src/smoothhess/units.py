@@ -12,6 +12,8 @@ from smoothhess.incomplete_blocks import pieces
 from smoothhess.statistics import Segment, symmetric
 from smoothhess.unbiased import Unbiased
 
+LARGE_UNIT = 8  # rows; the incomplete blocks of larger ones have a variance of their own, see `incomplete_blocks`
+
 
 class Units:
     """The independent units that the head consists of."""
@@ -40,6 +42,11 @@ class Units:
         # A unit of w rows is taken to have variance σ²/w. Few, unequal units know less than their number says.
         self.df = (self.weight.square() / self.sizes.square().sum(1).clamp_min(1) - 1).clamp_min(0)
         self.divisor = ((self.sizes > 0).sum(1) - 1).double()
+        self.loose = torch.zeros_like(self.weight)  # rows of incomplete units that are not among these, (B,)
+        if self.size > 1 and bool((stats.n > stats.n_head).any()):
+            for example, stream in enumerate(stats.stream):
+                parts = [b - a for a, b in pieces(stream, self.size) if b > int(stats.n_head[example])]
+                self.loose[example] = sum(m for m in parts if m < self.size)
 
     def sums(self, rows: Tensor) -> Tensor:
         """Sums over each unit of values per row, (B, P, …) → (B, U, …)."""
@@ -71,7 +78,15 @@ class Units:
         sizes, weight = self.sizes.reshape(shape), self.weight.reshape(-1, *shape[2:])
         centred = sums - sizes * (sums.sum(1) / weight.clamp_min(1))[:, None]
         squares = (centred.square() / sizes.clamp_min(1)).sum(1)
-        return self._per_mean(squares)
+        return self._per_mean(squares) + self._of_loose(lambda: rows.double().square().sum(1))
+
+    def _of_loose(self, squares: Callable[[], Tensor]) -> Tensor | float:
+        """Variance that rows of incomplete units behind the head have; the squares of all rows of it are added up."""
+        if self.size > LARGE_UNIT or not bool((self.loose > 0).any()):
+            return 0.0
+        total = squares()
+        n, head, loose = (t.reshape(-1, *[1] * (total.ndim - 1)) for t in (self.stats.n, self.stats.n_head, self.loose))
+        return loose / n.clamp_min(1).square() * total / head.clamp_min(1)
 
     def of_form(self, rows: Tensor, identity: Tensor) -> Tensor:
         """As `of_mean`, for uᵀĤv of corrected rows; `identity` (1 or B, …) is that of the identity in place of H."""
@@ -104,7 +119,11 @@ class Units:
                     mean[examples] += part
                     squares[examples] += part.square() / (b - a)
         squares = squares - mean.square() / self.weight.clamp_min(1)[:, None, None]
-        return self._per_mean(squares.clamp_min(0))
+
+        def of_rows() -> Tensor:
+            return ((s[..., None] * g[..., None, :] + g[..., None] * s[..., None, :]) / 2).square().sum(1)
+
+        return self._per_mean(squares.clamp_min(0)) + self._of_loose(of_rows)
 
     def of_norm(self, score: Tensor, odd: Tensor, squared_norm: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """Summed variance over all entries, (B,).
@@ -130,7 +149,12 @@ class Units:
                 for a, b in ends:
                     squares[examples] += squared_norm(s[:, a:b], g[:, a:b], c[:, a:b].sum(1)) / (b - a)
         left = squares - whole
-        return self._per_mean(torch.where(left > 1e-12 * squares, left, 0.0))
+
+        def of_rows() -> Tensor:
+            one = [t.expand(batch, *t.shape[1:]).reshape(-1, 1, t.shape[-1]) for t in (score, odd)]
+            return squared_norm(*one, lift.reshape(-1)).reshape(batch, -1).sum(1)
+
+        return self._per_mean(torch.where(left > 1e-12 * squares, left, 0.0)) + self._of_loose(of_rows)
 
     def _per_mean(self, squares: Tensor) -> Tensor:
         shape = (-1, *[1] * (squares.ndim - 1))

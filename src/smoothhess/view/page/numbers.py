@@ -51,7 +51,7 @@ def _slope_df(one: Interactions) -> Tensor:
     """Degrees of freedom that the slopes' standard errors are known with, (1,)."""
     if one.design == "exact":
         return one._noise.of_entries().df
-    return one._noise.of_mean(one._features.head.even).df
+    return one._noise.of_gradient().df
 
 
 def _still(one: Interactions) -> list[int]:
