@@ -11,7 +11,7 @@ from smoothhess.view import canvas
 from tests.view.pictures import without_layout
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def plain_figures():
     """Coarse figures without a layout engine: these take most of the time and change no number."""
     savefig = Figure.savefig

@@ -19,7 +19,7 @@ from tests.printed import alike
 from tests.reproduce.sas_files import xpt
 from tests.reproduce.test_nhanes import LENGTHS, record, table
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("plain_figures")]
 
 T = STEP * torch.arange(300, dtype=torch.float64)
 

@@ -17,7 +17,7 @@ from smoothhess.reproduce.weights import save_weights
 from tests.printed import alike
 from tests.reproduce.stand_ins import RECIPE, objects, resnet_source
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("plain_figures")]
 
 TINY = superpixels.Size(calls=24, samples=10, val=1, val_smooth=1, val_samples=4, stride=60)
 
