@@ -47,7 +47,7 @@ class Correction:
     across: Tensor  # (B,) sum over the head of what the gradients change across their rows' directions, where it counts
 
     def without_linear(self, noise: Tensor) -> Correction:
-        """Without radial noise where the noise of the rows (B,) is so small that they are those of a quadratic function.
+        """Without radial noise where the rows, by their noise (B,), are those of a quadratic function.
 
         A single complete block of such rows has no antisymmetric half at all.
         """
