@@ -64,6 +64,7 @@ KINDS = {
     "zero": ("told from zero",),
     "jump": ("jump", "discontinu", "do not belong"),
     "closed form": ("the closed form of",),
+    "unknown": ("no gradient of", "met a change of the gradient"),
 }
 
 
