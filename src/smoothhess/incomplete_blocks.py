@@ -15,7 +15,7 @@ This module knows rows and their blocks; what is made of them is in `unbiased` (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -26,10 +26,9 @@ from smoothhess.design import SMALL
 from smoothhess.statistics import Segment, Statistics
 
 # α varies by this multiple of what a linear field or evenly spread noise makes it vary before the rest counts as noise
-# that the antisymmetric half cannot show: a function whose curvature depends on the distance alone.
-RADIAL = 4.0
-ROUNDED = 1e-9  # share of the variance of α below which changes across the directions are rounding
-LINEAR = 1e-18  # share of the rows' energy below which their noise is that of a quadratic function
+# that the antisymmetric half cannot show: that of a function whose curvature depends on the distance alone.
+RADIAL = 1.5
+QUADRATIC, ROUNDING = 1e-6, 64  # agreement of values and slopes, relative and in units in the last place of f(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +43,6 @@ class Correction:
     plain: Tensor  # (B,) the same over incomplete blocks that could not be corrected
     wobble: Tensor  # (B,) variance that the error of â adds to the projector's
     radial: Tensor  # (B,) variance of α that neither a linear field nor evenly spread noise explains, divided by n
-    across: Tensor  # (B,) sum over the head of what the gradients change across their rows' directions, where it counts
-
-    def without_linear(self, noise: Tensor) -> Correction:
-        """Without radial noise where the rows, by their noise (B,), are those of a quadratic function.
-
-        A single complete block of such rows has no antisymmetric half at all.
-        """
-        linear = (self.across > 0) & (noise <= LINEAR * self.across)
-        return replace(self, radial=torch.where(linear, 0.0, self.radial))
 
     @cached_property
     def is_needed(self) -> bool:
@@ -94,7 +84,7 @@ def correct(stats: Statistics, allowed: bool = True) -> Correction:
     constant, corrected, plain, wobble = (torch.zeros_like(n) for _ in range(4))
     mean = along.sum(1) / n_head
     if stats.design != "orthogonal" or k <= SMALL:
-        return Correction(slope, lift, constant, mean, corrected, plain, wobble, *[torch.zeros_like(n)] * 2)
+        return Correction(slope, lift, constant, mean, corrected, plain, wobble, torch.zeros_like(n))
     for examples, ends in _alike(stats, k):
         index = torch.tensor(examples, device=n.device)
         kept = int(stats.n_head[index[0]])
@@ -116,10 +106,22 @@ def correct(stats: Statistics, allowed: bool = True) -> Correction:
             wobble[index] += 2 * share / (m - 1)
     inside = torch.arange(along.shape[1], device=n.device) < stats.n_head[:, None]
     variance = torch.where(inside, (along - mean[:, None]).square(), 0.0).sum(1) / (n_head - 1).clamp_min(1)
-    across = head.across.double().sum(1)
-    radial = torch.where(variance > RADIAL * 2 / k * across / n_head, variance, 0.0) / n
-    across = torch.where(across > ROUNDED * variance, across, 0.0)
-    return Correction(slope, lift, constant, mean, corrected, plain, wobble * variance, radial, across)
+    expected = RADIAL * 2 / k * head.across.double().sum(1) / n_head
+    radial = torch.where(_is_quadratic(stats), 0.0, (variance - expected).clamp_min(0)) / n
+    return Correction(slope, lift, constant, mean, corrected, plain, wobble * variance, radial)
+
+
+def _is_quadratic(stats: Statistics) -> Tensor:
+    """Whether values and slopes of every row are those of a quadratic function, w f = k α/2, (B,).
+
+    With a control variate the slopes are not those of the function, and nothing is said.
+    """
+    head = stats.head
+    if stats.known is not None:
+        return torch.zeros_like(stats.n, dtype=torch.bool)
+    value, slope = head.value_even.double(), head.along.double() * stats.rank / 2
+    rounding = torch.finfo(head.odd.dtype).eps * head.weight.double() * stats.value.double().abs()[:, None]
+    return ((value - slope).abs() <= QUADRATIC * (value.abs() + slope.abs()) + ROUNDING * rounding).all(1)
 
 
 def _alike(stats: Statistics, k: int) -> list[tuple[list[int], list[tuple[int, int]]]]:

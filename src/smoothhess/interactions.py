@@ -444,7 +444,11 @@ class Interactions:
         hessian = symmetric(self._denoised.product(q) @ q.mT).double()
         risk = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
         noise = unbiased._noise
-        found = Shrunk.combine(noise.estimate.dense(), noise.of_entries().value, hessian, risk + noise.of_drift)
+        rows = noise.estimate.odd.double()
+        gram = noise.estimate.identity.dense()
+        found = Shrunk.combine(
+            noise.estimate.dense(), noise.of_entries().value, hessian, risk + noise.of_drift, gram, rows.mT @ rows
+        )
         return replace(found, hessian=found.hessian.to(self.dtype))
 
     def top_pairs(

@@ -176,11 +176,10 @@ class Noise:
         eps = ROUNDING * torch.finfo(stats.gradient.dtype).eps
         return eps**2 * (own + moved / stats.n_head.clamp_min(1)) / (2 * stats.rank * stats.n.clamp_min(1))
 
-    @cached_property
+    @property
     def correction(self) -> Correction:
-        """That of the estimate; fields that are seen to be linear have no radial noise."""
-        found = self.estimate.correction
-        return found if self.prior is None else found.without_linear(self.prior.trace * self.features.n)
+        """That of the estimate."""
+        return self.estimate.correction
 
     def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
         """Of the mean of a quantity that has one value per row and no skew: value, gradient.
@@ -195,7 +194,8 @@ class Noise:
         rest = rows if exact is None else rows - exact.to(rows)
         alone, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
-            alone = alone + self._as_independent(exact) * self._left_open
+            radial = self.correction.radial * (self.features.rank / 2) ** 2
+            alone = alone + self._as_independent(exact) * self._left_open + radial
         total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
         by_blocks, by_rows = (student.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.units.df, df))
         by_units = (self.units.df > 0) & (by_blocks * total[0] < by_rows * total[1])
@@ -240,14 +240,38 @@ class Noise:
         units = self.units.of_form(rows, gram.mixed) if self.estimate.has_identity else self.units.of_mean(rows)
         return Variance(self._finished(units, gram, prior, values), self.df)
 
+    @cached_property
+    def _along_itself(self) -> Tensor:
+        """The variance of diagonal entries between blocks over what the skew shows of it, (B,), at least 1.
+
+        All diagonal entries together show it well, even with two blocks.
+        """
+        assert self.prior is not None
+        own = self.estimate.identity.diagonal
+        units = self.units.of_form(self.features.head.score * self.estimate.odd, own).sum(1)
+        shown = self.prior.variance(*[self._own_products] * 3)
+        if self.correction.has_variance:
+            gram, values = Gram(own, own, own), Values(*[self.estimate.sampled_diagonal] * 3)
+            shown = shown + missing_variance(self.correction, values, gram, self.features.rank)
+        ratio = units / shown.sum(1).clamp_min(1e-300)
+        return torch.where((self.units.df >= 1) & ratio.isfinite(), ratio, 1.0).clamp(1, 10)
+
     def _finished(
-        self, units: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]
+        self,
+        units: Tensor,
+        gram: Gram,
+        prior: Callable[[Prior], Tensor],
+        values: Callable[[], Values],
+        parallel: bool = True,
     ) -> Tensor:
         """The variance of uᵀĤv from both sources, with all that neither of them shows."""
         if self.prior is None:
             variance = self._weigh(units)
         else:
             found = prior(self.prior)
+            if not self.units.alone and parallel:
+                cosine2 = gram.mixed.square() / (gram.left * gram.right).clamp_min(1e-300)
+                found = found * (1 + (self._along_itself.reshape(-1, *[1] * (found.ndim - 1)) - 1) * cosine2)
             if self.correction.has_variance:
                 missing = missing_variance(self.correction, values(), gram, self.features.rank)
                 found = torch.maximum(found + missing, found * LEAST_SHARE)
@@ -506,7 +530,7 @@ class Noise:
             return Values(trace, trace, norm)
 
         # the sums over all pairs of products of two numbers are products of sums, or squared norms
-        return self._finished(units, Gram(total, total, identity.squared_norm.sqrt()), prior, values)
+        return self._finished(units, Gram(total, total, identity.squared_norm.sqrt()), prior, values, parallel=False)
 
     @cached_property
     def _kappa_trace(self) -> Tensor:

@@ -311,10 +311,8 @@ def _looks_zero(noise: Noise) -> Tensor:
     squares = (s.square().sum(-1) * g.square().sum(-1) + (s * g).sum(-1).square()) / 2
     row_energy = squares.sum(-1) / stats.n_head
     share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
-    small = (score < 2) & (share < ZERO_SHARE)
-    if noise.white is None or noise.gaussian.is_diagonal or not bool(small.any()):
-        return small
-    return small & (noise.explained < ZERO_SHARE)  # correlated noise: what counts is what moves
+    # correlated noise: entries of directions in which hardly anything moves outweigh all others
+    return (score < 2) & (share < ZERO_SHARE) & noise.gaussian.has_mean_curvature
 
 
 def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], calls: float) -> str:

@@ -40,6 +40,9 @@ GROWTH = 1.5  # and how the blocks' ends grow
 OPTIMISM, CENTRED = 1.2, 1.5  # the latter where the centre is a closed form, whose own error is not so evenly spread,
 PARTIAL = 0.4  # and by so much more where no block of the design is complete
 RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
+COHERENT = 1.5  # errors of denoised entries add up in sums over groups by so much more than independent ones
+FEW_SUMS = 8  # independent sums below which their variance is too uncertain to call denoised ones wrong
+MOSTLY = 0.8  # weight of denoised sums above which ‖H‖² is taken from them
 LEAST_SIGNAL = 0.1  # share of ‖Ĥ‖² + ‖Ĥ − H‖² that ‖H‖² must be seen to exceed
 CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
 CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
@@ -160,8 +163,12 @@ class Shrunk:
     true2: Tensor  # (B,) estimated squared norm of the true sums; 0 where it cannot be told from zero
 
     @staticmethod
-    def combine(unbiased: Tensor, variance: Tensor, denoised: Tensor, risk: Tensor) -> Shrunk:
+    def combine(
+        unbiased: Tensor, variance: Tensor, denoised: Tensor, risk: Tensor, gram: Tensor, energy: Tensor
+    ) -> Shrunk:
         """From unbiased sums U (B, K, K) with the variances of all, and denoised ones D with what they say they err by.
+
+        `gram` and `energy` (1 or B, K, K) are the products of the groups' whitened directions, and of their gradients.
 
         Denoising spreads what it keeps of the trace over all directions, while true entries may cancel inside a group:
         the sums of D can be far off without a sign of it in D. But E‖U − D‖² = Var U + error² − 2 Cov(U, D), so that
@@ -170,23 +177,23 @@ class Shrunk:
         apart = (unbiased - denoised).square().sum((-1, -2))
         total = variance.sum((-1, -2))
         known = total.isfinite()
-        # how many sums share the noise; each is there twice
+        # how many sums share the noise, each of which is there twice; few where the groups' directions are nearly alike
         shared = total.square() / (2 * variance.square().sum((-1, -2))).clamp_min(_TINY)
-        common = torch.minimum(risk, total)  # Cov(U, D): what damping leaves of the noise
-        doubt = total * (2 / shared.clamp_min(1)).sqrt()
-        error2 = torch.maximum(apart - total - doubt + 2 * common, common)
+        shared = torch.minimum(shared, _participation(gram) * _participation(energy)).clamp_min(1)
+        deviation = total * (2 / shared).sqrt()
+        common = torch.minimum(COHERENT * risk, total)  # Cov(U, D): what damping leaves of the noise
+        error2 = apart - total + 2 * common - deviation * (FEW_SUMS / shared).clamp_max(1)
+        error2 = torch.maximum(error2, common)
         weight = ((total - common) / (total + error2 - 2 * common).clamp_min(_TINY)).clamp(0, 1)
         weight = torch.where(known & (total > 0), weight, 1.0)
         served = torch.lerp(unbiased, denoised, weight[:, None, None])
         left = (1 - weight).square() * total + weight.square() * error2 + 2 * weight * (1 - weight) * common
         left = torch.where(known, left, risk)
-        # E⟨G, U⟩ is ‖H‖² and what U and G = U + λ(D − U) have of their noise in common
-        both = (1 - weight) * total + weight * common
         size = served.square().sum((-1, -2))
-        true2 = torch.where(known, (served * unbiased).sum((-1, -2)) - both, size + left)
-        spread = (2 * both.square() + 4 * size * both).div(shared.clamp_min(1)).sqrt()
-        told = ~known | (true2 > torch.maximum(spread, LEAST_SIGNAL * size))
-        return Shrunk(served, left, torch.where(told, true2, 0.0))
+        seen2 = unbiased.square().sum((-1, -2)) - total  # an unbiased ‖H‖²
+        told = known & (seen2 > 2 * deviation)
+        mostly = ~known | (weight > MOSTLY)  # damped sums are, on average, shorter than the truth by their error
+        return Shrunk(served, left, torch.where(told, seen2, torch.where(mostly, size + left, 0.0)))
 
     def select(self, index: Tensor) -> Shrunk:
         """The examples at `index`."""
@@ -200,6 +207,12 @@ class Shrunk:
     def cat(parts: Sequence[Shrunk]) -> Shrunk:
         """Of different examples, concatenated."""
         return Shrunk(*(torch.cat([getattr(p, name) for p in parts]) for name in ("hessian", "error2", "true2")))
+
+
+def _participation(matrix: Tensor) -> Tensor:
+    """How many directions share the trace of a positive matrix, (1 or B,)."""
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return trace.square() / matrix.square().sum((-1, -2)).clamp_min(_TINY)
 
 
 def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
@@ -228,7 +241,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     basis = _FactoredBasis(stats, centred) if m < k and stats.total is None else _DenseBasis(stats, centred)
     estimate = basis.estimate
     half, skew = symmetric(estimate), (estimate - estimate.mT) / 2
-    correction = correct(stats).without_linear(2 * stats.n * skew.square().sum((-1, -2)) / max(k - 1, 1))
+    correction = correct(stats)
     damped, risk, noise, factor = _damp(half, skew, correction.corrected + correction.plain, correction.radial, k)
     constant = basis.offset - basis.trace(damped) / k if centred else torch.zeros_like(basis.offset)
     optimism = torch.full_like(constant, OPTIMISM)
