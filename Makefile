@@ -39,13 +39,11 @@ coverage: $(VENV)/dev.stamp
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/pytest -q -n 2 -m slow --ignore=tests/distributed
 
-# What depends on rounding, as CPUs without AVX-512 and without AVX compute it, and with 2 and 4 threads.
-ROUNDING := $(BIN)/pytest -q -m "rounding and not slow" --ignore=tests/distributed --ignore=tests/browser
+# What depends on rounding: with 2 threads as a CPU without AVX computes it, with 4 threads as one without AVX-512 does.
+ROUNDING := $(BIN)/pytest -q -n 2 -m "rounding and not slow" --ignore=tests/distributed --ignore=tests/browser
 portable-test: $(VENV)/dev.stamp
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(ROUNDING) -n 2
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(ROUNDING) -n 2
-	OMP_NUM_THREADS=2 $(ROUNDING)
-	OMP_NUM_THREADS=4 $(ROUNDING)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2 $(ROUNDING)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=4 $(ROUNDING)
 
 # Two processes of torch.distributed on this machine; they use all cores, so one test at a time.
 distributed-test: $(VENV)/dev.stamp

@@ -14,8 +14,6 @@ from smoothhess.oracle import Oracle
 from tests.printed import alike
 from tests.truths import OneHidden, covariance, gaussians
 
-pytestmark = pytest.mark.rounding
-
 
 def mlp(d, *widths, activations=None, seed=0):
     torch.manual_seed(seed)

@@ -20,8 +20,6 @@ from smoothhess.evaluate.records import _seeds, global_interactions
 from smoothhess.exact import Exact
 from tests.dataset import job
 
-pytestmark = pytest.mark.rounding
-
 CHEAP = {"sigma": 0.5, "n_calls": 8, "control": None}
 
 

@@ -12,8 +12,6 @@ from smoothhess.evaluate.attack import AttackPath, attack
 from smoothhess.evaluate.contest import Contest, mcnemar, post_hoc
 from smoothhess.evaluate.flip import smallest_flip
 
-pytestmark = pytest.mark.rounding
-
 W = torch.tensor([3.0, 4.0]).double()  # of length 5
 MARGINS = torch.tensor([0.1, 0.4, 0.6, 0.9, -0.2, -0.7]).double()  # signed distances of six points to the boundary
 POINTS = MARGINS[:, None] * W / 5 + torch.tensor([[4.0, -3.0]]).double() * torch.arange(6).double()[:, None]

@@ -18,7 +18,7 @@ from smoothhess.reproduce.options import Options
 from smoothhess.reproduce.published import published
 from tests.reproduce.stand_ins import mlp_source
 
-pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("plain_figures")]
+pytestmark = pytest.mark.usefixtures("plain_figures")
 
 TINY = attack.Size(points=7, batch=4, calls=40, val=4, val_calls=24, stride=20)
 RADII = (0.5, 0.75, 1.25)

@@ -18,7 +18,7 @@ from smoothhess.reproduce.published import published
 from tests.printed import alike
 from tests.reproduce.stand_ins import mlp_source
 
-pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("plain_figures")]
+pytestmark = pytest.mark.usefixtures("plain_figures")
 
 TINY = pmse.Size(
     points=5,

@@ -20,7 +20,7 @@ from smoothhess.reproduce.training import FOUR_QUADRANT, shortened
 from smoothhess.reproduce.weights import read_weights
 from tests.truths import FOUR_QUADRANT_HESSIAN, OneHidden, quadratic
 
-pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("plain_figures")]
+pytestmark = pytest.mark.usefixtures("plain_figures")
 
 TOYS = {"surface": surface, "four-quadrant": four_quadrant, "nested": nested}
 SIGMA2 = torch.tensor([1e-6, 1e-3, 0.1, 1.0, 10.0], dtype=torch.float64)
