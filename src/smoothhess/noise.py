@@ -125,8 +125,8 @@ class Noise:
     def _prior_df(self) -> Tensor:
         """Degrees of freedom of the variances from a single block (Satterthwaite), (B,).
 
-        What incomplete blocks and radial functions add is known from all rows, the rest from the directions that share
-        the noise.
+        What incomplete blocks and radial functions add is known from all rows, about half as well as from independent
+        ones, the rest from the directions that share the noise.
         """
         assert self.prior is not None
         stats, k, c = self.features, self.features.rank, self.correction
@@ -136,7 +136,7 @@ class Noise:
         linear = torch.minimum((c.corrected + c.plain) * k * linear2, total)
         known = linear + c.radial * k * k
         rest = total - linear
-        spread = known.square() / stats.n.clamp_min(2) + rest.square() / self.prior.df.clamp_min(1e-9)
+        spread = known.square() / (stats.n / 2).clamp_min(1) + rest.square() / self.prior.df.clamp_min(1e-9)
         found = torch.where(spread > 0, (known + rest).square() / spread.clamp_min(1e-300), self.prior.df)
         return torch.where(self.prior.df > 0, torch.maximum(found, self.prior.df), 0.0)
 

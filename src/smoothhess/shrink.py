@@ -324,7 +324,8 @@ def _damp(s: Tensor, a: Tensor, incomplete: Tensor, radial: Tensor, k: int) -> t
     shown = a.square()
     missing = incomplete[:, None, None] * (2 * own[..., None] * own[:, None] - 4 / k * s.square())
     missing = missing + radial[:, None, None]
-    unshown = 3 * (incomplete[:, None] * own.square() + radial[:, None])
+    # the noise of a radial function lies along its rows, which the basis of few rows may follow
+    unshown = 3 * incomplete[:, None] * own.square() + (k + 2) * radial[:, None]
     entries = torch.maximum(shown + missing, shown / 2)
     entries = entries - torch.diag_embed(entries.diagonal(dim1=-2, dim2=-1))
     noise = member.mT @ entries @ member
