@@ -67,6 +67,7 @@ def test_the_model_sees_exactly_n_calls_perturbed_rows(design, internal_batch_si
     assert (result.n_calls.tolist(), result.n_passes.tolist()) == ([n], [n + 2])
 
 
+@pytest.mark.filterwarnings("ignore:no gradient")  # far from all kinks
 def test_every_example_gets_its_calls():
     model, x, n = Recorder(OneHidden(5)), 100 * torch.arange(3).double()[:, None] + batch(), 60
     Plain(model).attribute(x, sigma=0.3, n_calls=n)
@@ -247,9 +248,8 @@ class TestSteinCheck:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             x = batch(200, d)
-            result = Plain(OneHidden(d)).attribute(
-                x, sigma=0.5, n_calls=256 if d > 2 else 64, design=design, seed=range(200)
-            )
+            warnings.filterwarnings("ignore", "at most|no gradient")  # few kinks within σ
+            result = Plain(OneHidden(d)).attribute(x, sigma=0.5, n_calls=256, design=design, seed=range(200))
         assert result.stein_z.abs().max() < 5
         assert result.stein_z[:, 1].std() < 1.2
 
@@ -312,7 +312,7 @@ class TestStopping:
     def test_no_kink_met_is_not_called_a_tolerance_reached(self):
         w = torch.zeros(20).double()
         w[0] = 1
-        with pytest.warns(UserWarning, match="no kink was met and a larger sigma"):
+        with pytest.warns(UserWarning, match="whether features interact there is unknown"):
             result = Plain(lambda x: torch.relu(x @ w - 1)).attribute(torch.zeros(1, 20).double(), sigma=0.1)
         assert result.status == ("zero",)
 

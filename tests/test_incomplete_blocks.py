@@ -90,7 +90,7 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("rows", [10, 20, 30])
+@pytest.mark.parametrize("rows", [20, 30])  # with fewer, errors follow the estimates they belong to: limits.md
 class TestQuadratics:
     d, runs = 40, 150
 

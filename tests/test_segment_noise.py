@@ -168,7 +168,9 @@ def test_relu_units_have_their_closed_form(control):
     grouped = SmoothHess(net).attribute(x, shrink=False, **options).groups(PARTS)
     torch.testing.assert_close(grouped.hessian, result.hessian)
     torch.testing.assert_close(grouped.stderr(), result.stderr())
-    torch.testing.assert_close(grouped.relative_error, result.relative_error)
+    torch.testing.assert_close(
+        grouped.relative_error, result.relative_error, rtol=0.02, atol=0
+    )  # by probes, and by all
 
 
 def test_it_is_the_model_of_the_shifts():

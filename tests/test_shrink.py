@@ -40,7 +40,8 @@ def test_the_trace_is_kept(kind, rows, control):
     assert result.shrink == (result.gaussian.rank(12) > 4)
     plain = result.unshrunk()
     scale = plain.hessian.abs().amax()
-    torch.testing.assert_close(trace(result), trace(plain), rtol=1e-6, atol=1e-9 * float(scale))
+    if result.gaussian.has_mean_curvature:  # else a multiple of Σ⁻¹ would be no Hessian that functions have
+        torch.testing.assert_close(trace(result), trace(plain), rtol=1e-6, atol=1e-9 * float(scale))
     torch.testing.assert_close(result.hessian, result.hessian.mT)
 
 
@@ -88,11 +89,11 @@ def test_factored_products_equal_the_matrix(kind, rows):
     norm = dense.square().sum((-1, -2))
     torch.testing.assert_close(result._denoised.norm2, norm, rtol=1e-6, atol=1e-12)
     mask = torch.arange(12) // 4
-    groups = result.groups(mask)
     sums = torch.zeros(12, 3).double()
     sums[torch.arange(12), mask] = 1
-    assert groups.shrink
-    torch.testing.assert_close(groups.hessian, sums.T @ dense @ sums, rtol=1e-8, atol=1e-10)
+    assert result.groups(mask).shrink
+    plain = result.unshrunk()
+    torch.testing.assert_close(plain.groups(mask).hessian, sums.T @ plain.hessian @ sums, rtol=1e-8, atol=1e-10)
 
 
 def test_examples_of_different_lengths_do_not_see_each_other(tmp_path):
@@ -128,10 +129,11 @@ def test_pure_noise_is_damped_and_pure_signal_is_kept():
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(1, 64, 64, generator=rng).double()
     s, a = (noise + noise.mT) / 2, (noise - noise.mT) / 2
-    damped, _, variance = _damp(s, a)
+    none = torch.zeros(1, dtype=torch.float64)
+    damped, _, variance, _ = _damp(s, a, none, none, 64)
     assert damped.square().sum() < 0.05 * s.square().sum()
     assert float(variance.mean()) == pytest.approx(0.5, rel=0.1)
-    kept, risk, _ = _damp(s, torch.zeros_like(a))
+    kept, risk, _, _ = _damp(s, torch.zeros_like(a), none, none, 64)
     torch.testing.assert_close(kept, s)
     assert float(risk.abs().max()) == 0
 

@@ -59,7 +59,7 @@ def _warn_unmoved(result: Interactions) -> None:
     unknown = result._noise.unknown & ~jumping
     head = result.statistics.head
     moved = ((head.along != 0) | (head.across != 0)).sum(1)
-    few = (moved > 0) & (moved < FEW_ROWS) & (2 * moved < result.statistics.n_head)
+    few = (moved > 0) & (moved < FEW_ROWS) & (result.statistics.n_head >= 2 * moved.clamp_min(3))
     if few.any():
         warnings.warn(
             f"at most {int(moved[few].max())} of {int(result.statistics.n[few].max())} draws of {int(few.sum())} of "

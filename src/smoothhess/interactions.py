@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Rows that `eigh` turns into a basis; where they are more it goes by products alone, to a residual far below the noise
 # of any estimate that large. Products are faster for a few pairs of a spectrum that falls off, which denoised ones do.
+DENSE_EIGH = 2048  # features up to which a matrix is made for eigenpairs where its rows do not span it
 TOLD_FROM_ZERO = 1.0  # standard deviations of ‖H‖² were H zero that its estimate must exceed
 JUMP_ROUNDING = 1e3  # units in the last place that values of an affine function may differ by
 FEW_BYTES, SPAN_BYTES, EIGH_TOLERANCE = 1 << 25, 1 << 30, 1e-4
@@ -374,7 +375,11 @@ class Interactions:
         if not 1 <= k <= d:
             raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
         rows = self._unbiased.factors()[1].shape[1] if self._features.is_factored else d
-        if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None:
+        lifted = not self.shrink and self._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows as well
+        if lifted and d > DENSE_EIGH:
+            values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True)
+            return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
+        if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None and not lifted:
             few = 8 * k <= rows and self._denoised is not None
             if 2 * rows * d * self.inputs.element_size() > (FEW_BYTES if few else SPAN_BYTES):
                 values, vectors = leading_eigenpairs(

@@ -84,15 +84,15 @@ def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: 
         output = forward(leaf)
     found = {n for n in recorder.names if n.rstrip("_") not in SMOOTH and n not in SMOOTH}
     if not isinstance(output, Tensor) or output.grad_fn is None:
-        found.add("an output without a gradient")
-    else:
-        found |= _own_functions(output.grad_fn)
-    return sorted(found)
+        return sorted(found | {"an output without a gradient"})
+    own, passed = _behind(output.grad_fn)
+    # activations that the output does not depend on, such as those of layers behind a neuron, do no harm
+    return sorted({n for n in found if n not in KINKED or n.replace("_", "") in passed} | own)
 
 
-def _own_functions(node: Any) -> set[str]:
-    """Names of functions with a backward pass of their own between an output and its inputs."""
-    seen, stack, found = set(), [node], set()
+def _behind(node: Any) -> tuple[set[str], set[str]]:
+    """Functions with a backward pass of their own between an output and its inputs, and all others, by name."""
+    seen, stack, found, passed = set(), [node], set(), set()
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -100,5 +100,7 @@ def _own_functions(node: Any) -> set[str]:
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             found.add(type(node).__name__)
+        else:
+            passed.add(type(node).__name__.partition("Backward")[0].lower())
         stack.extend(parent for parent, _ in node.next_functions)
-    return found
+    return found, passed

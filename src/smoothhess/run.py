@@ -279,7 +279,9 @@ def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
     error = result.relative_error
     noise = result._noise
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
-    enough = (rows >= LEAST_ROWS) & (noise.df >= (LEAST_UNITS - 1 if only_units else 1))
+    scrambled = result.design == "sobol"
+    least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
+    enough = (rows >= LEAST_ROWS) & (noise.df >= least)
     if not only_units:  # an error that few directions share is known less well, and must be smaller for it
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
     # a few rows without a kink, or with nothing that the closed form does not know, prove nothing

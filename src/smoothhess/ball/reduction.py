@@ -39,15 +39,16 @@ def span(result: Interactions) -> Tensor | None:
         if not gaussian.rest:  # nothing moves outside of them
             return axes
     rows = _denoised_rows(result) if result.shrink else _sampled_rows(result)
-    if rows is None or (result.shrink and not isinstance(gaussian, Eigenbasis | Isotropic)):
+    has_constant = result.shrink or result._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows
+    if rows is None or (has_constant and not isinstance(gaussian, Eigenbasis | Isotropic)):
         return None
     return rows.double() if axes is None else torch.cat([rows.double(), axes], 1)
 
 
 def _sampled_rows(result: Interactions) -> Tensor | None:
     """H is a sum of symmetrised outer products of scores and gradients, and of what is known, (B, r, d)."""
-    features = result._features
-    return torch.cat(features.factors(), 1) if features.is_factored else None
+    unbiased = result._unbiased
+    return torch.cat(unbiased.factors(), 1) if unbiased.is_factored else None
 
 
 def _denoised_rows(result: Interactions) -> Tensor | None:

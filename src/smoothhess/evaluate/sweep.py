@@ -24,7 +24,7 @@ from smoothhess.gaussian import Gaussian
 from smoothhess.interactions import Estimate, Interactions
 from smoothhess.known import Known
 from smoothhess.oracle import check_inputs
-from smoothhess.statistics import Rows, Segment, Statistics
+from smoothhess.statistics import Rows, Segment, Statistics, own_slopes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -384,8 +384,10 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         value_even=a.head.value_even - b.head.value_even,
         energy=a.head.energy + b.head.energy,  # serves as a bound of what rows have missed
         along=a.head.along - b.head.along,
-        across=a.head.across + b.head.across,
+        across=(a.head.across.sqrt() - b.head.across.sqrt()).square(),
     )
+    if a.k == a.rank:  # whitened: no sums over groups
+        head = replace(head, **own_slopes(head.score, head.odd, head.weight, a.rank))
     drift = _less(a.drift, b.drift)
     if drift is not None and a.skew is not None:
         raise ValueError("changes of group sums are not known with tau_probes. Use difference(a, b).groups(mask).")
