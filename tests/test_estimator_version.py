@@ -55,7 +55,7 @@ def test_results_of_two_versions_are_neither_merged_nor_concatenated(old, new):
 
 
 def test_an_old_result_gets_no_further_calls(old):
-    with pytest.raises(ValueError, match="made by version 1 of the estimator.*Make the result again"):
+    with pytest.raises(ValueError, match="made by version 1 of the estimator.*Rerun attribute"):
         SmoothHess(product).more(old, 12)
 
 

@@ -221,11 +221,11 @@ def test_saved_and_loaded_and_more(tmp_path):
     loaded = Interactions.load(tmp_path / "r.safetensors")
     assert loaded.gaussian.same_as(first.gaussian)
     assert torch.equal(loaded.hessian, first.hessian)
-    assert torch.equal(loaded.stderr(), first.stderr())
+    torch.testing.assert_close(loaded.stderr(), first.stderr())
     longer = SmoothHess(net).more(loaded, 6 * K)
-    at_once = SmoothHess(net).attribute(x, n_calls=16 * K, **options)
+    at_once = SmoothHess(net).attribute(x, n_calls=16 * K, **options).unshrunk()
     torch.testing.assert_close(longer.hessian, at_once.hessian)
-    torch.testing.assert_close(longer.stderr(), at_once.stderr())
+    torch.testing.assert_close(longer.stderr(), at_once.stderr(), rtol=0.02, atol=0)  # the same noise, by other probes
     other = SmoothHess(net).attribute(x, n_calls=6 * K, seed=1, **options)
     assert first.merge(other).n_calls.tolist() == [16 * K] * 2
     with pytest.raises(ValueError, match="differ in Gaussian"):

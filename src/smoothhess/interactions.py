@@ -274,6 +274,8 @@ class Interactions:
         """
         stats, head = self.statistics, self.statistics.head
         still = self._noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
+        if stats.known is not None:  # what is left of the gradients is not that of the function
+            still = still & stats.known.is_zero
         if not find_design(self.design).mirrored or not bool(still.any()):
             return torch.zeros_like(still)
         size = stats.value.double().abs() + torch.linalg.vector_norm(stats.gradient.double(), dim=1)
@@ -605,6 +607,7 @@ class Interactions:
             tau_probes=next((r.tau_probes for r in results if r.tau_probes is not None), None),
             unbiased=all(r.unbiased for r in results),
             precision_error=_cat([r.precision_error for r in results]),
+            exactly_zero=_flags([*results]),
             denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
         )
         known = [k for r in results if (k := r.__dict__.get("_denoised")) is not None]
@@ -793,6 +796,14 @@ def _weights(results: Sequence[Interactions]) -> Tensor | None:
     if like is None:
         return None
     return torch.cat([like.new_zeros(len(r), 2) if (w := r.control_weights) is None else w for r in results])
+
+
+def _flags(results: Sequence[Interactions]) -> Tensor | None:
+    """`exactly_zero` of all examples; False where a result says nothing of it."""
+    if all(r.exactly_zero is None for r in results):
+        return None
+    none = [torch.zeros(len(r), dtype=torch.bool, device=r.device) for r in results]
+    return torch.cat([z if r.exactly_zero is None else r.exactly_zero for r, z in zip(results, none, strict=True)])
 
 
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:

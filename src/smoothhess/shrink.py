@@ -192,7 +192,8 @@ class Shrunk:
         size = served.square().sum((-1, -2))
         seen2 = unbiased.square().sum((-1, -2)) - total  # an unbiased ‖H‖²
         told = known & (seen2 > 2 * deviation)
-        mostly = ~known | (weight > MOSTLY)  # damped sums are, on average, shorter than the truth by their error
+        # damped sums are, on average, shorter than the truth by their error, which must leave something of them
+        mostly = ~known | ((weight > MOSTLY) & (2 * left < size))
         return Shrunk(served, left, torch.where(told, seen2, torch.where(mostly, size + left, 0.0)))
 
     def select(self, index: Tensor) -> Shrunk:
