@@ -22,7 +22,7 @@ from smoothhess.statistics import Statistics
 
 DENSE_SKEW = 4096  # coordinates up to which A is held as a matrix
 SPREAD_DF = 1.5  # degrees of freedom for each direction that shares the noise
-ALONG_ITSELF = 1.8  # what bends along a direction varies along it: a direction with itself has that much more noise
+ALONG_ITSELF = 2.2  # what bends along a direction varies along it: a direction with itself has that much more noise
 QUIET = 0.07  # a direction's noise is never taken for less than this share of the average,
 PARALLEL = 0.4  # and not for less than this share where it is the interaction of a direction with itself
 

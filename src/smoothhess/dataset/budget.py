@@ -51,11 +51,11 @@ class Sizes:
     def _statistics_bytes(self, rows: int) -> int:
         """Of the draws of a record, without a control variate."""
         k, head = (self.features if self.grouped else self.rank), min(rows, head_rows(self.rank))
-        size = head * (3 * k + 3) * self.itemsize + (8 + self.itemsize) * k
+        size = head * (3 * k + 5) * self.itemsize + (8 + self.itemsize) * k
         if rows > head_rows(self.rank):
             size += 8 * k**2
         if self.grouped:
-            size += 8 * self.rank * (k + PROBES)
+            size += 8 * self.rank * (k + PROBES) + (self.itemsize + 16) * k**2  # served sums, gram
         return size
 
     def summary_bytes(self) -> int:
