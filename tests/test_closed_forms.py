@@ -113,7 +113,7 @@ def test_coverage_inside_and_beyond_one_block(blocks, d, kind):
     result = repeated(net, x, gaussian, int(2 * d * blocks), "orthogonal", seeds=200 if d == 12 else 60)
     # An ill-conditioned Σ in few dimensions makes the bars rather too wide.
     for share in coverage(result, truth):
-        assert 0.92 <= share <= (0.985 if kind == "isotropic" else 1.0)
+        assert 0.92 <= share <= (0.985 if kind == "isotropic" and blocks > 0.25 else 1.0)
     if kind == "isotropic":
         error = torch.linalg.matrix_norm(result.hessian - truth)
         assert 0.85 <= float((result._noise.of_frobenius.sqrt() / error).median()) <= 1.15

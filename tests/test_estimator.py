@@ -72,7 +72,8 @@ def test_every_example_gets_its_calls():
     model, x, n = Recorder(OneHidden(5)), 100 * torch.arange(3).double()[:, None] + batch(), 60
     Plain(model).attribute(x, sigma=0.3, n_calls=n)
     rows = torch.cat(model.rows)
-    assert [int(((rows - x[b]).abs().amax(1) < 50).sum()) for b in range(3)] == [n + 2] * 3
+    away = [(rows - x[b]).abs().amax(1) for b in range(3)]
+    assert [int(((d > 0) & (d < 50)).sum()) for d in away] == [n] * 3  # and some at the inputs themselves
 
 
 def same(a, b, **tolerance):
