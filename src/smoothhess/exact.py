@@ -167,8 +167,14 @@ class _Certain(Noise):
         each = torch.where(self.sampled, torch.inf, 0.0).double().reshape(b, *[1] * len(sizes))
         return Variance(each.expand(b, *sizes), torch.full((b,), torch.inf, dtype=torch.float64, device=self.device))
 
-    def of_mean(self, rows: Tensor) -> Variance:
+    def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
         return self._zero(*rows.shape[2:])
+
+    def of_value(self) -> Variance:
+        return self._zero()
+
+    def of_gradient(self) -> Variance:
+        return self._zero(self.shape[1])
 
     def of_row(self, i: int) -> Variance:
         return self._zero(self.shape[1])
@@ -369,7 +375,7 @@ class Exact(Interactions):
                 whole[:, start : start + rows.shape[1]] = self.derivatives.product(rows)
         return symmetric(whole)
 
-    @cached_property
+    @property
     def _unbiased_hessian(self) -> Tensor:
         return self.hessian
 

@@ -259,6 +259,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     lost = basis.lost * linear.clamp(0, 1)
     error2 = (risk * weigh).sum((-1, -2)) + 2 * lost * precisions.mean().square()
     error2 = torch.maximum(error2, RESOLUTION / k * (noise * weigh).sum((-1, -2)))
+    common = None
     if not alike:  # entries of one block are not equally long among the features: each by itself
         shift = basis.offset - constant
         least, common = _entrywise_error(basis, gaussian, half, skew, factor, noise, shift)
@@ -268,7 +269,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2, error2)
     norm2, explained = _norms(part, gaussian, d, precisions)
     true2 = norm2 + error2  # a damped estimate is, on average, shorter than the truth by its error
-    if not alike and stats.known is None:  # ‖H‖² = ‖Ĥ − H‖² + 2⟨Ĥ, H⟩ − ‖Ĥ‖²
+    if common is not None and stats.known is None:  # ‖H‖² = ‖Ĥ − H‖² + 2⟨Ĥ, H⟩ − ‖Ĥ‖²
         found = error2 + 2 * common - norm2
         true2 = torch.where(found > LEAST_SIGNAL * true2, torch.minimum(found, true2), 0.0)
     # Of its own length, what is an error that the rule does not know of explains nothing, and counts against it.

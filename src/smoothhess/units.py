@@ -138,8 +138,8 @@ class Units:
         if self.size == 1:  # the norm of a single row's estimate needs no matrix
             score = score.expand(batch, *score.shape[1:])
             whole = squared_norm(score, odd, lift.sum(1)) / self.weight.clamp_min(1)
-            one = [t.reshape(-1, 1, t.shape[-1]) for t in (score, odd)]
-            squares = squared_norm(*one, lift.reshape(-1)).reshape(batch, -1).sum(1)
+            rows, moved = (t.reshape(-1, 1, t.shape[-1]) for t in (score, odd))
+            squares = squared_norm(rows, moved, lift.reshape(-1)).reshape(batch, -1).sum(1)
         else:
             whole, squares = (torch.zeros_like(self.weight) for _ in range(2))
             for examples, ends in self.alike:
@@ -151,8 +151,8 @@ class Units:
         left = squares - whole
 
         def of_rows() -> Tensor:
-            one = [t.expand(batch, *t.shape[1:]).reshape(-1, 1, t.shape[-1]) for t in (score, odd)]
-            return squared_norm(*one, lift.reshape(-1)).reshape(batch, -1).sum(1)
+            rows, moved = (t.expand(batch, *t.shape[1:]).reshape(-1, 1, t.shape[-1]) for t in (score, odd))
+            return squared_norm(rows, moved, lift.reshape(-1)).reshape(batch, -1).sum(1)
 
         return self._per_mean(torch.where(left > 1e-12 * squares, left, 0.0)) + self._of_loose(of_rows)
 
