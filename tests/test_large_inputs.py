@@ -44,7 +44,8 @@ assert torch.isfinite(result.row((0, 100, 100)).stderr).all()
 assert result.bilinear(x, x).value.shape == (1,)
 values, vectors = result.eigh(4)
 assert vectors.shape == (1, 4, 3, 224, 224)
-assert torch.isfinite(result.relative_error).all() and torch.isfinite(result.r2).all()
+assert (result.relative_error > 1).all()  # 200 calls say nothing of the whole matrix, and say so
+assert torch.isfinite(result.r2).all()
 try:
     result.hessian
 except ValueError as error:

@@ -15,6 +15,10 @@ STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| beyond which a warning is given, and the
 FEW_ROWS = 4  # draws that meet a change of the gradient, below which a warning is given
 
 
+class FewEventsWarning(UserWarning):
+    """Too few draws, or none, met a change of the gradient: the error of the interactions is unknown or known badly."""
+
+
 def warn_of(result: Interactions, tol: float | None) -> None:
     """Say what the user of a method that calls this should know of its result."""
     _warn_unfinished(result, tol)
@@ -65,6 +69,7 @@ def _warn_unmoved(result: Interactions) -> None:
             f"at most {int(moved[few].max())} of {int(result.statistics.n[few].max())} draws of {int(few.sum())} of "
             f"{len(result)} example(s) met a change of the gradient: so few events carry the estimate that its error "
             "is known badly. Use more calls or a larger sigma.",
+            FewEventsWarning,
             stacklevel=4,
         )
     if unknown.any():
@@ -73,6 +78,7 @@ def _warn_unmoved(result: Interactions) -> None:
             f"no gradient of {int(unknown.sum())} of {len(result)} example(s) changed in {rows} calls, and the model "
             "has operations with kinks that a draw could meet: whether features interact there is unknown, and so is "
             "the error (NaN). Use a larger sigma, more calls, or explain a logit instead of a saturated output.",
+            FewEventsWarning,
             stacklevel=4,
         )
 

@@ -138,7 +138,8 @@ class Noise:
         rest = total - linear
         spread = known.square() / (stats.n / 2).clamp_min(1) + rest.square() / self.prior.df.clamp_min(1e-9)
         found = torch.where(spread > 0, (known + rest).square() / spread.clamp_min(1e-300), self.prior.df)
-        return torch.where(self.prior.df > 0, torch.maximum(found, self.prior.df), 0.0)
+        found = torch.minimum(torch.maximum(found, self.prior.df), self.prior.df_of_directions(self._own_products))
+        return torch.where(self.prior.df > 0, found, 0.0)
 
     def _weigh(self, units: Tensor, prior: Tensor | None = None, prior_df: Tensor | None = None) -> Tensor:
         """Both variances, weighted by their degrees of freedom; infinite where neither has any."""

@@ -23,6 +23,7 @@ from smoothhess.statistics import Statistics
 DENSE_SKEW = 4096  # coordinates up to which A is held as a matrix
 SPREAD_DF = 1.5  # degrees of freedom for each direction that shares the noise
 ALONG_ITSELF = 2.2  # what bends along a direction varies along it: a direction with itself has that much more noise
+PAIRS_OF_DIRECTIONS = 1.5  # degrees of freedom of a pair of directions over those of one
 QUIET = 0.07  # a direction's noise is never taken for less than this share of the average,
 PARALLEL = 0.4  # and not for less than this share where it is the interaction of a direction with itself
 
@@ -113,6 +114,11 @@ class Prior:
         by_rows = self._each(self.share, p.energy) * p.energy
         error = (by_rows + self._each(self.trace, p.gram) / self.k * p.gram).square() * (2 / self.k)
         return by_rows.square() / (by_rows.square() + error).clamp_min(1e-300)
+
+    def df_of_directions(self, p: Products) -> Tensor:
+        """Degrees of freedom of the noise of single directions, (B,): few where Σ is far from isotropic."""
+        doubt = (1 - self._weight(p)).mean(-1)  # squared relative error of q_uᵀKq_u; pairs have some less
+        return PAIRS_OF_DIRECTIONS * 2 / doubt.clamp_min(1e-9)
 
     def own(self, p: Products) -> Tensor:
         """q_uᵀ(K/n)q_u, kept positive."""

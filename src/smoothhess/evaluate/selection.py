@@ -9,6 +9,7 @@ values at x + r·u are made once for each radius and serve every candidate.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess import rivals
+from smoothhess.advice import FewEventsWarning
 from smoothhess.ball.radius import check_radius
 from smoothhess.borrow import borrowed
 from smoothhess.estimator import SmoothHess
@@ -326,7 +328,9 @@ def _select(
         def visit(indices: Iterable[int]) -> None:
             for i in indices:
                 if 0 <= i < len(grid) and i not in scored:
-                    taylor = make(grid[i]).taylor(order)
+                    with warnings.catch_warnings():  # the score shows what a badly known Hessian is worth
+                        warnings.simplefilter("ignore", FewEventsWarning)
+                        taylor = make(grid[i]).taylor(order)
                     check_centre(f"{parameter} = {grid[i]:g}", taylor, asked.inputs)
                     scored[i] = judged(taylor)
                     bar.update()
