@@ -175,3 +175,37 @@ class TestRadialFunctions:
     def test_a_quadratic_is_exact_from_one_block(self):
         result = explain(quadratic(MATRICES["rank 1"](8)), 8, 50, n_calls=16).unshrunk()
         assert result.stderr().max() < 1e-9
+
+
+class TestFunctionsOfTheDistance:
+    """exp(−|x − c|²/2w²), whose smoothed Hessian is known: its mean curvature errs with the lengths of the rows."""
+
+    @staticmethod
+    def bumps(d, centres, width, seed):
+        rng = torch.Generator().manual_seed(seed)
+        return width * torch.randn(centres, d, generator=rng, dtype=F64) / math.sqrt(d)
+
+    @pytest.mark.parametrize("d", [10, 40])
+    @pytest.mark.parametrize("blocks", [0.6, 1, 2])
+    def test_are_covered_at_and_around_one_block(self, d, blocks):
+        seeds, sigma, width = 200, 0.5, 1.2 * math.sqrt(d)
+        c = self.bumps(d, 12, width, seed=d)
+        result = explain(
+            lambda x: torch.exp(-(x[:, None] - c).square().sum(-1) / 2 / width**2).sum(1),
+            d,
+            seeds,
+            sigma=sigma,
+            n_calls=2 * int(blocks * d),
+        )
+        spread = width**2 + sigma**2
+        weight = (width**2 / spread) ** (d / 2) * torch.exp(-c.square().sum(1) / 2 / spread)
+        truth = (c.mT * weight) @ c / spread**2 - weight.sum() / spread * torch.eye(d, dtype=F64)
+        for estimate, exact in (
+            (result.diagonal(), truth.diagonal()),
+            (result.row(1), truth[1]),
+            (result.bilinear(*torch.ones(2, seeds, d, dtype=F64)), truth.sum()),
+        ):
+            low, high = estimate.interval()
+            assert float(((low <= exact) & (exact <= high)).double().mean()) > 0.92
+        true = torch.linalg.matrix_norm(result.hessian - truth) / truth.norm()
+        assert 0.6 < float((result.relative_error / true).median()) < 1.8

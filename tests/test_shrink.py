@@ -275,3 +275,56 @@ def test_one_sigma_for_all_is_that_sigma_for_each(control):
     each = SmoothHess(net).attribute(x, sigma=torch.full((12,), 0.4), **options)
     for name in ("hessian", "relative_error", "r2"):
         torch.testing.assert_close(getattr(one, name), getattr(each, name))
+
+
+def local_network(side=12, seed=5):
+    """One hidden layer whose units see patches of 4 × 4 pixels, as those of a conv net do."""
+    rng = torch.Generator().manual_seed(seed)
+    corners = [(i, j) for i in range(side - 3) for j in range(side - 3)]
+    net = OneHidden(side * side, width=2 * len(corners), seed=seed)
+    weight = torch.zeros(2 * len(corners), side, side, dtype=torch.float64)
+    for unit, (i, j) in enumerate(corners * 2):
+        weight[unit, i : i + 4, j : j + 4] = torch.randn(4, 4, generator=rng, dtype=torch.float64) / 4 + 0.05
+    net.w.data.copy_(weight.flatten(1))
+    return net
+
+
+@pytest.mark.parametrize("blocks", [0.25, 1])
+def test_products_gain_from_denoising_and_err_no_more_than_reported(blocks):
+    """Denoising draws sums towards zero: not by more than the reported error of the whole, for any kind of vector."""
+    side, seeds = 12, 30
+    d, net = side**2, local_network()
+    x = 0.1 * torch.randn(1, side, side, generator=torch.Generator().manual_seed(1)).double()
+    gaussian = gaussians(d)["isotropic"]
+    truth = net.truth(x, gaussian).hessian[0]
+    result = SmoothHess(net).attribute(
+        x.expand(seeds, -1, -1).clone(),
+        gaussian=gaussian,
+        n_calls=2 * int(blocks * d),
+        seed=range(seeds),
+        control=None,
+    )
+    wave = torch.linspace(0, torch.pi, side).double().sin()
+    vectors = {
+        "indicator": torch.ones(side, side).double().tril_().flatten(),
+        "smooth": (wave[:, None] * wave).flatten(),
+        "random": torch.randn(d, generator=torch.Generator().manual_seed(2)).double(),
+    }
+    allowed = result.relative_error.median() * truth.norm()
+    for name, v in vectors.items():
+        v = v / v.norm()
+        exact = truth @ v
+        served, unbiased = (r @ v - exact for r in (result, result.unshrunk()))
+        assert served.square().sum(1).mean() < 0.7 * unbiased.square().sum(1).mean(), name
+        assert served.square().sum(1).mean().sqrt() < allowed, name
+        # the first term of the surrogate's ½δᵀHδ
+        moved = 0.5 * v.reshape(side, side)
+        flat = result.taylor(2)((x[0] + moved).expand(seeds, 1, -1, -1))[:, 0]
+        linear = result.taylor(1)((x[0] + moved).expand(seeds, 1, -1, -1))[:, 0]
+        form = 8 * (flat - linear)  # vᵀĤv
+        torch.testing.assert_close(form, (result @ v) @ v, rtol=1e-6, atol=1e-9)
+        assert (form.mean() - v @ exact).abs() < allowed, name
+        # the unbiased form beside it has none of the bias
+        estimate = result.bilinear(v.expand(seeds, -1), v.expand(seeds, -1)).value
+        z = (estimate.mean() - v @ exact) / (estimate.std() / seeds**0.5)
+        assert abs(float(z)) < 4, name

@@ -102,3 +102,20 @@ class TestOperations:
     )
     def test_that_could_bend(self, function, expected):
         assert unknown_operations(function, torch.ones(1, 3), None) == expected
+
+
+class TestFeaturesThatNoRowMoved:
+    @pytest.mark.parametrize("design", ["orthogonal", "antithetic"])
+    def test_are_not_certain_while_others_move(self, design):
+        """Kinks up to 6 σ away: of the far ones no row sees anything, which is no proof that there is nothing."""
+        d, sigma, seeds = 50, 0.5, 100
+        x = sigma * torch.linspace(0, 6, d, dtype=F64)
+        result = SmoothHess(lambda z: z.abs().sum(1)).attribute(
+            x.expand(seeds, d).clone(), sigma=sigma, n_calls=2 * d, seed=range(seeds), control=None, design=design
+        )
+        truth = 2 * torch.exp(-((x / sigma) ** 2) / 2) / (2 * torch.pi) ** 0.5 / sigma
+        low, high = result.diagonal().interval()
+        held = ((low <= truth) & (truth <= high)).double().mean(0)
+        assert float(held[30:].mean()) > 0.92
+        assert (high - low).min() > 0
+        assert float((high - low)[:, 30:].median()) < 0.3 * float((high - low)[:, :10].median())

@@ -102,7 +102,7 @@ def to_shapiq(result: Interactions, example: int = 0, *, move: Any = None) -> sh
 
     >>> import pytest; _ = pytest.importorskip("shapiq")
     >>> import smoothhess as sh
-    >>> result = sh.SmoothHess(lambda x: 3 * x[:, 0] * x[:, 1]).attribute(torch.ones(1, 3), sigma=0.5, n_calls=1000)
+    >>> result = sh.SmoothHess(lambda x: 3 * x[:, 0] * x[:, 1]).attribute(torch.ones(1, 3), sigma=0.5, n_calls=4000)
     >>> game = to_shapiq(result, move=1.0)
     >>> game.index, [round(game[s]) for s in ((), (0,), (1,), (0, 1), (0, 2))]
     ('Moebius', [3, 3, 3, 3, 0])

@@ -25,9 +25,9 @@ from torch import Tensor
 from smoothhess.design import SMALL
 from smoothhess.statistics import Segment, Statistics
 
-# α varies by this multiple of what a linear field or evenly spread noise makes it vary before the rest counts as noise
-# that the antisymmetric half cannot show: that of a function whose curvature depends on the distance alone.
-RADIAL = 1.5
+RADIAL = 1.5  # see `_radial_variance`
+DEGREES = (1, 4)  # of the part of a function that is not quadratic: kinks, and the first term of a smooth one
+_TINY = 1e-300
 QUADRATIC, ROUNDING = 1e-6, 64  # agreement of values and slopes, relative and in units in the last place of f(x)
 
 
@@ -42,7 +42,7 @@ class Correction:
     corrected: Tensor  # (B,) Σ (m/n)² C over corrected blocks, C as in `_spread`
     plain: Tensor  # (B,) the same over incomplete blocks that could not be corrected
     wobble: Tensor  # (B,) variance that the error of â adds to the projector's
-    radial: Tensor  # (B,) variance of α that neither a linear field nor evenly spread noise explains, divided by n
+    radial: Tensor  # (B,) variance of â from the lengths of the rows, which the antisymmetric half cannot show
 
     @cached_property
     def is_needed(self) -> bool:
@@ -106,9 +106,35 @@ def correct(stats: Statistics, allowed: bool = True) -> Correction:
             wobble[index] += 2 * share / (m - 1)
     inside = torch.arange(along.shape[1], device=n.device) < stats.n_head[:, None]
     variance = torch.where(inside, (along - mean[:, None]).square(), 0.0).sum(1) / (n_head - 1).clamp_min(1)
-    expected = RADIAL * 2 / k * head.across.double().sum(1) / n_head
-    radial = torch.where(_is_quadratic(stats), 0.0, (variance - expected).clamp_min(0)) / n
+    radial = torch.where(_is_quadratic(stats), 0.0, _radial_variance(stats, variance, inside)) / n
     return Correction(slope, lift, constant, mean, corrected, plain, wobble * variance, radial)
+
+
+def _radial_variance(stats: Statistics, variance: Tensor, inside: Tensor) -> Tensor:
+    """Variance of α over the lengths R of rows, from what depends on R in all directions alike, (B,).
+
+    Along a row the part of f of degree p has α = p w f/k, so that d = α − 2wf/k leaves out the quadratic part, however
+    much it varies between directions, and is (p − 2)/p of the others'. Its mean over directions grows as R^(p−2), with
+    Var(ln R) = 1/(2(k + 2)): Var(α) = (p d)²/(2(k + 2)). p is read off the slope of d; kinks have p = 1, quartics 4.
+
+    With a control variate the values are not those of the slopes; then α may vary by a multiple RADIAL of what a linear
+    field or evenly spread noise makes it vary before the rest counts.
+    """
+    head, k = stats.head, stats.rank
+    n = stats.n_head.clamp_min(1).double()
+    without_values = (variance - RADIAL * 2 / k * head.across.double().sum(1) / n).clamp_min(0)
+
+    def mean(rows: Tensor) -> Tensor:
+        return torch.where(inside, rows, 0.0).sum(1) / n
+
+    rest = head.along.double() - 2 / k * head.value_even.double()
+    length = -head.weight.double().clamp_min(_TINY).log() / 2
+    length = length - mean(length)[:, None]
+    level = mean(rest)
+    slope = mean(rest * length) / mean(length.square()).clamp_min(_TINY)
+    p = (2 + slope / torch.where(level == 0, 1.0, level)).clamp(*DEGREES)
+    with_values = torch.minimum((p * level).square() / (2 * (k + 2)), variance)
+    return torch.where(stats.has_own_values, with_values, without_values)
 
 
 def _is_quadratic(stats: Statistics) -> Tensor:
@@ -117,11 +143,10 @@ def _is_quadratic(stats: Statistics) -> Tensor:
     With a control variate the slopes are not those of the function, and nothing is said.
     """
     head = stats.head
-    if stats.known is not None:
-        return torch.zeros_like(stats.n, dtype=torch.bool)
     value, slope = head.value_even.double(), head.along.double() * stats.rank / 2
     rounding = torch.finfo(head.odd.dtype).eps * head.weight.double() * stats.value.double().abs()[:, None]
-    return ((value - slope).abs() <= QUADRATIC * (value.abs() + slope.abs()) + ROUNDING * rounding).all(1)
+    agree = ((value - slope).abs() <= QUADRATIC * (value.abs() + slope.abs()) + ROUNDING * rounding).all(1)
+    return agree & stats.has_own_values
 
 
 def _alike(stats: Statistics, k: int) -> list[tuple[list[int], list[tuple[int, int]]]]:

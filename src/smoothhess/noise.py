@@ -162,9 +162,8 @@ class Noise:
     @cached_property
     def unknown(self) -> Tensor:
         """Where nothing is known of the error: no draw met a change, and nothing says that there is none, (B,)."""
-        known = self.features.known
-        without = torch.ones_like(self.unmoved) if known is None else known.is_zero
-        return self.unmoved & without if self.exactly_zero is None else self.unmoved & without & ~self.exactly_zero
+        found = self.unmoved & self.features.has_own_values
+        return found if self.exactly_zero is None else found & ~self.exactly_zero
 
     @cached_property
     def _rounding(self) -> Tensor:
@@ -176,6 +175,17 @@ class Noise:
         moved = ((head.along.double().square() + head.across.double()) * stats.rank / weight).sum(1)
         eps = ROUNDING * torch.finfo(stats.gradient.dtype).eps
         return eps**2 * (own + moved / stats.n_head.clamp_min(1)) / (2 * stats.rank * stats.n.clamp_min(1))
+
+    @cached_property
+    def _rare(self) -> Tensor:
+        """Variance of uᵀĤv of whitened unit vectors if one row in n met a change that no row has met, (B,).
+
+        The change is as large as the noise of a direction usually is, so that this is about 1/n of the variance of
+        directions that rows have met changes along, and all that there is of others.
+        """
+        stats, n = self.features, self.features.n.clamp_min(1)
+        noise = self._total_energy / n if self.prior is None else self.prior.trace
+        return torch.where(stats.has_own_values, noise / (2 * stats.rank * n), 0.0)
 
     @property
     def correction(self) -> Correction:
@@ -195,8 +205,7 @@ class Noise:
         rest = rows if exact is None else rows - exact.to(rows)
         alone, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
-            radial = self.correction.radial * (self.features.rank / 2) ** 2
-            alone = alone + self._as_independent(exact) * self._left_open + radial
+            alone = alone + self._as_independent(exact) * self._left_open
         total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
         by_blocks, by_rows = (student.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.units.df, df))
         by_units = (self.units.df > 0) & (by_blocks * total[0] < by_rows * total[1])
@@ -222,8 +231,9 @@ class Noise:
     def of_value(self) -> Variance:
         """Of the smoothed value, (B,)."""
         exact = None
-        if self.prior is not None and self.features.known is None and self.features.rank > SMALL:
+        if self.prior is not None and self.features.rank > SMALL:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
+            exact = exact * self.features.has_own_values[:, None]
         return self.of_mean(self.features.head.value_even, exact)
 
     def of_gradient(self) -> Variance:
@@ -278,7 +288,8 @@ class Noise:
                 found = torch.maximum(found + missing, found * LEAST_SHARE)
             variance = self._weigh(units, found, self._prior_df)
         shape = (-1, *[1] * (variance.ndim - 1))
-        variance = variance + self._rounding.reshape(shape) * (gram.left * gram.right + gram.mixed.square())
+        both = gram.left * gram.right + gram.mixed.square()
+        variance = torch.maximum(variance, self._rare.reshape(shape) * both) + self._rounding.reshape(shape) * both
         if self.exactly_zero is not None:
             variance = torch.where((self.unmoved & self.exactly_zero).reshape(shape), 0.0, variance)
         return torch.where(self.unknown.reshape(shape), torch.nan, variance)

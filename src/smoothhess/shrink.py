@@ -259,6 +259,8 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     lost = basis.lost * linear.clamp(0, 1)
     error2 = (risk * weigh).sum((-1, -2)) + 2 * lost * precisions.mean().square()
     error2 = torch.maximum(error2, RESOLUTION / k * (noise * weigh).sum((-1, -2)))
+    if centred:  # the multiple of the identity errs as a whole
+        error2 = error2 + correction.radial * precisions.square().sum()
     common = None
     if not alike:  # entries of one block are not equally long among the features: each by itself
         shift = basis.offset - constant

@@ -226,6 +226,11 @@ class Statistics:
         return torch.addcmul(total, self.known.dense().double(), self.n[:, None, None].double())
 
     @property
+    def has_own_values(self) -> Tensor:
+        """Where the rows' gradients are those of the model itself, without a control variate, (B,)."""
+        return torch.ones_like(self.n, dtype=torch.bool) if self.known is None else self.known.is_zero
+
+    @property
     def is_factored(self) -> bool:
         """Whether the head, and factors of what is known, are the whole estimate."""
         return self.total is None and (self.known is None or self.known.is_thin)
