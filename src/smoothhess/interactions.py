@@ -452,9 +452,9 @@ class Interactions:
         risk = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
         noise = unbiased._noise
         rows = noise.estimate.odd.double()
-        gram = noise.estimate.identity.dense()
+        gram, missed = noise.estimate.identity.dense(), noise.of_drift + noise.of_unseen  # which both share
         found = Shrunk.combine(
-            noise.estimate.dense(), noise.of_entries().value, hessian, risk + noise.of_drift, gram, rows.mT @ rows
+            noise.estimate.dense(), noise.of_entries().value, hessian, risk + missed, gram, rows.mT @ rows
         )
         return replace(found, hessian=found.hessian.to(self.dtype))
 
