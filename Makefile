@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow portable-test distributed-test browser-test coverage docs lint types unit wheel format clean
+.PHONY: demo test test-slow paper-test paper-quick portable-test distributed-test browser-test coverage docs lint types unit wheel format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/smoothhess demo
@@ -30,24 +30,31 @@ types: $(VENV)/dev.stamp
 	$(BIN)/basedpyright
 
 unit: $(VENV)/dev.stamp
-	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/distributed --ignore=tests/browser
+	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/datasets/distributed --ignore=tests/browser
 
 # The same with the share of lines and branches that the tests go through; a quarter slower.
 coverage: $(VENV)/dev.stamp
-	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/distributed --ignore=tests/browser --cov --cov-report=term
+	$(BIN)/pytest -q -n 2 -m "not slow" --ignore=tests/datasets/distributed --ignore=tests/browser --cov --cov-report=term
 
 test-slow: $(VENV)/dev.stamp
-	$(BIN)/pytest -q -n 2 -m slow --ignore=tests/distributed
+	$(BIN)/pytest -q -n 2 -m slow --ignore=tests/datasets/distributed
+
+# The paper's experiments: their code, and with a few points and short trainings every table and figure.
+paper-test: $(VENV)/dev.stamp
+	$(BIN)/pytest -q -n 2 paper
+
+paper-quick: $(VENV)/dev.stamp
+	$(BIN)/python -m paper all --quick
 
 # What depends on rounding: with 2 threads as a CPU without AVX computes it, with 4 threads as one without AVX-512 does.
-ROUNDING := $(BIN)/pytest -q -n 2 -m "rounding and not slow" tests/reproduce tests/evaluate/test_sanity.py tests/evaluate/test_sweep.py tests/test_diagnosis.py tests/test_interactions.py tests/test_incomplete_blocks.py
+ROUNDING := $(BIN)/pytest -q -n 2 -m "rounding and not slow" paper/tests tests/golden tests/evaluate/test_sanity.py tests/evaluate/test_sweep.py tests/explainers/test_diagnosis.py tests/result/test_interactions.py tests/estimate/test_incomplete_blocks.py
 portable-test: $(VENV)/dev.stamp
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2 $(ROUNDING)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=4 $(ROUNDING)
 
 # Two processes of torch.distributed on this machine; they use all cores, so one test at a time.
 distributed-test: $(VENV)/dev.stamp
-	$(BIN)/pytest -q tests/distributed
+	$(BIN)/pytest -q tests/datasets/distributed
 
 # The pages in a real browser.
 browser-test: $(VENV)/dev.stamp

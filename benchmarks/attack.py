@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothhess import Interactions, SmoothHess, rivals
+from paper.datasets import mnist
+from paper.networks import image_mlp
+from smoothhess import Interactions, SmoothHess, baselines
 from smoothhess.evaluate.attack import attack
-from smoothhess.evaluate.contest import Contest, Contrast, post_hoc
-from smoothhess.reproduce.datasets import mnist
-from smoothhess.reproduce.networks import image_mlp
-from smoothhess.reproduce.weights import load_weights
+from smoothhess.evaluate.attack_comparison import AttackComparison, AttackDifference, post_hoc
+from smoothhess.model.weight_files import load_weights
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "attack.md"
 PLAIN: dict[str, Any] = {"design": "antithetic", "control": None, "shrink": False}
@@ -114,14 +114,14 @@ def methods(
     n = max(options.default_calls)
     result = SmoothHess(model).attribute(x, labels, sigma=cell.sigma2_sg**0.5, n_calls=n, seed=seed)
     found[f"SG, defaults, {n}"] = attacked(result, epsilon, 1, bounds)
-    found["G"] = attacked(rivals.gradient(model, x, labels), epsilon, 1, bounds)
-    found["random"] = attacked(rivals.random(model, x, labels, seed=seed), epsilon, 1, bounds)
+    found["G"] = attacked(baselines.gradient(model, x, labels), epsilon, 1, bounds)
+    found["random"] = attacked(baselines.random(model, x, labels, seed=seed), epsilon, 1, bounds)
     return found
 
 
 def measure(
     model: nn.Module, images: Tensor, epsilon: float, options: argparse.Namespace
-) -> tuple[Contest, dict[str, Attacked]]:
+) -> tuple[AttackComparison, dict[str, Attacked]]:
     contests, last = [], {}
     softmax = Softmax(model).eval()
     start = time.perf_counter()
@@ -133,17 +133,17 @@ def measure(
         contests.append(post_hoc(model, x, points, epsilon))
         done = min((seed + 1) * options.batch, len(images))
         say(f"    ε = {epsilon:g}: image {done} of {len(images)}, {time.perf_counter() - start:.0f} s")
-    return Contest.cat(contests), last
+    return AttackComparison.cat(contests), last
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def paired(apart: Contrast) -> str:
+def paired(apart: AttackDifference) -> str:
     return f"{100 * float(apart.value):+.1f} ± {100 * float(apart.stderr):.1f}, p = {float(apart.p_value):.2g}"
 
 
-def table(contest: Contest, found: dict[str, Attacked]) -> list[str]:
+def table(contest: AttackComparison, found: dict[str, Attacked]) -> list[str]:
     (epsilon,) = contest.radii
     reference = [name for name in contest.methods if "plain" in name][-1]
     lines = [
@@ -167,7 +167,7 @@ def table(contest: Contest, found: dict[str, Attacked]) -> list[str]:
     return [*lines, "", *verdict(contest, found, reference)]
 
 
-def verdict(contest: Contest, found: dict[str, Attacked], reference: str) -> list[str]:
+def verdict(contest: AttackComparison, found: dict[str, Attacked], reference: str) -> list[str]:
     """Are the defaults as strong as the long plain run, and is SG stronger than either?"""
     lines = []
     affordable = [n for n in contest.methods if n.startswith("SH+SG, defaults") and found[n].passes <= MOST_PASSES]
@@ -187,7 +187,9 @@ def verdict(contest: Contest, found: dict[str, Attacked], reference: str) -> lis
     return [*lines, "", f"{reference}, beside SG: {paired(apart)}: {word}."]
 
 
-def page(done: dict[float, tuple[Contest, dict[str, Attacked]]], options: argparse.Namespace, minutes: float) -> str:
+def page(
+    done: dict[float, tuple[AttackComparison, dict[str, Attacked]]], options: argparse.Namespace, minutes: float
+) -> str:
     shown = ["DIR" if word == str(options.data) else word for word in sys.argv[1:]]
     where = torch.cuda.get_device_name() if options.device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
     first = next(iter(done.values()))[0]
@@ -234,7 +236,7 @@ def main() -> None:
     load_weights(model, Path(options.data) / "authors" / "MNIST.pth")
     model.to(options.device).eval()
     images = mnist(options.data).test.inputs[: options.images].to(options.device)
-    done: dict[float, tuple[Contest, dict[str, Attacked]]] = {}
+    done: dict[float, tuple[AttackComparison, dict[str, Attacked]]] = {}
     for epsilon in options.only:
         done[epsilon] = measure(model, images, epsilon, options)
         if options.write:  # after every radius, so that a run that is cut short leaves what it has

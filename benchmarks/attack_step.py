@@ -31,11 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paper.datasets import mnist
+from paper.networks import image_mlp
 from smoothhess import SmoothHess
-from smoothhess.ball.minimum import Spectrum, count_kept, kkt_residual, minimize_in_ball
-from smoothhess.reproduce.datasets import mnist
-from smoothhess.reproduce.networks import image_mlp
-from smoothhess.reproduce.weights import load_weights
+from smoothhess.linalg.trust_region.spectrum import Spectrum, count_kept
+from smoothhess.model.weight_files import load_weights
+from smoothhess.result.minimize_in_ball import kkt_residual, minimize_in_ball
+from smoothhess.result.quadratic import spectrum_of
 
 PUBLISHED_SIGMA2 = {0.25: 0.001, 0.5: 0.005, 0.75: 0.03, 1.25: 0.05, 1.75: 0.15}  # MNIST, softmax, SH+SG
 THRESHOLD = 0.98
@@ -232,7 +234,7 @@ def shared(problems: Problems, epsilon: float, device: str) -> list[str]:
 
 def timed_spectrum(problems: Problems, device: str) -> tuple[Spectrum, float]:
     start = clock(device)
-    spectrum = Spectrum.of(problems.gradient, problems.hessian)
+    spectrum = spectrum_of(problems.gradient, problems.hessian)
     return spectrum, clock(device) - start
 
 

@@ -22,12 +22,12 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
 
-from smoothhess import demonstration
-from smoothhess.reproduce import datasets
-from smoothhess.reproduce.datasets import Split
-from smoothhess.reproduce.networks import VGG, SpirometryCNN, gelu_mlp, image_mlp, resnet18
-from smoothhess.reproduce.training import Recipe, correct, mean_score, squared_error, train, warm_cosine
-from smoothhess.reproduce.weights import load_weights, save_weights
+from paper import datasets
+from paper.datasets import Split
+from paper.networks import VGG, SpirometryCNN, gelu_mlp, image_mlp, resnet18
+from paper.training import Recipe, correct, mean_score, squared_error, train, warm_cosine
+from smoothhess.cli import demo
+from smoothhess.model.weight_files import load_weights, save_weights
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "build" / "benchmark-weights"
 LEAST_SCORE = 0.95  # accuracy or R² on held-out data, below which a network counts as not trained
@@ -99,8 +99,8 @@ def digits(
     choose: bool = False,
 ) -> Iterator[Case]:
     """The digits network of the demo."""
-    task = demonstration.digits(0)
-    build, fit = (partial(demonstration.train, task, hidden=64, epochs=epochs, seed=0) for epochs in (0, 40))
+    task = demo.digits(0)
+    build, fit = (partial(demo.train, task, hidden=64, epochs=epochs, seed=0) for epochs in (0, 40))
     training, test = _digits()
     network = _kept(weights / "digits-mlp.safetensors", build, fit, partial(mean_score, split=test))
     yield from _classified("digits MLP", network, training if choose else test, device, images, epsilons)
@@ -187,7 +187,7 @@ def gelu(
     """A smooth network on the digits of the demo."""
     training, test = _digits()
     build = partial(gelu_mlp, (64, 100, 50, 10))
-    noise = demonstration.TRAINING_NOISE
+    noise = demo.TRAINING_NOISE
     fit = partial(_fit, build, training, _recipe(1_000, functional.cross_entropy, correct, noise))
     network = _kept(weights / "digits-gelu.safetensors", build, fit, partial(mean_score, split=test))
     pool = training if choose else test
@@ -253,7 +253,7 @@ def _folder(data: Path | None, held: str) -> Path:
 
 def _digits() -> tuple[Split, Split]:
     """The images that the demo trains on and those that it does not see, (N, 8, 8)."""
-    task = demonstration.digits(0)
+    task = demo.digits(0)
     return Split(task.inputs, task.labels), Split(task.test_inputs, task.test_labels)
 
 

@@ -24,9 +24,9 @@ import torch
 from known import FEATURES, FUNCTIONS, Known
 from torch import Tensor, nn
 
-from smoothhess import Interactions, SmoothHess, rivals
-from smoothhess.exact import Exact
-from smoothhess.reproduce.weights import load_weights, save_weights
+from smoothhess import Interactions, SmoothHess, baselines
+from smoothhess.model.weight_files import load_weights, save_weights
+from smoothhess.result.exact import Exact
 
 PATH = 32  # points on the path of Integrated Hessians
 BUDGET = 256  # coalitions, where shapiq approximates by the method of its own choice
@@ -159,7 +159,7 @@ def smooth(model: Counted, x: Tensor, sigma: float, **options: Any) -> Interacti
 def integrated_smooth(model: Counted, x: Tensor, baseline: Tensor, sigma: float) -> tuple[Tensor, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # completeness of a sampled path
-        found = rivals.integrated_hessians(
+        found = baselines.integrated_hessians(
             model, x, baselines=baseline, of="smooth", sigma=sigma, n_calls=40, n_steps=PATH // 2
         )
     return _read(found)
@@ -222,10 +222,10 @@ def methods() -> list[Method]:
         Method("SmoothHess", lambda m, x, b, c: _read(smooth(m, x, c["sigma"])), True),
         Method("SmoothHess, 64 calls", lambda m, x, b, c: _read(smooth(m, x, c["sigma"], n_calls=64)), True),
         Method("SmoothHess, 4096 calls", lambda m, x, b, c: _read(smooth(m, x, c["sigma"], n_calls=4096)), True),
-        Method("SoftPlus Hessian", lambda m, x, b, c: _read(rivals.softplus(m, x, beta=c["beta"])), True),
+        Method("SoftPlus Hessian", lambda m, x, b, c: _read(baselines.softplus(m, x, beta=c["beta"])), True),
         Method(
             "Gradient-NID",
-            lambda m, x, b, c: _read(rivals.gradient_nid(m, x, of="softplus", beta=c["beta"])),
+            lambda m, x, b, c: _read(baselines.gradient_nid(m, x, of="softplus", beta=c["beta"])),
             True,
             signed=False,
         ),
@@ -233,7 +233,7 @@ def methods() -> list[Method]:
         Method(
             "Integrated Hessians, SoftPlus",
             lambda m, x, b, c: _read(
-                rivals.integrated_hessians(
+                baselines.integrated_hessians(
                     m, x, baselines=b, of="softplus", beta=c["beta"], n_steps=PATH, tolerance=math.inf
                 )
             ),

@@ -45,19 +45,19 @@ from torch.fx.experimental.optimization import fuse
 from torch.nn import functional
 from torch.optim import SGD
 
+from paper import datasets
+from paper.augmentation import flip
+from paper.datasets import ImageData
+from paper.networks import ResNet, _BasicBlock, _Bottleneck, resnet18
+from paper.training import Recipe, correct, train, warm_cosine
 from smoothhess import Interactions, Isotropic, SmoothHess
-from smoothhess.borrow import borrowed
-from smoothhess.dataset import Store, explain_dataset
-from smoothhess.design import find_design
-from smoothhess.kinks import Kinks
-from smoothhess.oracle import Oracle
-from smoothhess.reproduce import datasets
-from smoothhess.reproduce.augmentation import flip
-from smoothhess.reproduce.datasets import ImageData
-from smoothhess.reproduce.networks import ResNet, _BasicBlock, _Bottleneck, resnet18
-from smoothhess.reproduce.training import Recipe, correct, train, warm_cosine
-from smoothhess.reproduce.weights import load_weights
-from smoothhess.sampler import Sampler
+from smoothhess.curvature.one_flip import Kinks
+from smoothhess.datasets import Store, explain_dataset
+from smoothhess.draws.designs import find_design
+from smoothhess.explainers.sampler import Sampler
+from smoothhess.model.gradients import Oracle
+from smoothhess.model.state import borrowed
+from smoothhess.model.weight_files import load_weights
 
 RECIPE_CALLS = 100_000  # of the published recipe for an MNIST input
 MNIST_EPSILON, MNIST_TOL, MNIST_GOAL = 0.25, 0.1, 2_000

@@ -30,9 +30,9 @@ from detectors import Counted, Fitted, I, J, Method, drawn, finite_differences, 
 from known import ADDITIVE, FEATURES, FUNCTIONS, QUADRANTS, shapley_interactions, truth_table
 from torch import Tensor
 
-from smoothhess import Interactions, SmoothHess, rivals
+from smoothhess import Interactions, SmoothHess, baselines
 from smoothhess.evaluate import compare, global_interactions
-from smoothhess.evaluate.ranks import spearman
+from smoothhess.evaluate.rank_correlation import spearman
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks" / "interactions.md"
@@ -156,7 +156,7 @@ def choose(fitted: Fitted, settings: Settings) -> Choice:
     model, points, truth = Counted(fitted.net), fitted.standard(x), truth_table(fitted.known.pairs)
     makers: dict[str, tuple[Sequence[float], Callable[[float], Interactions]]] = {
         "sigma": (SIGMAS, lambda v: smooth(model, points, v)),
-        "beta": (BETAS, lambda v: rivals.softplus(model, points, beta=v)),
+        "beta": (BETAS, lambda v: baselines.softplus(model, points, beta=v)),
         "step": (STEPS, lambda v: finite_differences(model, points, v)),
     }
     choice = Choice()

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from smoothhess import Interactions, SmoothHess, Taylor, rivals
+from paper.datasets import mnist
+from paper.networks import image_mlp
+from smoothhess import Interactions, SmoothHess, Taylor, baselines
 from smoothhess.evaluate import Comparison, compare
-from smoothhess.reproduce.datasets import mnist
-from smoothhess.reproduce.networks import image_mlp
-from smoothhess.reproduce.weights import load_weights
+from smoothhess.model.weight_files import load_weights
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "pmse.md"
 ALLOWED = 0.15  # of the published cells
@@ -92,12 +92,12 @@ def surrogates(model: nn.Module, x: Tensor, labels: Tensor, epsilon: float, call
     """The seven rows, each smoothed as published."""
     smooth = explain(model, x, labels, epsilon, calls, seed)
     found = {"SH+SG": smooth, "SG": smooth}
-    for letters, soften in (("SP", rivals.softplus), ("SW", rivals.swish)):
+    for letters, soften in (("SP", baselines.softplus), ("SW", baselines.swish)):
         both, alone = (beta(f"{letters} {order}", epsilon) for order in ("H+G", "G"))
         found[f"{letters} H+G"] = soften(model, x, labels, beta=both)
         same = alone == both
         found[f"{letters} G"] = found[f"{letters} H+G"] if same else soften(model, x, labels, beta=alone, dense=False)
-    found["G"] = rivals.gradient(model, x, labels)
+    found["G"] = baselines.gradient(model, x, labels)
     for name, result in found.items():
         if name.startswith("SH") or name.endswith("H+G"):
             _ = result.hessian  # kept: cheaper than factors and products for thousands of samples

@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from smoothhess.ball import Spectrum
-from smoothhess.reproduce.curvature import softened
-from smoothhess.reproduce.datasets import mnist
-from smoothhess.reproduce.networks import image_mlp
-from smoothhess.reproduce.published import published
-from smoothhess.reproduce.weights import load_weights
-from smoothhess.rivals.softened import Softplus
+from paper.curvature import softened
+from paper.datasets import mnist
+from paper.networks import image_mlp
+from paper.published import published
+from smoothhess.baselines.softplus import Softplus
+from smoothhess.model.weight_files import load_weights
+from smoothhess.result.quadratic import spectrum_of
 
 IMAGES, RADII = 400, (0.25, 0.5, 0.75, 1.25, 1.75)
 THRESHOLDS = (0.0, 1e-7, 1e-6, 2.4e-6, 1e-5)
@@ -69,7 +69,7 @@ def second_order(
     result = softened(exact, x, target, form, probability=True)
     gradient, steps = result.gradient.flatten(1), []
     for index in torch.arange(len(x)).split(TOGETHER):
-        steps.append(Spectrum.of(gradient[index], result[index.tolist()].hessian).minimize(radius).flatten(1))
+        steps.append(spectrum_of(gradient[index], result[index.tolist()].hessian).minimize(radius).flatten(1))
     return torch.cat(steps), gradient.norm(dim=1)
 
 

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from smoothhess import activations, rivals
-from smoothhess.reproduce.networks import image_mlp, resnet18
+from paper.networks import image_mlp, resnet18
+from smoothhess import baselines
+from smoothhess.curvature import activation_hooks
 
 GOAL = 2.0  # times torch.func.hessian, at most
 SHARP = 1e9  # torch's softplus is linear above this βz: never
@@ -33,7 +34,7 @@ SHARP = 1e9  # torch's softplus is linear above this βz: never
 
 def replaced(network: nn.Module, beta: float) -> Callable[[Tensor], Tensor]:
     """The network with torch's own softplus, logit 3 of one input."""
-    soft = activations.replace(network, lambda z: functional.softplus(z, beta, SHARP))
+    soft = activation_hooks.replace(network, lambda z: functional.softplus(z, beta, SHARP))
     return lambda x: soft(x[None])[0, 3]
 
 
@@ -55,7 +56,7 @@ def compare(n_inputs: int, beta: float, repeats: int, device: torch.device) -> l
     one = torch.func.hessian(replaced(network, beta))
 
     def ours() -> Tensor:
-        return rivals.softplus(network, x, target=3, beta=beta).hessian
+        return baselines.softplus(network, x, target=3, beta=beta).hessian
 
     def theirs() -> Tensor:
         return one(x[0])[None] if n_inputs == 1 else torch.func.vmap(one)(x)
@@ -71,7 +72,7 @@ def compare(n_inputs: int, beta: float, repeats: int, device: torch.device) -> l
     mine, other = (statistics.median(times[name]) for name in sides)
     verdict = "yes" if mine <= GOAL * other else "NO"
     return [
-        "| inputs | rivals.softplus, ms | torch.func.hessian, ms | ratio | largest difference / largest entry |",
+        "| inputs | baselines.softplus, ms | torch.func.hessian, ms | ratio | largest difference / largest entry |",
         "|---|---|---|---|---|",
         f"| {n_inputs} | {1e3 * mine:.1f} | {1e3 * other:.1f} | {mine / other:.2f} | {apart:.1e} |",
         "",
@@ -85,10 +86,10 @@ def residual_network(beta: float, width: int, device: torch.device) -> list[str]
     network = resnet18(width).eval().to(device)
     x = torch.rand(1, 3, 32, 32, device=device)
     if device.type == "cuda":
-        _ = rivals.softplus(network, x, target=3, beta=beta, dense=False) @ x  # warm
+        _ = baselines.softplus(network, x, target=3, beta=beta, dense=False) @ x  # warm
         torch.cuda.reset_peak_memory_stats(device)
     found: list[Tensor] = []
-    spent = seconds(lambda: found.append(rivals.softplus(network, x, target=3, beta=beta).hessian[0]), device)
+    spent = seconds(lambda: found.append(baselines.softplus(network, x, target=3, beta=beta).hessian[0]), device)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:

@@ -17,9 +17,9 @@ from unittest.mock import patch
 import torch
 from torch import Generator
 
-from smoothhess.reproduce import networks, passes
-from smoothhess.reproduce.datasets import Split
-from smoothhess.reproduce.training import CIFAR10, train
+from paper import networks, passes
+from paper.datasets import Split
+from paper.training import CIFAR10, train
 
 SHORT, LONG = 60, 260  # steps
 

@@ -27,7 +27,7 @@ NAMES = [
     "from_gradient",
     "minimize_in_ball",
     "perturbation_mse",
-    "rivals",
+    "baselines",
     "segments",
     "smooth_hvp",
     "sweep",

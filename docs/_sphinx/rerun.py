@@ -78,7 +78,7 @@ def run_block(block: Block, names: dict[str, Any], page: str) -> str:
 
 def run_commands(lines: str) -> None:
     """Those of smoothhess; others, such as pip, are left alone."""
-    from smoothhess.cli import main
+    from smoothhess.cli.main import main
 
     for line in lines.splitlines():
         if line.startswith("smoothhess "):

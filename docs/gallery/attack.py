@@ -40,7 +40,7 @@ contest = sh.evaluate.post_hoc(
     {
         "SmoothHess": result,
         "SmoothGrad": result.taylor(1),
-        "random": sh.rivals.random(probability, x, labels),
+        "random": sh.baselines.random(probability, x, labels),
     },
     radii=[0.25, 0.5, 0.75, 1.0],
 )

@@ -36,9 +36,9 @@ print(result)
 for pair in result.top_pairs(5)[0]:
     print(f"{' × '.join(pair.names)}: {pair.value:+.2f} in [{pair.low:+.2f}, {pair.high:+.2f}]")
 assert bool(result.relative_error < 0.1)  # sampling went on until then
-with warnings.catch_warnings():  # rivals.hessian warns that there is nothing to see, which is the point here
+with warnings.catch_warnings():  # baselines.hessian warns that there is nothing to see, which is the point here
     warnings.simplefilter("ignore")
-    assert not sh.rivals.hessian(model, x, target).hessian.any()
+    assert not sh.baselines.hessian(model, x, target).hessian.any()
 
 # A second, longer run with other draws: do the intervals of the first hold what it finds?
 again = sh.SmoothHess(model).attribute(x, target=target, radius=1.0, n_calls=20_000, seed=1)

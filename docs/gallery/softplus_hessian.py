@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import smoothhess as sh
-from smoothhess import rivals
+from smoothhess import baselines
 from smoothhess.evaluate import compare, select
 
 torch.manual_seed(0)
@@ -35,7 +35,7 @@ print(f"chosen on {len(validation)} validation images: σ = {sigma:.3f}, β = {b
 
 smooth = sh.SmoothHess(model).attribute(x, target=wanted, sigma=sigma, n_calls=512)
 print(f"relative error {float(smooth.relative_error.max()):.0%} at most")
-soft = rivals.softplus(model, x, wanted, beta=beta)
+soft = baselines.softplus(model, x, wanted, beta=beta)
 table = compare(
     model,
     x,
@@ -43,16 +43,18 @@ table = compare(
         "SmoothHess": smooth.taylor(),
         "SmoothGrad": smooth.taylor(1),
         "SoftPlus H+G": soft.taylor(),
-        "gradient": rivals.gradient(model, x, wanted).taylor(1),
+        "gradient": baselines.gradient(model, x, wanted).taylor(1),
     },
     [radius],
     target=wanted,
 )
 print(table)
 
-for rival in table.methods[1:]:
-    ahead = table.difference("SmoothHess", rival)
-    print(f"less than {rival} by {-float(ahead.value):.1e} ± {float(ahead.stderr):.1e}, p = {float(ahead.p_value):.0e}")
+for baseline in table.methods[1:]:
+    ahead = table.difference("SmoothHess", baseline)
+    print(
+        f"less than {baseline} by {-float(ahead.value):.1e} ± {float(ahead.stderr):.1e}, p = {float(ahead.p_value):.0e}"
+    )
     assert float(ahead.value) < 0
 
 # The two Hessians are alike where both are chosen well, and are not the same thing.

@@ -7,20 +7,20 @@
 (torch.Size([1, 4, 4]), 3)
 """
 
-from smoothhess import evaluate, rivals, segments
-from smoothhess.closed_form import ClosedForm
-from smoothhess.dataset import Store, explain_dataset
-from smoothhess.diagnosis import diagnose
-from smoothhess.embedding import Embedded
-from smoothhess.estimator import NeuronSmoothHess, SmoothHess, smooth_hvp
+from smoothhess import baselines, evaluate
+from smoothhess._version import __version__ as __version__
+from smoothhess.datasets import Store, explain_dataset
+from smoothhess.draws.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
 from smoothhess.evaluate import attack, minimize_in_ball, perturbation_mse, sweep
-from smoothhess.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
-from smoothhess.interactions import Estimate, Interactions
-from smoothhess.oracle import from_gradient
-from smoothhess.pairs import Pair
-from smoothhess.taylor import Taylor
-
-__version__ = "0.1.0.dev0"
+from smoothhess.explainers.diagnosis import diagnose
+from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess, smooth_hvp
+from smoothhess.model.external import from_gradient
+from smoothhess.model.layers import Embedded
+from smoothhess.result import segments
+from smoothhess.result.closed_form import ClosedForm
+from smoothhess.result.interactions import Estimate, Interactions
+from smoothhess.result.pairs import Pair
+from smoothhess.result.taylor import Taylor
 
 __all__ = [
     "ClosedForm",
@@ -38,13 +38,13 @@ __all__ = [
     "Store",
     "Taylor",
     "attack",
+    "baselines",
     "diagnose",
     "evaluate",
     "explain_dataset",
     "from_gradient",
     "minimize_in_ball",
     "perturbation_mse",
-    "rivals",
     "segments",
     "smooth_hvp",
     "sweep",

@@ -2,7 +2,7 @@
 
 import sys
 
-from smoothhess.cli import main
+from smoothhess.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import smoothhess as sh
-from smoothhess import rivals
-from smoothhess.exact import Attribution
-from smoothhess.interactions import Interactions
-from smoothhess.view.page import report
+from smoothhess import baselines
+from smoothhess.result.exact import Attribution
+from smoothhess.result.interactions import Interactions
+from smoothhess.view.report import report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<b>b</b> & {{title}}", "'\"`${x}%{y}"]
@@ -114,10 +114,10 @@ def sample(tmp_path_factory):
 
 def _digits():
     pytest.importorskip("sklearn")
-    from smoothhess import demonstration
+    from smoothhess.cli import demo
 
-    task = demonstration.digits(0)
-    found = demonstration.explain(task, demonstration.train(task, 32, 4, 0), 0, n_calls=256)
+    task = demo.digits(0)
+    found = demo.explain(task, demo.train(task, 32, 4, 0), 0, n_calls=256)
     shown = [1 - x for x in found.result.inputs]
     headings = [found.heading(i) for i in range(3)]
     return found.result, {"image": shown, "classes": list("0123456789"), "output": "logit", "headings": headings}
@@ -125,10 +125,10 @@ def _digits():
 
 def _breast_cancer():
     pytest.importorskip("sklearn")
-    from smoothhess import demonstration
+    from smoothhess.cli import demo
 
-    task = demonstration.breast_cancer(0)
-    net = demonstration.train(task, 16, 4, 0)
+    task = demo.breast_cancer(0)
+    net = demo.train(task, 16, 4, 0)
     inputs, target = task.test_inputs[:2], task.test_labels[:2]
     scales = sh.sweep(net, inputs, [0.25, 0.5, 1.0], target=target, n_calls=400)
     note = "Columns are standardised."
@@ -195,7 +195,7 @@ def _standardised():
 def _exact():
     """Derivatives that are known: one pair acts together, the others do not; some features bend, some do not."""
     inputs = torch.tensor([[0.3, -0.2, 0.5, 0.1]], dtype=torch.float64)
-    return rivals.hessian(lambda x: x[:, 0] * x[:, 1] + x[:, 2] ** 2 + x[:, 3], inputs), {"names": [*"abcd"]}
+    return baselines.hessian(lambda x: x[:, 0] * x[:, 1] + x[:, 2] ** 2 + x[:, 3], inputs), {"names": [*"abcd"]}
 
 
 def _affine():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoothhess import student
+from smoothhess.estimate import student_t
 from smoothhess.evaluate.sweep import Sweep
 
 PAGES = ["digits", "breast_cancer", "image", "series", "hostile", "standardised"]
@@ -403,7 +403,7 @@ def test_slopes_have_the_intervals_of_their_level(sample, open_page):
     it = sample("standardised")
     page = open_page(it.path)
     one = it.result[0]
-    width = float(student.quantile(0.95, one._noise.of_gradient().df)[0])
+    width = float(student_t.quantile(0.95, one._noise.of_gradient().df)[0])
     assert width > 2.2  # so few draws: two standard errors are too little
     for k in (1, 2, 3):
         found = page.data(f'#features button[data-feature="{k}"]')

@@ -92,8 +92,8 @@ def test_every_page_with_code_is_known():
         "index.md",
         "accuracy.md",
         "attack.md",
-        "rivals.md",
-        "rivals_attributions.md",
+        "baselines.md",
+        "baselines_attributions.md",
         "howto/cluster.md",
     }
     pages = {p.relative_to(DOCS) for p in DOCS.rglob("*.md") if "```python" in p.read_text(encoding="utf-8")}

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from smoothhess import SmoothHess, Taylor
-from smoothhess.ball.minimum import kkt_residual, minimize_in_ball
 from smoothhess.evaluate.attack import AttackPath, attack, margin
-from smoothhess.exact import Attribution, Exact
+from smoothhess.result.exact import Attribution, Exact
+from smoothhess.result.minimize_in_ball import kkt_residual, minimize_in_ball
 from tests.truths import OneHidden, quadratic
 
 A, SLOPE = quadratic(6)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import SmoothHess, evaluate, rivals
-from smoothhess.evaluate.contest import post_hoc
+from smoothhess import SmoothHess, baselines, evaluate
+from smoothhess.evaluate.attack_comparison import post_hoc
 from smoothhess.evaluate.selection import Selection, select, select_radii
-from smoothhess.exact import Attribution, Exact
+from smoothhess.result.exact import Attribution, Exact
 from tests.truths import OneHidden
 
 X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)).double()
@@ -65,7 +65,7 @@ def test_each_score_is_the_perturbation_mse(method, n_samples, sampling):
     elif method == "smoothgrad":
         make = lambda v: SmoothHess(net).attribute(X, target, sigma=v, seed=7, **options).taylor(1)
     else:
-        make = lambda v: getattr(rivals, method)(net, X, target, beta=v).taylor()
+        make = lambda v: getattr(baselines, method)(net, X, target, beta=v).taylor()
     found = select_radii(
         net,
         X,
@@ -106,7 +106,7 @@ def test_first_order_leaves_the_hessian_out():
         options = {"n_calls": 40} if method == "smoothhess" else {}
         first = select(NET, X, radius=1.0, method=method, values=[0.5, 3.0], order=1, n_samples=50, **options)
         find = (lambda v: SmoothHess(NET).attribute(X, sigma=v, n_calls=40)) if method == "smoothhess" else None
-        find = find or (lambda v, m=method: getattr(rivals, m)(NET, X, beta=v))
+        find = find or (lambda v, m=method: getattr(baselines, m)(NET, X, beta=v))
         for row, value in zip(first.per_point, [0.5, 3.0], strict=True):
             alone = evaluate.perturbation_mse(NET, X, find(value).taylor(1), 1.0, n_samples=50)
             torch.testing.assert_close(row, alone, rtol=1e-8, atol=1e-18)
@@ -119,7 +119,7 @@ def test_model_calls_are_shared_by_all_candidates():
         calls.append(len(x))
         return NET(x)
 
-    truth = rivals.softplus(NET, X, beta=3.0)
+    truth = baselines.softplus(NET, X, beta=3.0)
     for values in ([1.0], [1.0, 2.0, 3.0, 4.0]):
         calls.clear()
         select_radii(counted, X, [0.5, 1.0], method=lambda v: truth, values=values, n_samples=30)
@@ -128,14 +128,14 @@ def test_model_calls_are_shared_by_all_candidates():
 
 def test_a_hessian_is_made_only_where_it_is_cheaper(monkeypatch):
     seen = []
-    original = rivals.softplus
+    original = baselines.softplus
 
     def watch(*args, **options):
         result = original(*args, **options)
         seen.append(isinstance(result.derivatives.curvature, torch.Tensor))
         return result
 
-    monkeypatch.setattr(rivals, "softplus", watch)
+    monkeypatch.setattr(baselines, "softplus", watch)
     for options in ({"n_samples": 4}, {"n_samples": 5}, {"n_samples": 5, "order": 1}, {"n_samples": 4, "dense": True}):
         select(NET, X, radius=1.0, method="softplus", values=[1.0], **options)
     assert seen == [False, True, False, True]
@@ -230,7 +230,7 @@ def test_attack_scores_are_those_of_post_hoc(method):
     results = {}
     for v in (0.3, 2.0):
         if method == "softplus":
-            results[str(v)] = rivals.softplus(net, X, target, beta=v)
+            results[str(v)] = baselines.softplus(net, X, target, beta=v)
         else:
             result = SmoothHess(net).attribute(X, target, sigma=v, n_calls=60)
             results[str(v)] = result.taylor(1 if method == "smoothgrad" else 2)
@@ -355,9 +355,9 @@ def test_reading_it():
         ({"inputs": X[0]}, ValueError, "inputs must be"),
         ({"target": 1}, ValueError, "target"),
         ({"method": lambda v: 3}, TypeError, r"must give a result \(Interactions\), got int"),
-        ({"method": lambda v: rivals.gradient(NET, X + 1)}, ValueError, "made around these inputs"),
-        ({"method": lambda v: rivals.gradient(NET, X), "n_calls": 5}, TypeError, "belong into it, got n_calls"),
-        ({"method": lambda v: rivals.gradient(NET, X), "values": None}, ValueError, "values must be given"),
+        ({"method": lambda v: baselines.gradient(NET, X + 1)}, ValueError, "made around these inputs"),
+        ({"method": lambda v: baselines.gradient(NET, X), "n_calls": 5}, TypeError, "belong into it, got n_calls"),
+        ({"method": lambda v: baselines.gradient(NET, X), "values": None}, ValueError, "values must be given"),
         ({"score": "attack"}, ValueError, r"wanted scores \(N, C\) of at least two classes"),
         (
             {"method": lambda v: Attribution.make(X, X.sum(1), X, torch.eye(5).expand(12, 5, 5))},

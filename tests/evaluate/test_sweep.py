@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import Dense, Diagonal, Isotropic, NeuronSmoothHess, SmoothHess, student
+from smoothhess import Dense, Diagonal, Isotropic, NeuronSmoothHess, SmoothHess
+from smoothhess.estimate import student_t
 from smoothhess.evaluate.sweep import Change, sweep
 from tests.truths import OneHidden, Plain, quadratic
 
@@ -91,7 +92,7 @@ def test_the_error_of_a_change_holds_with_a_control_variate(options):
     for seed in range(60):
         change = sweep(net, x, [0.5, 0.7], n_calls=64, shrink=False, seed=seed, **options).difference(0, 1)
         z = ((change.hessian - truth) / change.stderr())[0][*torch.triu_indices(8, 8)]
-        p_values.append(student.two_sided_p(z, change.diagonal().df))
+        p_values.append(student_t.two_sided_p(z, change.diagonal().df))
     p = torch.stack(p_values)
     assert p.min() > 1e-6  # of 2160
     assert 0.02 < float((p < 0.05).double().mean()) < 0.08

@@ -9,9 +9,9 @@ from scipy import stats
 from torch import nn
 
 from smoothhess import Diagonal, Isotropic, SmoothHess
-from smoothhess.evaluate.ranks import PERMUTATIONS, ranks, spearman, spearman_p
+from smoothhess.evaluate.rank_correlation import PERMUTATIONS, ranks, spearman, spearman_p
 from smoothhess.evaluate.validation import validate_pairs
-from smoothhess.exact import Attribution, Exact
+from smoothhess.result.exact import Attribution, Exact
 from tests.truths import OneHidden, Plain, quadratic
 
 A, BIAS = quadratic(6)

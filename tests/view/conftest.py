@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoothhess.view import canvas
+from smoothhess.view.figures import canvas
 from tests.view.pictures import without_layout
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import smoothhess as sh
-from smoothhess import rivals, view
-from smoothhess.exact import Attribution
-from smoothhess.view import canvas
+from smoothhess import baselines, view
+from smoothhess.result.exact import Attribution
+from smoothhess.view.figures import canvas
 from tests.view.pictures import NAMES, dots, draw, network, one_pair, table
 
 pytestmark = pytest.mark.usefixtures("plain_figures")
@@ -159,7 +159,7 @@ def test_only_derivatives_have_a_surrogate():
         view.along(one_pair, index)
     with pytest.raises(ValueError, match="no Taylor surrogate"):
         view.along(one_pair, table(200).groups(torch.tensor([0, 0, 1, 1, 2, 2])))
-    exact = rivals.softplus(network((6,)), x, beta=2.0)
+    exact = baselines.softplus(network((6,)), x, beta=2.0)
     ax = view.along(network((6,)), exact, reach=0.5)
     assert not ax.patches  # nothing was smoothed, so no noise is shaded
     assert canvas.PALETTE[1] == ax.lines[2].get_color()

@@ -8,7 +8,7 @@ from matplotlib.patches import FancyArrowPatch, PathPatch
 
 import smoothhess as sh
 from smoothhess import view
-from smoothhess.view import canvas, edges
+from smoothhess.view.figures import canvas, pair_lines
 from tests.view.pictures import NAMES, dots, picture, segments, table
 
 pytestmark = pytest.mark.usefixtures("plain_figures")
@@ -19,7 +19,7 @@ def looks(patch, pair, found):
     assert to_rgba(patch.get_edgecolor())[:3] == to_rgba(colour)[:3]
     assert patch.get_linestyle() in (("-", "solid") if pair.significant else ("--", "dashed"))
     noise = abs(pair.value) < 2 * pair.stderr
-    assert patch.get_alpha() == (edges.FAINT_LINE if noise else 0.9)
+    assert patch.get_alpha() == (pair_lines.FAINT_LINE if noise else 0.9)
     strongest = max(abs(p.effect) for p in found)
     assert patch.get_linewidth() == pytest.approx(0.8 + 2.4 * abs(pair.effect) / strongest)
 

@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 
 import smoothhess as sh
-from smoothhess import rivals, view
-from smoothhess.exact import Attribution
+from smoothhess import baselines, view
+from smoothhess.result.exact import Attribution
 from tests.view.pictures import draw, network, picture, table
 
 pytestmark = pytest.mark.usefixtures("plain_figures")
@@ -45,7 +45,7 @@ def test_every_kind_draws_into_the_axes_it_is_given(small, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_results_and_attributions_draw_without_a_word_about_noise(small, kind):
-    exact = rivals.softplus(network((4, 5)), small.inputs, beta=4.0)
+    exact = baselines.softplus(network((4, 5)), small.inputs, beta=4.0)
     h = torch.eye(20).double().roll(1, 0)
     index = Attribution.make(
         small.inputs, small.output, small.gradient, ((h + h.mT) / 2).expand(2, 20, 20), method="H²"

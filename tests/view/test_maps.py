@@ -7,8 +7,8 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 import smoothhess as sh
-from smoothhess import rivals, view
-from smoothhess.view import canvas
+from smoothhess import baselines, view
+from smoothhess.view.figures import canvas
 from tests.truths import OneHidden
 from tests.view.pictures import (
     NAMES,
@@ -67,7 +67,7 @@ def test_images_are_maps_with_channels_summed(kind, shape):
 
 @pytest.mark.parametrize("design", ["orthogonal", "iid"])
 def test_sums_over_channels_have_the_errors_that_groups_of_pixels_have(design):
-    from smoothhess.view.slopes import _by_pixel
+    from smoothhess.view.figures.gradient_map import _by_pixel
 
     result = picture((3, 4, 5), 90, design=design)
     value, stderr = _by_pixel(result[1])
@@ -186,14 +186,14 @@ def test_directions_within_noise_are_faint_as_a_whole():
 
 @pytest.mark.parametrize("design", ["orthogonal", "iid"])
 def test_noise_of_large_results_is_found_without_a_matrix(design, monkeypatch):
-    from smoothhess.view import directions
+    from smoothhess.view.figures import eigenvectors
 
     result = sh.SmoothHess(OneHidden(60)).attribute(
         torch.rand(1, 60).double(), sigma=0.5, n_calls=240, design=design, control=None, shrink=False
     )
-    dense = directions._noise_norm(result)
+    dense = eigenvectors._noise_norm(result)
     monkeypatch.setattr(canvas, "MOST_FEATURES", 10)
-    free = directions._noise_norm(result)
+    free = eigenvectors._noise_norm(result)
     assert free == pytest.approx(dense, rel=0.25)
     exact = OneHidden(60).truth(result.inputs, sh.Isotropic(0.5)).hessian[0]
     assert free == pytest.approx(float(torch.linalg.matrix_norm(result.hessian[0] - exact, 2)), rel=0.35)
@@ -211,6 +211,6 @@ def test_several_directions_want_as_many_axes():
 
 
 def test_zero_hessian_draws():
-    zero = rivals.gradient(network((4, 5)), torch.rand(1, 4, 5).double())
+    zero = baselines.gradient(network((4, 5)), torch.rand(1, 4, 5).double())
     for kind in (*KINDS, "eigen"):
         draw(zero.plot(kind))

@@ -6,8 +6,8 @@ import torch
 
 import smoothhess as sh
 from smoothhess import view
-from smoothhess.view import canvas
-from smoothhess.view.seriation import clustered
+from smoothhess.view.figures import canvas
+from smoothhess.view.figures.feature_order import clustered
 from tests.view.pictures import NAMES, draw, picture, segments, table, unbiased_noise
 
 pytestmark = pytest.mark.usefixtures("plain_figures")

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 import smoothhess as sh
-from smoothhess import rivals, student
-from smoothhess.exact import Attribution, Exact
-from smoothhess.view import page
-from smoothhess.view.page import encoding, html, layout, payload, reading, report
+from smoothhess import baselines
+from smoothhess.estimate import student_t
+from smoothhess.result.exact import Attribution, Exact
+from smoothhess.view import report as page_module
+from smoothhess.view.report import encoding, feature_layout, html, payload, quality_levels, report
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -124,8 +125,8 @@ def test_a_denoised_estimate_comes_beside_the_unbiased_one():
 def test_the_width_of_intervals_follows_the_level(table):
     wide, narrow = (payload(table, level=level)["results"][0][0]["width"] for level in (0.99, 0.8))
     df = table[0].row(0).df
-    assert wide == pytest.approx(float(student.quantile(0.99, df)[0]))
-    assert narrow == pytest.approx(float(student.quantile(0.8, df)[0]))
+    assert wide == pytest.approx(float(student_t.quantile(0.99, df)[0]))
+    assert narrow == pytest.approx(float(student_t.quantile(0.8, df)[0]))
 
 
 def test_slopes_have_the_width_of_their_own_degrees_of_freedom():
@@ -135,7 +136,7 @@ def test_slopes_have_the_width_of_their_own_degrees_of_freedom():
     assert float(df) == 3
     for level in (0.8, 0.95):
         numbers = payload(few, level=level)["results"][0][0]
-        assert numbers["slope_width"] == pytest.approx(float(student.quantile(level, df)[0]))
+        assert numbers["slope_width"] == pytest.approx(float(student_t.quantile(level, df)[0]))
     known = payload(Exact.make(x, x.sum(1), x, torch.eye(4)[None]))["results"][0][0]
     assert known["slope_width"] == pytest.approx(1.96, abs=1e-3)
     none = sh.SmoothHess(one_pair).attribute(x, sigma=0.5, n_calls=2, design="antithetic", control=None)
@@ -238,7 +239,7 @@ def test_examples_can_be_chosen(table):
 
 def test_exact_results_and_attributions_have_pages():
     x = torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64)
-    content = payload(rivals.hessian(lambda x: x.prod(1), x))
+    content = payload(baselines.hessian(lambda x: x.prod(1), x))
     assert content["exact"]
     assert content["derivative"]
     assert unpacked(content["results"][0][0]["stderr"], 3).max() == 0
@@ -306,15 +307,21 @@ def test_pictures_decode_to_the_pixels():
 
 def test_pictures_come_from_the_image_given_or_the_input():
     inputs = torch.tensor([[[0.0, 0.5], [1.0, 0.25]]])
-    assert layout.pixels(None, inputs, 0, 1).tolist() == [[0, 128], [255, 64]]
+    assert feature_layout.pixels(None, inputs, 0, 1).tolist() == [[0, 128], [255, 64]]
     bright = np.full((2, 2, 3), 7, np.uint8)
-    assert (layout.pixels([bright], inputs, 0, 1) == 7).all()
-    assert layout.pixels(torch.stack([torch.zeros(3, 2, 2), torch.ones(3, 2, 2)]), inputs, 1, 2).shape == (2, 2, 3)
-    assert (layout.pixels(inputs * 4 - 2, inputs, 0, 1) == [[0, 128], [255, 64]]).all()  # normalised for a network
+    assert (feature_layout.pixels([bright], inputs, 0, 1) == 7).all()
+    assert feature_layout.pixels(torch.stack([torch.zeros(3, 2, 2), torch.ones(3, 2, 2)]), inputs, 1, 2).shape == (
+        2,
+        2,
+        3,
+    )
+    assert (
+        feature_layout.pixels(inputs * 4 - 2, inputs, 0, 1) == [[0, 128], [255, 64]]
+    ).all()  # normalised for a network
     with pytest.raises(ValueError, match="one image, or one per example: 2, got 1"):
-        layout.pixels([bright], inputs, 0, 2)
+        feature_layout.pixels([bright], inputs, 0, 2)
     with pytest.raises(ValueError, match="got .5,."):
-        layout.pixels(torch.zeros(5), inputs, 0, 1)
+        feature_layout.pixels(torch.zeros(5), inputs, 0, 1)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -353,22 +360,22 @@ def test_units_and_values(table):
 
 def test_readings_are_good_fair_and_poor():
     certain = result_of((4,), n_calls=2000)
-    levels = {r.name: r.level for r in reading.readings(certain)}
+    levels = {r.name: r.level for r in quality_levels.readings(certain)}
     assert levels["Relative error"] == "good"
     assert levels["Calls"] == "plain"
     poor = result_of((40,), n_calls=8, shrink=False)
-    found = {r.name: r for r in reading.readings(poor)}
+    found = {r.name: r for r in quality_levels.readings(poor)}
     assert found["Relative error"].level == "poor"
     assert found["R²"].level == "poor"
     with pytest.warns(UserWarning, match="max_calls"):
         stopped = sh.SmoothHess(network((40,))).attribute(
             torch.zeros(1, 40, dtype=torch.float64), sigma=0.5, tol=1e-6, max_calls=100
         )
-    calls = reading.readings(stopped)[2]
+    calls = quality_levels.readings(stopped)[2]
     assert (calls.name, calls.verdict) == ("Calls", "stopped before the precision asked for")
     assert "that of the denoised matrix" in calls.meaning
     quadratic = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 2), sigma=1.0, n_calls=100)
-    assert {r.name: r.level for r in reading.readings(quadratic)}["R²"] == "good"
+    assert {r.name: r.level for r in quality_levels.readings(quadratic)}["R²"] == "good"
 
 
 def test_the_error_is_that_of_the_numbers_that_are_shown():
@@ -378,24 +385,24 @@ def test_the_error_is_that_of_the_numbers_that_are_shown():
     result = sh.SmoothHess(net).attribute(torch.zeros(1, 200), sigma=0.5, n_calls=400, control=None)
     assert result.shrink
     own, denoised = float(result.unshrunk().relative_error[0]), float(result.relative_error[0])
-    assert denoised < reading.ERROR_GOOD
-    assert own > reading.ERROR_FAIR  # so much apart that they are called differently
-    found = reading.readings(result)[0]
+    assert denoised < quality_levels.ERROR_GOOD
+    assert own > quality_levels.ERROR_FAIR  # so much apart that they are called differently
+    found = quality_levels.readings(result)[0]
     assert (found.figure, found.level, found.verdict) == (f"{100 * own:.3g} %", "poor", "noisy")
     assert f"the denoised one, which ranks them, is {100 * denoised:.3g} %" in found.meaning
-    assert "denoised" not in reading.readings(result.unshrunk())[0].meaning
+    assert "denoised" not in quality_levels.readings(result.unshrunk())[0].meaning
 
 
 def test_an_error_beyond_the_signal_and_one_that_is_not_known_are_told_apart():
     noisy = result_of((40,), n_calls=4, seed=2, design="antithetic", control=None, shrink=False)
     assert float(noisy.relative_error[0]) == np.inf
-    assert reading.readings(noisy)[0][1:4] == ("over 100 %", "poor", "mostly noise")
+    assert quality_levels.readings(noisy)[0][1:4] == ("over 100 %", "poor", "mostly noise")
     none = result_of((4,), n_calls=2, design="antithetic", control=None, shrink=False)
-    assert reading.readings(none)[0][1:4] == ("unknown", "poor", "too few draws to tell")
+    assert quality_levels.readings(none)[0][1:4] == ("unknown", "poor", "too few draws to tell")
 
 
 def test_the_note_stands_where_everybody_sees_it(table):
-    text = page.page(payload(table, note="Standardised."))
+    text = page_module.page(payload(table, note="Standardised."))
     header = text[text.index("<header>") : text.index("</header>")]
     assert header.index('id="lead"') < header.index('id="note"')
     assert text.count('id="note"') == 1
@@ -463,7 +470,7 @@ def test_an_older_page_is_replaced_and_a_failure_leaves_it(table, tmp_path, monk
     with pytest.raises(ValueError, match="one name per feature"):
         report(table, path, names=["a"])
     assert path.read_text() == "old"
-    monkeypatch.setattr(page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr(page_module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         report(table, path)
     assert path.read_text() == "old"
@@ -496,7 +503,7 @@ def test_too_much_for_a_page_is_refused(tmp_path):
 
 
 def test_the_same_result_gives_the_same_page(table):
-    assert page.page(payload(table)) == page.page(payload(table))
+    assert page_module.page(payload(table)) == page_module.page(payload(table))
 
 
 # --- notebooks --------------------------------------------------------------------------------------------------------
@@ -520,7 +527,7 @@ def test_notebooks_get_a_small_table_without_scripts(table):
 
 def test_notebooks_show_no_intervals_where_nothing_was_drawn():
     x = torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64)
-    text = html(rivals.hessian(lambda x: x.prod(1), x), names=["age", "dose", "iron"])
+    text = html(baselines.hessian(lambda x: x.prod(1), x), names=["age", "dose", "iron"])
     row = text[text.index("age × dose") :].split("</tr>")[0]
     cells = [re.sub("<.*?>", "", cell) for cell in row.split("<td")]
     assert [cell.split(">", 1)[-1] for cell in cells[1:]] == ["+0.5", "–", "", "+0.5", "–"]
@@ -533,7 +540,7 @@ def test_notebooks_show_no_intervals_where_nothing_was_drawn():
 
 
 def test_the_drawing_library_is_the_one_that_is_noted():
-    vendor = files(page.__name__).joinpath("vendor")
+    vendor = files(page_module.__name__).joinpath("vendor")
     library = vendor.joinpath("plotly-cartesian.min.js").read_bytes()
     note = vendor.joinpath("README.md").read_text()
     assert f"`{hashlib.sha256(library).hexdigest()}`" in note
@@ -544,9 +551,9 @@ def test_the_drawing_library_is_the_one_that_is_noted():
 
 
 def test_own_scripts_cannot_end_their_element():
-    folder = files(page.__name__)
+    folder = files(page_module.__name__)
     scripts = folder.joinpath("script")
-    assert sorted(path.name for path in scripts.iterdir()) == sorted(f"{name}.js" for name in page.SCRIPTS)
+    assert sorted(path.name for path in scripts.iterdir()) == sorted(f"{name}.js" for name in page_module.SCRIPTS)
     for path in (*scripts.iterdir(), folder.joinpath("page.css")):
         text = path.read_text()
         assert "</s" not in text.lower()
@@ -555,7 +562,7 @@ def test_own_scripts_cannot_end_their_element():
 
 def test_a_page_needs_torch_and_numpy_alone(tmp_path):
     code = (
-        "import sys, torch, smoothhess as sh; from smoothhess.view.page import report;"
+        "import sys, torch, smoothhess as sh; from smoothhess.view.report import report;"
         "report(sh.SmoothHess(lambda x: x.prod(1)).attribute(torch.ones(1, 3), sigma=1.0, n_calls=20), sys.argv[1]);"
         "print([m for m in ('matplotlib', 'plotly', 'PIL', 'skimage', 'pandas') if m in sys.modules])"
     )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from smoothhess import view
-from smoothhess.view import canvas
+from smoothhess.view.figures import canvas
 from tests.view.pictures import line_segments, picture, segments, unbiased_noise
 
 pytestmark = pytest.mark.usefixtures("plain_figures")

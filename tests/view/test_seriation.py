@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from smoothhess.view.seriation import average_linkage, clustered
+from smoothhess.view.figures.feature_order import average_linkage, clustered
 
 
 def blocks(sizes, rng, noise=0.0):

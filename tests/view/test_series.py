@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 
 import smoothhess as sh
-from smoothhess import rivals, view
-from smoothhess.view import canvas
-from smoothhess.view.edges import FAINT_LINE
+from smoothhess import baselines, view
+from smoothhess.view.figures import canvas
+from smoothhess.view.figures.pair_lines import FAINT_LINE
 from tests.view.pictures import draw, line_segments, network, picture, unbiased_noise
 
 pytestmark = pytest.mark.usefixtures("plain_figures")
@@ -129,7 +129,7 @@ def test_what_is_no_curve_is_refused():
 
 
 def test_exact_results_have_bars_without_whiskers():
-    exact = rivals.softplus(network((12,)), curve().inputs, beta=3.0)
+    exact = baselines.softplus(network((12,)), curve().inputs, beta=3.0)
     ax = view.series(exact)
     assert not line_segments(ax.figure.axes[2])
     assert "whiskers" not in ax.figure.axes[2].get_xlabel()

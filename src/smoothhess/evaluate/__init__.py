@@ -1,45 +1,45 @@
 """How good is an explanation: measured against the model itself."""
 
-from smoothhess.ball.minimum import kkt_residual, minimize_in_ball
 from smoothhess.evaluate.attack import AttackPath, attack, margin
+from smoothhess.evaluate.attack_comparison import AttackComparison, AttackDifference, post_hoc
+from smoothhess.evaluate.compare_methods import MethodComparison, compare_methods
 from smoothhess.evaluate.comparison import Average, Comparison, Difference, compare
-from smoothhess.evaluate.contest import Contest, Contrast, post_hoc
-from smoothhess.evaluate.flip import Flip, smallest_flip
-from smoothhess.evaluate.perturbation import perturbation_mse
-from smoothhess.evaluate.population import GlobalInteractions
-from smoothhess.evaluate.records import global_interactions
-from smoothhess.evaluate.rivalry import Rivalry, rivalry
+from smoothhess.evaluate.global_interactions import global_interactions
+from smoothhess.evaluate.global_summary import GlobalInteractions
+from smoothhess.evaluate.perturbation_mse import perturbation_mse
 from smoothhess.evaluate.sanity import Check, Sanity, sanity
 from smoothhess.evaluate.selection import Selection, select, select_radii
+from smoothhess.evaluate.smallest_flip import Flip, smallest_flip
 from smoothhess.evaluate.sweep import Change, Curve, Sweep, sweep
 from smoothhess.evaluate.validation import Validation, validate_pairs
+from smoothhess.result.minimize_in_ball import kkt_residual, minimize_in_ball
 
 __all__ = [
+    "AttackComparison",
+    "AttackDifference",
     "AttackPath",
     "Average",
     "Change",
     "Check",
     "Comparison",
-    "Contest",
-    "Contrast",
     "Curve",
     "Difference",
     "Flip",
     "GlobalInteractions",
-    "Rivalry",
+    "MethodComparison",
     "Sanity",
     "Selection",
     "Sweep",
     "Validation",
     "attack",
     "compare",
+    "compare_methods",
     "global_interactions",
     "kkt_residual",
     "margin",
     "minimize_in_ball",
     "perturbation_mse",
     "post_hoc",
-    "rivalry",
     "sanity",
     "select",
     "select_radii",

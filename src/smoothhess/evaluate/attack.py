@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.ball.radius import check_radius
-from smoothhess.ball.spectrum import Spectrum
-from smoothhess.evaluate.box import Box
-from smoothhess.interactions import Interactions
-from smoothhess.taylor import Taylor
+from smoothhess.evaluate.box_constraints import Box
+from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.spectrum import Spectrum
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.quadratic import spectrum_of
+from smoothhess.result.taylor import Taylor
 
 
 def attack(
@@ -79,7 +80,7 @@ class AttackPath:
         else:
             raise TypeError(
                 f"an attack wants a result (Interactions) or a Taylor of one, got {type(surrogate).__name__}. "
-                "For a gradient of your own: smoothhess.rivals, or Taylor(inputs, value, gradient, None)."
+                "For a gradient of your own: smoothhess.baselines, or Taylor(inputs, value, gradient, None)."
             )
         if not torch.isfinite(taylor.gradient).all():
             raise ValueError("the surrogate's gradient holds NaN or infinity. Look at result.gradient.")
@@ -152,7 +153,7 @@ class AttackPath:
         product = self.taylor.product
         assert product is not None
         owner = getattr(product, "__self__", None)  # the result that a Taylor comes from, which knows its own rank
-        found = Spectrum.of(self.taylor.gradient, owner if isinstance(owner, Interactions) else product)
+        found = spectrum_of(self.taylor.gradient, owner if isinstance(owner, Interactions) else product)
         return found if self.sign > 0 else -found
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smoothhess import student
-from smoothhess.ball.radius import check_radius
-from smoothhess.evaluate.perturbation import Surrogate, measure
+from smoothhess.estimate import student_t
+from smoothhess.evaluate.perturbation_mse import Surrogate, measure
+from smoothhess.linalg.trust_region.radius import check_radius
 
 
 class Average(NamedTuple):
@@ -36,7 +36,7 @@ class Difference:
         """Student's paired test over points: is the mean difference zero? (R,); NaN for a single point."""
         t = torch.where(self.value == 0, 0.0, self.value / self.stderr)
         df = torch.tensor(float(max(self.per_point.shape[1] - 1, 1)))
-        return torch.where(self.stderr.isnan(), torch.nan, student.two_sided_p(t.nan_to_num(0), df))
+        return torch.where(self.stderr.isnan(), torch.nan, student_t.two_sided_p(t.nan_to_num(0), df))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smoothhess.design import pilot_rows
-from smoothhess.estimator import SmoothHess
-from smoothhess.evaluate.perturbation import check_whole
-from smoothhess.evaluate.ranks import spearman
-from smoothhess.gaussian import Gaussian
-from smoothhess.interactions import Interactions
-from smoothhess.oracle import check_inputs
+from smoothhess.draws.designs import pilot_rows
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.evaluate.perturbation_mse import check_whole
+from smoothhess.evaluate.rank_correlation import spearman
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.model.gradients import check_inputs
+from smoothhess.result.interactions import Interactions
 
 RESOLUTION = 1e-6  # of the strongest pair: weaker ones are rounding, and share one rank
 MOST_PAIRS = 200_000  # ranked; of more, as many at random
@@ -115,7 +115,7 @@ def sanity(
         forward_func: the model. Randomising its parameters needs a torch.nn.Module, of which a deep copy is changed;
             for another callable that check is left out. For a softmax pass nn.Sequential(net, nn.Softmax(-1)).
         inputs: (B, *shape); several, and different ones, so that unrelated inputs can be compared.
-        target: which output; see `smoothhess.target`. It stays the same when the model is randomised.
+        target: which output; see `smoothhess.model.targets`. It stays the same when the model is randomised.
         additional_forward_args: further arguments of the model; tensors with B rows follow their example.
         sigma: how far to look, as in `SmoothHess.attribute`; one of sigma, radius and gaussian.
         radius: as there.

@@ -18,23 +18,24 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from smoothhess import rivals
-from smoothhess.advice import FewEventsWarning
-from smoothhess.ball.radius import check_radius
-from smoothhess.borrow import borrowed
-from smoothhess.estimator import SmoothHess
+from smoothhess import baselines
 from smoothhess.evaluate.attack import AttackPath
+from smoothhess.evaluate.attack_comparison import Judge
+from smoothhess.evaluate.ball_samples import check_sampling, displacements
 from smoothhess.evaluate.comparison import as_radii
-from smoothhess.evaluate.contest import Judge
-from smoothhess.evaluate.neighbourhood import check_sampling, displacements
-from smoothhess.evaluate.perturbation import CHUNK_ROWS, check_centre, check_whole
-from smoothhess.interactions import Interactions
-from smoothhess.oracle import ROW_BYTES, Oracle, check_batch_size, check_inputs
+from smoothhess.evaluate.perturbation_mse import CHUNK_ROWS, check_centre, check_whole
+from smoothhess.explainers.result_warnings import FewEventsWarning
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.linalg.memory import ROW_BYTES
+from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.state import borrowed
+from smoothhess.result.interactions import Interactions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.taylor import Taylor
+    from smoothhess.result.taylor import Taylor
 
 Method = str | Callable[[float], Interactions]
 
@@ -152,7 +153,7 @@ class Selection:
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """The curve: bars are paired standard errors of the difference to the best, the band is that of the score."""
-        from smoothhess.view import canvas
+        from smoothhess.view.figures import canvas, text_layout
 
         ax = canvas.new_axes(ax, 6.0, 3.6)
         x, score, band, bar = map(canvas.array, (self.values, self.scores, self.stderr, self.difference_stderr))
@@ -167,7 +168,7 @@ class Selection:
             f"{self.parameter} of {self.method}\nbars: paired with the best; band: of each alone", fontsize="small"
         )
         ax.set_ylabel(SCORES[self.score])
-        canvas.caption(ax, f"radius {self.radius:g}, {self.per_point.shape[1]} points: best {self.best:.4g}")
+        text_layout.caption(ax, f"radius {self.radius:g}, {self.per_point.shape[1]} points: best {self.best:.4g}")
         canvas.hide_spines(ax, "top", "right")
         return ax
 
@@ -198,7 +199,7 @@ def select(
     Args:
         forward_func: the model, borrowed and given back as it was.
         inputs: (B, *shape), the validation points; others than those that are explained afterwards.
-        target: which output; see `smoothhess.target`.
+        target: which output; see `smoothhess.model.targets`.
         additional_forward_args: further arguments of the model; tensors with B rows follow their example.
         radius: of the ball that the surrogate is for.
         method: "smoothhess" or "smoothgrad" (values are σ, standard deviations), "softplus" or "swish" (values are β),
@@ -217,7 +218,7 @@ def select(
         internal_batch_size: rows per forward pass; chosen by memory when None.
         seed: of the displacements, and of the draws of SmoothHess: common to all candidates.
         show_progress: a progress bar over candidates.
-        options: of `SmoothHess.attribute` (n_calls, control, …), or of the rival.
+        options: of `SmoothHess.attribute` (n_calls, control, …), or of the baseline.
 
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).double()
@@ -403,9 +404,9 @@ def _maker(
     if method == "smoothhess":
         return lambda sigma: SmoothHess(where[0]).attribute(*where[1:], sigma=sigma, seed=seed, **shared)
     if method == "smoothgrad":
-        return lambda sigma: rivals.smoothgrad(*where, sigma=sigma, seed=seed, **shared)
+        return lambda sigma: baselines.smoothgrad(*where, sigma=sigma, seed=seed, **shared)
     if method in ("softplus", "swish"):
-        find = rivals.softplus if method == "softplus" else rivals.swish
+        find = baselines.softplus if method == "softplus" else baselines.swish
         if not matrix:
             shared.setdefault("dense", False)
         return lambda beta: find(*where, beta=beta, **shared)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from smoothhess import student
-from smoothhess.estimator import SmoothHess
-from smoothhess.gaussian import Gaussian
-from smoothhess.interactions import Estimate, Interactions
-from smoothhess.known import Known
-from smoothhess.oracle import check_inputs
-from smoothhess.statistics import Rows, Segment, Statistics, own_slopes
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate import student_t
+from smoothhess.estimate.statistics import Rows, Segment, Statistics, own_slopes
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.linalg.low_rank import Known
+from smoothhess.model.gradients import check_inputs
+from smoothhess.result.interactions import Estimate, Interactions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,13 +41,13 @@ class Curve(Estimate):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper end of the confidence interval at each scale, (S, B)."""
-        width = student.quantile(level, self.df).to(self.stderr)
+        width = student_t.quantile(level, self.df).to(self.stderr)
         reach = torch.where(self.stderr > 0, width * self.stderr, 0.0)
         return self.value - reach, self.value + reach
 
     def plot(self, *, example: int | None = None, level: float = 0.95, ax: Axes | None = None) -> Axes:
         """Against σ, with intervals; all examples, or one of them."""
-        from smoothhess.view import canvas
+        from smoothhess.view.figures import canvas
 
         ax = canvas.new_axes(ax, 6.0, 3.6)
         low, high = self.interval(level)

@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoothhess.ball.radius import check_radius
-from smoothhess.borrow import borrowed
-from smoothhess.evaluate.ranks import spearman, spearman_p
-from smoothhess.exact import Attribution, Exact
-from smoothhess.gaussian import Gaussian, Isotropic, SegmentShift
-from smoothhess.interactions import Interactions
-from smoothhess.oracle import ROW_BYTES, Oracle, check_batch_size
-from smoothhess.pairs import Pair
+from smoothhess.draws.gaussian import Gaussian, Isotropic, SegmentShift
+from smoothhess.evaluate.rank_correlation import spearman, spearman_p
+from smoothhess.linalg.memory import ROW_BYTES
+from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.model.gradients import Oracle, check_batch_size
+from smoothhess.model.state import borrowed
+from smoothhess.result.exact import Attribution, Exact
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.pairs import Pair
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -209,7 +210,7 @@ class Validation:
 
     def plot(self, *, example: int = 0, ax: Axes | None = None) -> Axes:
         """D/t² of each pair of one example against the step; the dashed lines are uᵀHv, what it should be."""
-        from smoothhess.view import canvas
+        from smoothhess.view.figures import canvas, text_layout
 
         ax = canvas.new_axes(ax, 6.4, 4.0)
         steps = canvas.array(self.steps)
@@ -223,7 +224,7 @@ class Validation:
         ax.set_ylabel("second difference / t²")
         if len(self.labels[example]) <= 12:
             ax.legend(fontsize="x-small", frameon=False)
-        canvas.caption(ax, self.summary)
+        text_layout.caption(ax, self.summary)
         canvas.hide_spines(ax, "top", "right")
         return ax
 
@@ -247,7 +248,7 @@ def validate_pairs(
 
     Args:
         forward_func: the model that the result explains, borrowed and given back as it was.
-        result: of `SmoothHess` or of a rival; of groups too, which are then moved as a whole.
+        result: of `SmoothHess` or of a baseline; of groups too, which are then moved as a whole.
         pairs: the k strongest pairs of each example, or pairs (i, j) for all examples, or a list of such for each (what
             `top_pairs` gives, too).
         additional_forward_args: as they were when the result was made.
@@ -270,7 +271,7 @@ def validate_pairs(
     (('0 × 1', '1 × 2'), tensor([1.], dtype=torch.float64), tensor(inf, dtype=torch.float64))
     """
     if not isinstance(result, Interactions):
-        raise TypeError(f"wanted a result of attribute, or of a rival, got {type(result).__name__}.")
+        raise TypeError(f"wanted a result of attribute, or of a baseline, got {type(result).__name__}.")
     if isinstance(result, Attribution):
         raise ValueError(f"an attribution ({result.method}) is not a Hessian: it does not say what uᵀHv is.")
     if not (isinstance(tolerance, int | float) and tolerance > 0):

@@ -16,22 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from smoothhess.view.curvature import diagonal
-from smoothhess.view.directions import eigen
-from smoothhess.view.intervals import pairs
-from smoothhess.view.matrix import heatmap
-from smoothhess.view.network import graph
-from smoothhess.view.overlay import image
-from smoothhess.view.partners import segment
-from smoothhess.view.scales import sweep_curves
-from smoothhess.view.slopes import gradient
-from smoothhess.view.surrogate import along
-from smoothhess.view.timeline import series
+from smoothhess.view.figures.diagonal import diagonal
+from smoothhess.view.figures.eigenvectors import eigen
+from smoothhess.view.figures.gradient_map import gradient
+from smoothhess.view.figures.graph import graph
+from smoothhess.view.figures.heatmap import heatmap
+from smoothhess.view.figures.image_pairs import image
+from smoothhess.view.figures.pair_intervals import pairs
+from smoothhess.view.figures.segment_partners import segment
+from smoothhess.view.figures.series import series
+from smoothhess.view.figures.surrogate_line import along
+from smoothhess.view.figures.sweep_curves import sweep_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.interactions import Interactions
+    from smoothhess.result.interactions import Interactions
 
 __all__ = [
     "along",

@@ -1,0 +1,105 @@
+"""The networks on the plane, trained once and kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paper.cells import Cells
+from paper.datasets import Split, plane_grid
+from paper.networks import MLP
+from paper.options import Options
+from paper.training import Recipe, train
+from smoothhess.model.weight_files import load_weights, save_weights
+
+__all__ = ["Trained", "open_cells", "trained"]
+
+
+class _FullPrecision(MLP):
+    """The trainer uses bfloat16 on a GPU, too coarse for a mean squared error of 1e-4 of values up to 48."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs, (B, sizes[-1])."""
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network on the plane, in eval mode, and what its training came to."""
+
+    network: nn.Module
+    n_steps: int
+    mse: float
+    planned: int | None = None  # steps of the whole recipe, where the training was stopped before
+
+    @property
+    def in_double(self) -> nn.Module:
+        """The same network in float64."""
+        return copy.deepcopy(self.network).double()
+
+    @property
+    def words(self) -> str:
+        """Steps and error, for tables."""
+        share = "" if self.planned is None else f" of {self.planned}"
+        return f"{self.n_steps}{share} steps, mean squared error {self.mse:.2g}"
+
+    @property
+    def caption(self) -> str:
+        """The same, short enough for a figure."""
+        return "network: " + self.words.replace("mean squared error", "MSE")
+
+
+def trained(
+    name: str,
+    target: Callable[[Tensor], Tensor],
+    recipe: Recipe,
+    options: Options,
+    sizes: tuple[int, ...] = (2, 500, 300, 250, 250, 250, 1),
+    points: Tensor | None = None,
+) -> Trained:
+    """The network `name` trained on `target` at `points` (the paper's grid if None), or as it was kept.
+
+    Weights and the state of an unfinished training are files in `options.weights`, so nothing is trained twice. With
+    `options.steps` it stops there: the same network as the whole training has at that step.
+    """
+    kind, planned = f"{name}-{recipe.n_steps}-steps", None
+    if options.steps is not None and options.steps != recipe.n_steps:
+        if options.steps > recipe.n_steps:
+            raise ValueError(f"--steps must be at most {recipe.n_steps}, all of them, got {options.steps}.")
+        kind, planned = f"{name}-{options.steps}-of-{recipe.n_steps}-steps", recipe.n_steps
+        recipe = replace(recipe, n_steps=options.steps)
+    path = options.weights / f"{kind}-seed-{options.seed}.safetensors"
+    with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+        torch.manual_seed(options.seed)
+        network = _FullPrecision(sizes)
+    if path.exists():
+        notes = load_weights(network, path)
+        return Trained(network.to(options.device).eval(), int(notes["steps"]), float(notes["mse"]), planned)
+    points = plane_grid() if points is None else points
+    checkpoint = path.with_name(path.name + ".checkpoint.safetensors")
+    training = train(
+        network,
+        Split(points, target(points)),
+        recipe,
+        seed=options.seed,
+        checkpoint=checkpoint,
+        device=options.device,
+        show_progress=options.show_progress,
+    )
+    mse = training.scores["train"]
+    save_weights(network, path, run=name, seed=str(options.seed), steps=str(training.n_steps), mse=repr(mse))
+    checkpoint.unlink(missing_ok=True)
+    return Trained(network, training.n_steps, mse, planned)
+
+
+def open_cells(folder: Path, options: Options, fitted: Trained, **settings: Any) -> Cells:
+    """The cells of an experiment; its settings name the network by its error, so that cells of another are refused."""
+    network = {"seed": options.seed, "steps": fitted.n_steps, "mean squared error": float(f"{fitted.mse:.6g}")}
+    return Cells(folder / "cells", network | settings)

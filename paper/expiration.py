@@ -1,0 +1,358 @@
+"""Forced expiration: a lung of two compartments, an effort, and coughs → the volume that a spirometer records.
+
+Each compartment empties with a time constant of its own while the airways limit the flow: fast airways give a straight
+flow–volume curve, slow ones the tail that grows with obstruction. With R = fast and slow volume left,
+
+    flow = g(t) · min(a(t) · Σ R_i/τ_i, Q) + b(t)        dR_i/dt = − flow · (R_i/τ_i) / Σ R_j/τ_j
+
+a(t) = 1 − exp(−(t − onset)/rise) is the muscles' start, Q the most flow that the effort can drive (it matters near
+the peak alone, as in life: late flow does not depend on effort), g(t) the glottis, 0 while it is shut by a cough and 1
+otherwise, and b(t) the burst with which it opens, the gas that the collapsing airways drive out. Substituting
+θ' = flow / Σ R_j/τ_j gives R_i = R_i(0)·exp(−θ/τ_i): a cough stops the lung's own clock θ, and what it costs is time,
+not volume.
+
+Where the numbers of `Population` come from, in words:
+
+- Vital capacity: the linear reference equations of the European Coal and Steel Community (Quanjer et al. 1993) for
+  age and height, men and women, with their residual scatter; heights of a northern European population; ages 40 to 69
+  as in UK Biobank. Kept between 2 and 6.5 L.
+- FEV₁/FVC: time constants and slow share are set so that healthy lungs give 0.78 ± 0.05, mild obstruction 0.6 to 0.7
+  and severe about 0.4, the range of clinical practice; one visitor in four has some obstruction. FEV₁ is kept between
+  0.8 and 5 L.
+- Start of the effort: the 26 test waveforms of the American Thoracic Society reach peak flow 60 to 270 ms after they
+  start, with extrapolated volumes of 1 to 6 % of FVC; a slow start takes two to four times as long.
+- Peak flow: healthy adults of these ages reach about 1.9 times the vital capacity each second (8.5 L/s for 4.5 L);
+  maximal efforts of healthy lungs come to 1.8 here.
+- Repeatability: best and second-best FVC and FEV₁ of a visit within 150 mL or 5 %, so a few per cent between efforts.
+- Coughs: the glottis is shut for about 0.2 to 0.3 s before each cough; the burst after it lasts some 50 ms and drives
+  out a few hundredths of a litre, about what the central airways hold; coughs come in runs of one to four. How early
+  they come, and how much effort is lost after them, is a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from paper.spirometry import Spirograms, fev1, find_coughs, resample
+
+__all__ = ["Coughs", "Effort", "Lung", "Population", "Visits", "exhale", "simulate", "simulate_visits"]
+
+RAW_STEP = 0.01  # s, the sampling of the spirometer
+N_RAW = 1_500
+BURST_TIME = 0.05  # s, in which the burst of a cough dies away
+MOST_BURST = 0.05  # of what is left in the lung, that a burst may drive out within 10 ms
+CHUNK = 256  # visits simulated at a time; part of what a seed means, so never changed by memory or machine
+
+
+@dataclass(frozen=True)
+class Lung:
+    """N lungs: what they hold and how fast they empty, each (N,)."""
+
+    vital_capacity: Tensor  # L
+    fast: Tensor  # s, time constant of the fast compartment
+    slow: Tensor  # s
+    slow_share: Tensor  # of the vital capacity
+
+
+@dataclass(frozen=True)
+class Effort:
+    """N efforts, each (N,)."""
+
+    onset: Tensor  # s, when the breath starts
+    rise: Tensor  # s, time constant of the muscles' start
+    peak_flow: Tensor  # L/s, the most that the effort can drive; inf: the airways alone limit it
+    end: Tensor  # s, when the person gives up; inf: blows on to the end of the record
+
+
+@dataclass(frozen=True)
+class Coughs:
+    """Up to k coughs in each of N efforts, each (N, k); `start` is inf where there is none."""
+
+    start: Tensor  # s, when the glottis shuts
+    pause: Tensor  # s, how long it stays so
+    burst: Tensor  # L, driven out when it opens
+    loss: Tensor  # (N,) share of the effort that is gone after the first cough
+
+
+def exhale(lung: Lung, effort: Effort, coughs: Coughs | None = None, *, flutter: Tensor | None = None) -> Tensor:
+    """Volumes at 0, 10 ms, 20 ms, …, (N, 1500). `flutter` (N, 1500), if given, multiplies the flow.
+
+    A step is exact in the start of the effort and in the glottis; Q and the burst act on the volume in its middle.
+
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> lung = Lung(4 * one, 0.5 * one, 2 * one, 0 * one)
+    >>> effort = Effort(0 * one, 1e-6 * one, math.inf * one, math.inf * one)
+    >>> volume = exhale(lung, effort)  # one compartment at once: 4 (1 − exp(−t/0.5))
+    >>> volume[0, [0, 50, 100]].round(decimals=4)
+    tensor([0.0000, 2.5285, 3.4587], dtype=torch.float64)
+    """
+    like = lung.vital_capacity
+    edges = RAW_STEP * torch.arange(N_RAW, dtype=like.dtype, device=like.device)
+    drive = _integral_of_start(edges, effort).diff(dim=1)  # (N, 1499), s
+    opening, burst = torch.ones_like(drive), torch.zeros_like(drive)
+    if coughs is not None:
+        some = coughs.start.isfinite().any(1)
+        opening[some], burst[some] = _glottis(edges, coughs, some)
+        drive = drive * torch.where(edges[1:] > coughs.start[:, :1], 1 - coughs.loss[:, None], 1.0)
+    if flutter is not None:
+        opening, burst = opening * flutter[:, :-1], burst * flutter[:, :-1]
+
+    shares = torch.stack([1 - lung.slow_share, lung.slow_share], 1) * lung.vital_capacity[:, None]  # (N, 2) L
+    taus = torch.stack([lung.fast, lung.slow], 1)
+    left, volumes = shares, [torch.zeros_like(like)]
+    for j in range(N_RAW - 1):
+        push = torch.minimum(burst[:, j], MOST_BURST * left.sum(1))
+        half = left
+        for share in (0.5, 1.0):  # to the middle of the step, then all of it with the airways as they are there
+            limit = (half / taus).sum(1)  # L/s
+            clock = opening[:, j] * torch.minimum(drive[:, j], RAW_STEP * effort.peak_flow / limit) + push / limit
+            half = left * torch.exp(-share * clock[:, None] / taus)
+        left = half
+        volumes.append(lung.vital_capacity - left.sum(1))
+    return torch.stack(volumes, 1)
+
+
+def _integral_of_start(t: Tensor, effort: Effort) -> Tensor:
+    """∫₀ᵗ a, (N, T)."""
+    last = torch.minimum(t, effort.end[:, None])
+    s = (last - effort.onset[:, None]).clamp_min(0)
+    rise = effort.rise[:, None]
+    return s + rise * torch.expm1(-s / rise)
+
+
+def _glottis(t: Tensor, coughs: Coughs, which: Tensor) -> tuple[Tensor, Tensor]:
+    """The share of each step in which it is open, and the burst in litres, (n, T − 1), of the efforts `which`."""
+    start, pause, burst = (x[which, :, None] for x in (coughs.start, coughs.pause, coughs.burst))
+    shut = torch.minimum((t - start).clamp_min(0), pause).sum(1)
+    since = (t - start - pause).clamp_min(0)
+    driven = -(burst * torch.expm1(-since / BURST_TIME)).sum(1)
+    return 1 - shut.diff(dim=1) / RAW_STEP, driven.diff(dim=1)
+
+
+@dataclass(frozen=True)
+class Population:
+    """Whom `simulate_visits` draws, and how they blow. (low, high) are bounds, (mean, sd) normal, (median, spread) of a
+    lognormal; see the module for where the numbers come from."""
+
+    age: tuple[float, float] = (40.0, 69.0)  # years, uniform
+    share_of_men: float = 0.46
+    height_of_men: tuple[float, float] = (1.76, 0.068)  # m, normal
+    height_of_women: tuple[float, float] = (1.63, 0.063)
+    vital_capacity: tuple[float, float] = (2.0, 6.5)  # L, bounds
+    fev1: tuple[float, float] = (0.8, 5.0)  # L, bounds
+    share_obstructed: float = 0.25
+    fast: tuple[float, float] = (0.36, 0.16)  # s, lognormal; of a healthy lung at 55 years
+    slow: tuple[float, float] = (2.2, 0.2)  # s, lognormal
+    slow_share: tuple[float, float] = (0.22, 0.04)  # normal
+    onset: tuple[float, float] = (0.0, 0.15)  # s, uniform
+    rise: tuple[float, float] = (0.05, 0.3)  # s, lognormal
+    share_slow_start: float = 0.1
+    peak_flow: tuple[float, float] = (2.3, 0.15)  # L/s for each litre of vital capacity, lognormal
+    inspiration: tuple[float, float] = (0.02, 0.04)  # missing share of a full breath, half normal: best, other efforts
+    share_submaximal: float = 0.25  # of further efforts, and of coughing ones
+    submaximal: tuple[float, float] = (0.4, 0.85)  # of the peak flow, uniform
+    share_early_end: float = 0.2
+    early_end: tuple[float, float] = (4.0, 10.0)  # s, uniform
+    first_cough: tuple[float, float] = (1.2, 0.9)  # s after the start, lognormal
+    most_coughs: int = 4
+    share_of_another: float = 0.45  # after each cough
+    pause: tuple[float, float] = (0.28, 0.45)  # s, lognormal
+    between: tuple[float, float] = (0.15, 0.6)  # s from a burst to the next pause, uniform
+    burst: tuple[float, float] = (0.02, 0.08)  # L, uniform
+    loss: tuple[float, float] = (0.0, 0.35)  # of the effort after a cough, uniform
+    flutter: float = 0.03  # relative wobble of the flow over some 60 ms
+    resolution: float = 0.001  # L
+
+
+@dataclass(frozen=True)
+class Visits:
+    """n visits of k efforts each; effort 0 is the one with coughs. (n,) unless said otherwise."""
+
+    curves: Tensor  # (n, 300) L, of the coughing effort
+    fev1: Tensor  # L, the best of the visit: the label
+    effort_fev1: Tensor  # (n, k) L
+    fvc: Tensor  # L, the most exhaled in any effort
+    cough_start: Tensor  # (n, c) s, inf where there is none
+    cough_end: Tensor  # (n, c) s
+    vital_capacity: Tensor  # L, of the lung
+    age: Tensor
+    height: Tensor
+    male: Tensor
+    without_coughs: Tensor  # (n, 300) L, the same effort of the same lung, had there been no cough
+
+    def __len__(self) -> int:
+        return len(self.curves)
+
+
+def simulate(n: int, seed: int = 0, population: Population | None = None) -> Spirograms:
+    """n visits as a set to train on: coughing curves, float32, with the FEV₁ of the best effort.
+
+    The coughs are those that `find_coughs` sees, as they would be in recorded curves; visits where it sees none are
+    left out, as a spirometer would have passed them.
+
+    >>> spirograms = simulate(3)
+    >>> tuple(spirograms.curves.shape), bool(spirograms.coughing.all()), spirograms.source
+    ((3, 300), True, 'simulated curves')
+    """
+    visits = simulate_visits(n, seed, population)
+    seen = find_coughs(visits.curves)
+    note = f"{n} simulated visits, seed {seed}"
+    without = visits.without_coughs.float()
+    return Spirograms(visits.curves.float(), visits.fev1.float(), seen, "simulated curves", note, without)
+
+
+def simulate_visits(n: int, seed: int = 0, population: Population | None = None) -> Visits:
+    """n visits in which a cough can be seen, float64; the first n of a longer run are those of a shorter one.
+
+    >>> visits = simulate_visits(3, seed=1)
+    >>> bool((visits.fev1 == visits.effort_fev1.max(1).values).all()), bool((visits.cough_start[:, 0] < 15).all())
+    (True, True)
+    """
+    if n < 1:
+        raise ValueError(f"wanted one visit or more, got {n}.")
+    population = population or Population()
+    parts: list[Visits] = []
+    chunk = 0
+    while sum(map(len, parts)) < n:
+        generator = Generator().manual_seed(seed * 1_000_003 + chunk)
+        drawn = _draw(CHUNK, generator, population)
+        parts.append(_where(drawn, _kept(drawn, population)))
+        chunk += 1
+        if chunk > 10 and sum(map(len, parts)) < chunk * CHUNK / 100:
+            raise ValueError("fewer than one visit in a hundred fits the bounds of this population; widen them.")
+    whole = _stack(parts)
+    return _where(whole, torch.arange(len(whole)) < n)
+
+
+def _stack(records: Sequence[Any]) -> Any:
+    """Records of the same kind, one after the other."""
+    names = [field.name for field in fields(records[0])]
+    return type(records[0])(**{name: torch.cat([getattr(record, name) for record in records]) for name in names})
+
+
+def _none_of(coughs: Coughs) -> Coughs:
+    return replace(coughs, start=torch.full_like(coughs.start, math.inf))
+
+
+def _where(visits: Visits, mask: Tensor) -> Visits:
+    return Visits(**{field.name: getattr(visits, field.name)[mask] for field in fields(Visits)})
+
+
+def _kept(visits: Visits, population: Population) -> Tensor:
+    """Whether the visit is within the bounds, and a spirometer would have seen the cough."""
+    kept = torch.tensor([bool(found) for found in find_coughs(visits.curves)])
+    for values, (low, high) in ((visits.fev1, population.fev1), (visits.vital_capacity, population.vital_capacity)):
+        kept &= (values >= low) & (values <= high)
+    return kept
+
+
+class _Chance:
+    """n numbers at a time from one generator."""
+
+    def __init__(self, n: int, generator: Generator) -> None:
+        self.n, self.generator = n, generator
+
+    def uniform(self, bounds: tuple[float, float] = (0.0, 1.0), *shape: int) -> Tensor:
+        low, high = bounds
+        drawn = torch.rand(self.n, *shape, generator=self.generator, dtype=torch.float64)
+        return low + (high - low) * drawn
+
+    def normal(self, mean_sd: tuple[float, float] = (0.0, 1.0), *shape: int) -> Tensor:
+        mean, sd = mean_sd
+        return mean + sd * torch.randn(self.n, *shape, generator=self.generator, dtype=torch.float64)
+
+    def lognormal(self, median_spread: tuple[float, float], *shape: int) -> Tensor:
+        median, spread = median_spread
+        return self.normal((math.log(median), spread), *shape).exp()
+
+    def happens(self, share: float, *shape: int) -> Tensor:
+        return self.uniform((0.0, 1.0), *shape) < share
+
+
+def _draw(n: int, generator: Generator, p: Population, n_efforts: int = 3) -> Visits:
+    chance = _Chance(n, generator)
+    age, male, height, lung = _people(chance, p)
+    cough = _coughs(chance, p)
+    blown = [_effort(chance, p, lung, best=k == 1) for k in range(n_efforts)]
+    flutter = [_flutter(chance, p) for _ in range(n_efforts)]
+    # Effort 0 has the coughs; it is blown once more without them, and all are blown at once.
+    order, no_cough = [0, *range(1, n_efforts), 0], _none_of(cough)
+    volumes = exhale(
+        _stack([blown[k][0] for k in order]),
+        _stack([blown[k][1] for k in order]),
+        _stack([cough, *[no_cough] * n_efforts]),
+        flutter=torch.cat([flutter[k] for k in order]),
+    )
+    volumes = ((volumes / p.resolution).round() * p.resolution).reshape(n_efforts + 1, n, -1)
+    each = fev1(volumes[:-1], RAW_STEP).T
+    return Visits(
+        curves=resample(volumes[0], RAW_STEP),
+        fev1=each.max(1).values,
+        effort_fev1=each,
+        fvc=volumes[:-1, :, -1].max(0).values,
+        cough_start=cough.start,
+        cough_end=cough.start + cough.pause,
+        vital_capacity=lung.vital_capacity,
+        age=age,
+        height=height,
+        male=male,
+        without_coughs=resample(volumes[-1], RAW_STEP),
+    )
+
+
+def _people(chance: _Chance, p: Population) -> tuple[Tensor, Tensor, Tensor, Lung]:
+    age, male = chance.uniform(p.age), chance.happens(p.share_of_men)
+    height = torch.where(male, chance.normal(p.height_of_men), chance.normal(p.height_of_women))
+    expected = torch.where(male, 5.76 * height - 0.026 * age - 4.34, 4.43 * height - 0.026 * age - 2.89)
+    capacity = expected + chance.normal() * torch.where(male, 0.61, 0.43)
+    severity = chance.uniform() * chance.happens(p.share_obstructed)  # 0: healthy, 1: severe
+    older = 1 + 0.006 * (age - 55)  # FEV₁/FVC falls with age
+    lung = Lung(
+        vital_capacity=(capacity * (1 - 0.15 * severity)).clamp_min(0.5),  # bounds: see _kept
+        fast=chance.lognormal(p.fast) * older * (1 + 1.3 * severity),
+        slow=chance.lognormal(p.slow) * (1 + 1.5 * severity),
+        slow_share=(chance.normal(p.slow_share) + 0.4 * severity).clamp(0.02, 0.7),
+    )
+    return age, male, height, lung
+
+
+def _effort(chance: _Chance, p: Population, lung: Lung, *, best: bool) -> tuple[Lung, Effort]:
+    """The lung as it was filled, and how it is blown out; the `best` is never submaximal."""
+    missing = chance.normal().abs() * (p.inspiration[0] if best else p.inspiration[1])
+    weak = chance.happens(0.0 if best else p.share_submaximal)
+    vigour = torch.where(weak, chance.uniform(p.submaximal), 1.0)
+    hesitant = chance.happens(0.0 if best else p.share_slow_start)
+    stops = chance.happens(0.0 if best else p.share_early_end)
+    end = torch.where(stops, chance.uniform(p.early_end), math.inf)
+    effort = Effort(
+        onset=chance.uniform(p.onset),
+        rise=chance.lognormal(p.rise) * torch.where(hesitant, chance.uniform((2.0, 4.0)), 1.0),
+        peak_flow=chance.lognormal(p.peak_flow) * lung.vital_capacity * vigour,
+        end=end,
+    )
+    filled = lung.vital_capacity * (1 - missing).clamp_min(0.7)
+    return replace(lung, vital_capacity=filled), effort
+
+
+def _coughs(chance: _Chance, p: Population) -> Coughs:
+    k = p.most_coughs
+    pause = chance.lognormal(p.pause, k).clamp(0.1, 1.5)
+    gaps = torch.cat([chance.lognormal(p.first_cough, 1).clamp(0.2, 8.0), chance.uniform(p.between, k - 1)], 1)
+    ends = (gaps + pause).cumsum(1)
+    another = torch.cat([torch.ones(chance.n, 1, dtype=torch.bool), chance.happens(p.share_of_another, k - 1)], 1)
+    start = torch.where(another.cummin(1).values, ends - pause, math.inf)
+    return Coughs(start, pause, chance.uniform(p.burst, k), chance.uniform(p.loss))
+
+
+def _flutter(chance: _Chance, p: Population) -> Tensor:
+    """1 + a wobble that lasts some 60 ms, (n, 1500)."""
+    n_kernel = 7
+    white = chance.normal((0.0, 1.0), N_RAW + n_kernel - 1)
+    smooth = white.unfold(1, n_kernel, 1).mean(2) * math.sqrt(n_kernel)
+    return (1 + p.flutter * smooth).clamp_min(0)

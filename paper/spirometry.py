@@ -1,0 +1,184 @@
+"""Spirograms: volume exhaled against time, what is measured on them, and a set of them for training.
+
+A network of the paper reads a curve of 300 volumes, 15 s at 50 ms, and predicts the FEV₁ of the visit, the volume of
+the first second of the best effort. Curves come from `paper.expiration`, which simulates them, or from
+`paper.nhanes`. Volumes are in litres, times in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paper.datasets import Split
+
+__all__ = ["N_SAMPLES", "STEP", "Coughing", "Spirograms", "fev1", "find_coughs", "flow", "resample"]
+
+STEP = 0.05  # s between the samples that a network reads
+N_SAMPLES = 300
+SLOPE_WINDOW = 0.08  # s, over which ATS/ERS 2005 averages the steepest slope
+BEGUN = 0.25  # of the peak flow: a break is not looked for before the flow has reached it once
+RECOVERY = 2.0  # a cough ends where the flow is so many times what it was when it was least,
+REBOUND = 0.3  # and has come back by so much, L/s: three times the resolution that ATS/ERS asks of a flow
+STILL = 0.05  # L/s, a flow that counts as none
+
+
+@dataclass(frozen=True)
+class Coughing:
+    """One break in the flow, from `start` to `end`."""
+
+    start: float
+    end: float
+
+    def overlaps(self, start: float, end: float) -> bool:
+        """Whether the two spans of time share more than a point.
+
+        >>> Coughing(1.2, 1.6).overlaps(1.5, 2.0), Coughing(1.2, 1.6).overlaps(1.6, 2.0)
+        (True, False)
+        """
+        return self.start < end and start < self.end
+
+
+@dataclass(frozen=True)
+class Spirograms:
+    """N curves of coughing efforts, each with the FEV₁ of its visit and the breaks that can be seen in it."""
+
+    curves: Tensor  # (N, 300) L
+    fev1: Tensor  # (N,) L, of the best effort of the visit
+    coughs: tuple[tuple[Coughing, ...], ...]
+    source: str  # "simulated curves" or "NHANES", for titles
+    note: str = ""  # how they were chosen
+    without_coughs: Tensor | None = None  # (N, 300) L, the same efforts had there been no cough; of simulated curves
+
+    def __post_init__(self) -> None:
+        if not len(self.curves) == len(self.fev1) == len(self.coughs):
+            raise ValueError(
+                f"wanted one FEV₁ and one tuple of coughs for each curve, got {len(self.curves)} curves, "
+                f"{len(self.fev1)} values and {len(self.coughs)} tuples."
+            )
+
+    def __len__(self) -> int:
+        return len(self.curves)
+
+    def __getitem__(self, index: slice) -> Spirograms:
+        without = None if self.without_coughs is None else self.without_coughs[index]
+        return Spirograms(self.curves[index], self.fev1[index], self.coughs[index], self.source, self.note, without)
+
+    @property
+    def coughing(self) -> Tensor:
+        """Whether a break can be seen in the curve, (N,)."""
+        return torch.tensor([bool(seen) for seen in self.coughs])
+
+    def cough_within(self, seconds: float) -> Tensor:
+        """Whether a break begins in the first `seconds`, (N,)."""
+        return torch.tensor([any(cough.start < seconds for cough in seen) for seen in self.coughs])
+
+    def split(self, train_share: float = 0.8) -> tuple[Spirograms, Spirograms]:
+        """The first curves for training, the others for testing; they are in random order as they are made."""
+        if not 0 < train_share < 1:
+            raise ValueError(f"train_share must lie between 0 and 1, got {train_share}.")
+        n = round(train_share * len(self))
+        return self[:n], self[n:]
+
+    def as_split(self) -> Split:
+        """Inputs and targets for `training.train`."""
+        return Split(self.curves, self.fev1)
+
+
+def flow(volumes: Tensor, step: float = STEP) -> Tensor:
+    """Mean flow between one sample and the next, L/s, (…, T − 1).
+
+    >>> flow(torch.tensor([0.0, 0.2, 0.3, 0.3])).round(decimals=2)
+    tensor([4., 2., 0.])
+    """
+    return volumes.diff(dim=-1) / step
+
+
+def fev1(volumes: Tensor, step: float = STEP, seconds: float = 1.0) -> Tensor:
+    """Volume exhaled `seconds` after time zero, by back-extrapolation, (…,).
+
+    Time zero is where the steepest tangent of the curve, its slope averaged over 80 ms, meets volume zero (ATS/ERS
+    2005). At 10 ms that is eight samples; where 80 ms is no multiple of `step`, the nearest one is taken. The volume is
+    interpolated between samples; after the end of a record it stays what it was last.
+
+    >>> ramp = torch.arange(300) * 0.05 - 0.3  # breath is held for 0.3 s, then 2 L/s for 1.5 s
+    >>> fev1(2 * ramp.clamp(0, 1.5)).round(decimals=4)
+    tensor(2.)
+    """
+    n = max(1, round(SLOPE_WINDOW / step))
+    if volumes.shape[-1] <= n:
+        raise ValueError(f"wanted more than {n} samples at {step:g} s, got {volumes.shape[-1]}.")
+    slopes = (volumes[..., n:] - volumes[..., :-n]) / (n * step)
+    steepest, j = slopes.max(-1)
+    zero = j.to(volumes) * step - volumes.gather(-1, j[..., None])[..., 0] / steepest
+    if bool((steepest <= 0).any()):
+        raise ValueError("wanted curves that rise somewhere; a curve without flow has no FEV₁. Leave it out.")
+    return _at(volumes, zero + seconds, step)
+
+
+def resample(volumes: Tensor, step: float, *, n_samples: int = N_SAMPLES, to: float = STEP) -> Tensor:
+    """The curve at 0, `to`, 2·`to`, …, linear between samples and level after the last one, (…, n_samples).
+
+    >>> resample(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0.02, n_samples=4, to=0.03)
+    tensor([0.0000, 1.5000, 3.0000, 3.0000])
+    """
+    times = to * torch.arange(n_samples, dtype=volumes.dtype, device=volumes.device)
+    return _at(volumes[..., None, :].expand(*volumes.shape[:-1], n_samples, -1), times, step)
+
+
+def find_coughs(volumes: Tensor, step: float = STEP) -> tuple[tuple[Coughing, ...], ...]:
+    """Breaks in the flow of each curve (N, T), in order of time.
+
+    Once past its peak, the flow of a forced expiration falls for good. So wherever it comes back to twice its lowest
+    value and by 0.3 L/s or more, it has been interrupted: by a cough, a closed glottis, or a new effort. The break
+    lasts while the flow stays within twice its lowest value.
+
+    >>> t = STEP * torch.arange(300)
+    >>> find_coughs((4 * (1 - torch.exp(-t / 0.6)))[None])
+    ((),)
+    >>> awake = t - (t - 0.5).clamp(0, 0.4)  # the same lung, closed from 0.5 s to 0.9 s
+    >>> find_coughs((4 * (1 - torch.exp(-awake / 0.6)))[None])
+    ((Coughing(start=0.5, end=0.9),),)
+    """
+    if volumes.dim() != 2:
+        raise ValueError(f"wanted curves (N, T), got shape {tuple(volumes.shape)}.")
+    return tuple(_breaks(row, step) for row in flow(volumes.double(), step).clamp_min(0).tolist())
+
+
+def _breaks(flows: Sequence[float], step: float) -> tuple[Coughing, ...]:
+    found = []
+    begun = next(j for j, f in enumerate(flows) if f >= BEGUN * max(flows))
+    last_peak = lowest = j = _climb(flows, begun)  # lowest: where the flow was least since the last peak
+    while j < len(flows):
+        if flows[j] < flows[lowest]:
+            lowest = j
+        elif flows[j] >= RECOVERY * flows[lowest] and flows[j] - flows[lowest] >= REBOUND:
+            peak = _climb(flows, j)
+            start, end, shut = lowest, lowest, RECOVERY * flows[lowest] + STILL
+            while start - 1 > last_peak and flows[start - 1] < shut:
+                start -= 1
+            while end + 1 < peak and flows[end + 1] < shut:
+                end += 1
+            found.append(Coughing(round(start * step, 6), round((end + 1) * step, 6)))
+            last_peak, lowest, j = peak, peak, peak
+        j += 1
+    return tuple(found)
+
+
+def _climb(flows: Sequence[float], j: int) -> int:
+    """The next peak from j on."""
+    while j + 1 < len(flows) and flows[j + 1] > flows[j]:
+        j += 1
+    return j
+
+
+def _at(volumes: Tensor, times: Tensor, step: float) -> Tensor:
+    """Curves (…, T) at one time each, linear between samples, level before the first and after the last."""
+    place = (times / step).clamp(0, volumes.shape[-1] - 1)
+    left = place.floor().long().clamp_max(volumes.shape[-1] - 2)
+    share = place - left
+    low, high = (volumes.gather(-1, k.expand(volumes.shape[:-1])[..., None])[..., 0] for k in (left, left + 1))
+    return low + share * (high - low)

@@ -1,0 +1,85 @@
+"""P_MSE of many surrogates at once, against `compare`."""
+
+import pytest
+import torch
+
+from paper import balls as module
+from paper.balls import SAMPLERS, Balls, Forms
+from paper.classifiers import Readout
+from paper.networks import MLP
+from smoothhess import SmoothHess, baselines
+from smoothhess.evaluate import compare
+
+RADII = [0.5, 1.0]
+
+
+@pytest.fixture(scope="module")
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = MLP((12, 16, 16, 5)).double().eval(), torch.randn(3, 1, 3, 4).double()
+    readout = Readout(net, net.f[-2], 5).eval()
+    return readout, x, {"logit": net(x).argmax(1), "neuron": torch.full((3,), readout.unit(2))}
+
+
+def test_numbers_and_errors_are_those_of_compare(network):
+    readout, x, targets = network
+    balls = Balls.around(readout, x, targets, RADII, n_samples=300, seed=4)
+    for function, target in targets.items():
+        result = SmoothHess(readout).attribute(x, target, radius=0.5, n_calls=100)
+        forms = {order: balls.forms(result.taylor(order)) for order in (1, 2)}
+        for sampler in SAMPLERS:
+            table = compare(
+                readout,
+                x,
+                {str(order): result.taylor(order) for order in forms},
+                RADII,
+                target,
+                n_samples=300,
+                sampling=sampler,
+                seed=4,
+            )
+            for m, order in enumerate(forms):
+                for r, radius in enumerate(RADII):
+                    score = balls.score(function, radius, sampler, forms[order])
+                    torch.testing.assert_close(score.per_point, table.errors[m, r], rtol=1e-10, atol=0)
+                    assert score.stderr == pytest.approx(float(table.sampling_stderr[m, r]), rel=1e-9)
+
+
+def test_chunks_do_not_change_it(network, monkeypatch):
+    readout, x, targets = network
+    whole = Balls.around(readout, x, targets, [0.5], n_samples=130, seed=1)
+    monkeypatch.setattr(module, "CHUNK", 21)
+    monkeypatch.setattr(module, "ROW_BYTES", 1 << 10)
+    parts = Balls.around(readout, x, targets, [0.5], n_samples=130, seed=1, rows=5)
+    torch.testing.assert_close(parts.directions, whole.directions, rtol=0, atol=0)
+    taylor = baselines.softplus(readout, x, targets["logit"], beta=3.0).taylor()
+    for key, values in whole.truth.items():
+        torch.testing.assert_close(parts.truth[key], values, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(parts.forms(taylor).square, whole.forms(taylor).square, rtol=1e-12, atol=1e-14)
+
+
+def test_rough_values_are_put_right_by_the_exact_ones(network):
+    """As on a GPU with TF32: all values off by a little, and the first ones known exactly."""
+    readout, x, targets = network
+    exact = Balls.around(readout, x, targets, [0.5], n_samples=4_000, seed=2)
+    rng = torch.Generator().manual_seed(0)
+    rough = {key: v + 0.02 * torch.randn(v.shape, generator=rng).double() for key, v in exact.truth.items()}
+    first = {key: v[:, :1_000] for key, v in exact.truth.items()}
+    off = Balls(exact.inputs, exact.directions, exact.shares, rough, {})
+    right = Balls(exact.inputs, exact.directions, exact.shares, rough, first)
+    forms = exact.forms(SmoothHess(readout).attribute(x, targets["logit"], radius=0.5, n_calls=400).taylor())
+    for sampler in SAMPLERS:
+        truth, biased, found = (b.score("logit", 0.5, sampler, forms) for b in (exact, off, right))
+        assert float((biased.per_point.mean() - truth.per_point.mean()) / truth.stderr) > 10
+        assert abs(float(found.per_point.mean() - truth.per_point.mean())) < 4 * (found.stderr**2 - 0) ** 0.5
+        assert truth.stderr < found.stderr < 5 * truth.stderr + 1e-4
+
+
+def test_a_surrogate_of_first_order_has_no_square(network):
+    readout, x, targets = network
+    balls = Balls.around(readout, x, targets, [0.5], n_samples=10)
+    forms = balls.forms(baselines.gradient(readout, x, targets["logit"]).taylor(1))
+    assert isinstance(forms, Forms)
+    assert forms.square is None
+    assert len(balls) == 3

@@ -1,0 +1,170 @@
+"""Which function an attribution differentiates: the model itself, a softened copy of it, or the model smoothed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smoothhess.baselines.hessian import hessian
+from smoothhess.baselines.softened_activations import soften
+from smoothhess.baselines.softplus import Softplus, softplus
+from smoothhess.baselines.swish import Swish, swish
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.model.gradients import Oracle, check_batch_size
+from smoothhess.model.state import borrowed
+from smoothhess.result.exact import Exact
+from smoothhess.result.interactions import Interactions
+
+DENSE = 4096  # features up to which the Hessian of a sampled result is kept as a matrix
+
+Derivatives = Callable[
+    ..., Interactions
+]  # (forward_func, inputs, target, additional_forward_args, *, …) → Interactions
+
+
+def smooth(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    **options: Any,
+) -> Interactions:
+    """SmoothHess in the grammar of the baselines; `options` are those of `SmoothHess.attribute`."""
+    return SmoothHess(forward_func).attribute(inputs, target, additional_forward_args, **options)
+
+
+NAMED: Mapping[str, Derivatives] = {"own": hessian, "softplus": softplus, "swish": swish, "smooth": smooth}
+
+
+def curvature(result: Interactions) -> dict[str, Any]:
+    """The Hessian of a result, as `Exact.make` takes it: a matrix while that is small, an operator, or nothing."""
+    form: Any = result.derivatives.curvature if isinstance(result, Exact) else None
+    if not isinstance(result, Exact):
+        form = result.hessian if result.shape[1] <= DENSE else _Asked(result)
+    return {} if form is None else {"hessian": form} if isinstance(form, Tensor) else {"operator": form}
+
+
+def caution(error: Tensor) -> str:
+    """What to add to the note of an attribution, given the relative errors of the Hessians that it was made of."""
+    worst = float(error.max())
+    if worst == 0:
+        return ""
+    return f"; made of a sampled Hessian (relative error {worst:.2g}), which intervals and stderr() here do not know"
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The Hessian of a sampled result as an operator on rows (B, n, d)."""
+
+    result: Interactions
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.result.product(rows)
+
+    def select(self, index: Tensor) -> _Asked:
+        return _Asked(self.result[index])
+
+
+class Level(NamedTuple):
+    """Values at B points: of the function that is differentiated, with its standard error, and of the model, (B,)."""
+
+    value: Tensor
+    stderr: Tensor
+    output: Tensor
+    n_passes: Tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where gradient and Hessian come from: a function, and the options that it is called with.
+
+    >>> import torch
+    >>> source = Source.ensure("softplus", {"beta": 4.0})
+    >>> source(lambda x: torch.relu(x.sum(1)), torch.zeros(1, 2)).hessian
+    tensor([[[1., 1.],
+             [1., 1.]]])
+    """
+
+    find: Derivatives
+    options: Mapping[str, Any]
+
+    @staticmethod
+    def ensure(
+        of: str | Derivatives, options: Mapping[str, Any], also: Mapping[str, Derivatives] | None = None
+    ) -> Source:
+        """From a name, one of `NAMED` or `also`, or from a function with the signature of the baselines."""
+        known = {**(also or {}), **NAMED}
+        if isinstance(of, str) and of in known:
+            return Source(known[of], options)
+        if callable(of) and not isinstance(of, type):
+            return Source(of, options)
+        names = ", ".join(f'"{name}"' for name in known)
+        got = repr(of) if isinstance(of, str) else type(of).__name__
+        raise ValueError(
+            f"of must be {names}, or a function (forward_func, inputs, target, additional_forward_args, …) → "
+            f"Interactions such as baselines.softplus, got {got}."
+        )
+
+    @property
+    def name(self) -> str:
+        """What was asked for, in a few words."""
+        name = next((n for n, find in NAMED.items() if find is self.find), getattr(self.find, "__name__", "given"))
+        told = ", ".join(f"{k} {v:g}" for k, v in self.options.items() if isinstance(v, int | float) and k != "seed")
+        return f"{name} ({told})" if told else name
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the numbers have sampling errors, and a `seed`."""
+        return self.find is smooth
+
+    def __call__(
+        self,
+        forward_func: Callable[..., Any],
+        inputs: Tensor,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        **options: Any,
+    ) -> Interactions:
+        """Gradient and Hessian at the inputs."""
+        found = self.find(forward_func, inputs, target, additional_forward_args, **{**self.options, **options})
+        if not isinstance(found, Interactions):
+            raise TypeError(f"of must be a function that returns Interactions, got {type(found).__name__} from it.")
+        return found
+
+    def level(
+        self,
+        forward_func: Callable[..., Any],
+        inputs: Tensor,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        internal_batch_size: int | None = None,
+        **options: Any,
+    ) -> Level:
+        """The function's own values at the inputs; nothing is differentiated where that can be helped."""
+        if self.find is hessian:
+            function = forward_func
+        elif self.find in (softplus, swish):
+            form = Softplus if self.find is softplus else Swish
+            function = soften(forward_func, form(float(self.options["beta"])))
+        else:
+            found = self(
+                forward_func,
+                inputs,
+                target,
+                additional_forward_args,
+                internal_batch_size=internal_batch_size,
+                **options,
+            )
+            return Level(found.value, found.value_stderr, found.output, found.n_passes)
+        everyone, rows = torch.arange(len(inputs), device=inputs.device), check_batch_size(internal_batch_size)
+        with borrowed(forward_func, inputs.device):
+            value, output = (
+                Oracle(f, inputs, target, additional_forward_args, rows).values(inputs, everyone)
+                for f in (function, forward_func)
+            )
+        return Level(value, torch.zeros_like(value), output, torch.ones(len(inputs), device=inputs.device))

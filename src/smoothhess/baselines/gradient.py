@@ -1,0 +1,51 @@
+"""The gradient of the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.state import borrowed
+from smoothhess.result.exact import Exact
+
+
+def gradient(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    *,
+    internal_batch_size: int | None = None,
+) -> Exact:
+    """The model's own gradient at each of B inputs, with a Hessian of zero.
+
+    Args:
+        forward_func: the model, borrowed and given back as it was.
+        inputs: (B, *shape), floating point; examples in dimension 0.
+        target: which output; see `smoothhess.model.targets`.
+        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+
+    >>> gradient(lambda x: x.prod(1), torch.tensor([[1.0, 2.0, 3.0]])).gradient
+    tensor([[6., 3., 2.]])
+    """
+    inputs, output, slope, entries = first_order(
+        forward_func, inputs, target, additional_forward_args, internal_batch_size
+    )
+    return Exact.make(inputs, output, slope, target=entries, n_passes=1.0, method="gradient")
+
+
+def first_order(
+    forward_func: Callable[..., Any], inputs: Tensor, target: Any, args: Any, internal_batch_size: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The inputs without their history, f (B,) and ∇f (B, *shape) there, and the target's entries."""
+    check_inputs(inputs)
+    inputs = inputs.detach()
+    oracle = Oracle(forward_func, inputs, target, args, check_batch_size(internal_batch_size))
+    with borrowed(forward_func, inputs.device):
+        output, slope = oracle(inputs, torch.arange(len(inputs), device=inputs.device))
+    return inputs, output, slope, oracle.entries

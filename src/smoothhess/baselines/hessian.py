@@ -1,0 +1,134 @@
+"""The Hessian of the model as it is, as a matrix or as an operator."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.baselines.hessian_vector_products import HessianProducts
+from smoothhess.linalg.memory import free_bytes
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.state import borrowed
+from smoothhess.result.exact import Exact
+
+MATRIX_FEATURES = 8192  # more are kept as an operator, unless a matrix is asked for;
+
+
+MATRIX_BYTES = 1 << 32  # so are matrices that hold more than this, or half of the free memory of a GPU
+
+
+ZERO_HESSIAN = (
+    "the Hessian is exactly zero: between its kinks the model is linear (the logits of a ReLU network are), or its "
+    "gradient is not differentiable code"
+)
+
+
+def hessian(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    *,
+    feature_mask: Tensor | None = None,
+    dense: bool | None = None,
+    internal_batch_size: int | None = None,
+) -> Exact:
+    """The model's own gradient and Hessian at each of B inputs, by Hessian–vector products.
+
+    The logits of a ReLU network have none: there the result says so in its `note`, and a warning is given.
+
+    Args:
+        forward_func, inputs, target, additional_forward_args: as in `gradient`.
+        feature_mask: integer group ids; sums over groups of features by one product for each group.
+        dense: whether the matrices (B, d, d) are made now. None makes them where they fit (d ≤ 8192, 4 GiB); else the
+            result is matrix-free and holds the model.
+        internal_batch_size: examples × directions per pass; chosen by memory when None. Never changes the result.
+
+    >>> hessian(lambda x: x.prod(1), torch.tensor([[1.0, 2.0, 3.0]])).hessian
+    tensor([[[0., 3., 2.],
+             [3., 0., 1.],
+             [2., 1., 0.]]])
+    """
+    result = second_order(
+        forward_func,
+        forward_func,
+        inputs,
+        target,
+        additional_forward_args,
+        feature_mask=feature_mask,
+        dense=dense,
+        internal_batch_size=internal_batch_size,
+        method="hessian",
+    )
+    if result.note:
+        warnings.warn(
+            f"{result.note}. For interactions use SmoothHess(model).attribute, or a softened network: baselines.softplus.",
+            stacklevel=2,
+        )
+    return result
+
+
+def second_order(
+    model: Callable[..., Any],
+    function: Callable[..., Any],
+    inputs: Tensor,
+    target: Any,
+    additional_forward_args: Any,
+    *,
+    feature_mask: Tensor | None,
+    dense: bool | None,
+    internal_batch_size: int | None,
+    method: str,
+) -> Exact:
+    """Gradient and Hessian of `function`, the model or a softened form of it, around the model's own f(x)."""
+    check_inputs(inputs)
+    if dense is not None and not isinstance(dense, bool):
+        raise TypeError(f"dense must be True, False or None (where it fits), got {type(dense).__name__}.")
+    inputs, softened = inputs.detach(), function is not model
+    rows = check_batch_size(internal_batch_size)
+    oracle = Oracle(function, inputs, target, additional_forward_args, rows)
+    everyone = torch.arange(len(inputs), device=inputs.device)
+    products = HessianProducts(oracle, inputs, model, rows)
+    with borrowed(model, inputs.device):
+        value, slope = oracle(inputs, everyone)
+        output = value
+        if softened:
+            output = Oracle(model, inputs, target, additional_forward_args, rows).values(inputs, everyone)
+    zero = not softened and products.vanish()
+    result = Exact.make(
+        inputs,
+        output,
+        slope,
+        operator=None if zero else products,
+        value=value,
+        target=oracle.entries,
+        method=method,
+        note=ZERO_HESSIAN if zero else "",
+    )
+    if feature_mask is not None:
+        result = result.groups(feature_mask)
+    elif not zero and (_fits(inputs) if dense is None else dense):
+        result._refuse_dense()
+        result = replace(result, derivatives=replace(result.derivatives, curvature=_symmetrised(products.dense())))
+    passes = 1.0 + 0.5 * softened + products.passes / len(inputs)
+    return replace(result, n_passes=torch.full_like(result.n_passes, passes))
+
+
+def _fits(inputs: Tensor) -> bool:
+    """Whether the Hessians of all inputs are kept as matrices."""
+    d, room = inputs[0].numel(), MATRIX_BYTES
+    if inputs.is_cuda:
+        room = max(room, free_bytes(inputs.device) // 2)
+    return d <= MATRIX_FEATURES and len(inputs) * d * d * inputs.element_size() <= room
+
+
+def _symmetrised(hessian: Tensor) -> Tensor:
+    """(H + Hᵀ)/2 in the place of H, one example at a time: a batch of them may fill half of the memory."""
+    for matrix in hessian:
+        matrix.copy_((matrix + matrix.mT) / 2)
+    return hessian

@@ -1,0 +1,184 @@
+"""Hessian–vector products of a model at many inputs, in batches of examples × directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from smoothhess.linalg.memory import is_out_of_memory, release, room, with_bytes_kept
+from smoothhess.model.gradients import FIRST_ROWS, MOST_ROWS, Oracle
+from smoothhess.model.state import borrowed
+
+PROBES = 2  # random directions in which a Hessian that is not zero cannot vanish, but for chance of measure zero
+
+
+class HessianProducts:
+    """H v of each of B inputs for many directions v: rows (B, n, d) → (B, n, d).
+
+    The gradient of some of the inputs is made once and kept as a graph, and many directions go backwards through it
+    together. Where a step of the model refuses that, each direction takes a pass of its own. It holds the model, which
+    is borrowed while a product is made.
+
+    >>> x = torch.ones(1, 3)
+    >>> oracle = Oracle(lambda x: x.prod(1), x)
+    >>> HessianProducts(oracle, x, oracle.forward_func)(torch.eye(3)[None])
+    tensor([[[0., 1., 1.],
+             [1., 0., 1.],
+             [1., 1., 0.]]])
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,  # of the function to differentiate
+        inputs: Tensor,
+        model: Callable[..., Any],  # what it calls in the end
+        rows: int | None = None,
+        examples: Tensor | None = None,
+    ) -> None:
+        self.oracle = oracle
+        self.model = model
+        self.inputs = inputs  # (B, *shape)
+        everyone = torch.arange(len(inputs), device=inputs.device)
+        self.examples = everyone if examples is None else examples  # (B,) which of the oracle's inputs these are
+        self.rows = rows  # examples × directions at once; None until it is seen what one of them takes
+        self.together = True  # whether directions go backwards through one graph
+        self.checked = False  # whether the graph of a gradient was looked at
+        self.passes = 0.0  # all work in units of a gradient call, over all examples
+
+    def select(self, index: Tensor) -> HessianProducts:
+        """Of the examples at `index`."""
+        return HessianProducts(self.oracle, self.inputs[index], self.model, self.rows, self.examples[index])
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """H applied to each row of (B, n, d)."""
+        n, start, found = rows.shape[1], 0, []
+        with borrowed(self.model, self.inputs.device), sdpa_kernel(SDPBackend.MATH):  # others have no second derivative
+            while start < len(rows):
+                most = FIRST_ROWS if self.rows is None else max(1, self.rows // max(n, 1))
+                chosen = slice(start, start + most)
+                try:
+                    found.append(self._of(self.inputs[chosen], self.examples[chosen], rows[chosen]))
+                except (torch.OutOfMemoryError, RuntimeError) as error:
+                    if not is_out_of_memory(error) or self.rows == 1:
+                        raise
+                    self.rows = max(1, (self.rows or FIRST_ROWS) // 2)
+                    release()
+                    continue
+                start = chosen.stop
+        return torch.cat(found)
+
+    def dense(self) -> Tensor:
+        """H itself, (B, d, d)."""
+        d = self.inputs[0].numel()
+        return self(torch.eye(d, dtype=self.inputs.dtype, device=self.inputs.device).expand(len(self.inputs), d, d))
+
+    def vanish(self) -> bool:
+        """Whether H is exactly zero at every input, seen in random directions."""
+        rng = torch.Generator().manual_seed(0)
+        probes = torch.randn(PROBES, self.inputs[0].numel(), generator=rng, dtype=torch.float64).to(self.inputs)
+        return not bool(self(probes.expand(len(self.inputs), -1, -1)).any())
+
+    # --- some examples ----------------------------------------------------------------------------------------------
+
+    def _of(self, inputs: Tensor, owner: Tensor, rows: Tensor) -> Tensor:
+        """Products (b, n, d) at b inputs that fit into memory."""
+        directions = rows.reshape(*rows.shape[:2], *inputs.shape[1:]).transpose(0, 1)  # (n, b, *shape)
+        found = None
+        if self.together:
+            graph = self._gradient(inputs, owner)
+            try:
+                found = self._backwards(*graph, directions)
+            except (RuntimeError, TypeError, ValueError) as error:
+                if is_out_of_memory(error):
+                    raise
+                self.together = False
+        if found is None:
+            found = self._one_by_one(inputs, owner, directions)
+        if not torch.isfinite(found).all():
+            raise ValueError(
+                "the model's second derivative is NaN or infinite at these inputs. Look for a square root, a norm or a "
+                "logarithm at 0, or move the inputs away from there."
+            )
+        return found.transpose(0, 1).flatten(2)
+
+    def _gradient(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """Points that are leaves of a graph, and the gradient there as a part of it."""
+        leaf = points.detach()
+        if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
+            leaf = leaf.contiguous(memory_format=torch.channels_last)
+        leaf = leaf.clone().requires_grad_()
+
+        def differentiated() -> Tensor:
+            value = self.oracle._forward(leaf, owner)
+            return torch.autograd.grad(value.sum(), leaf, create_graph=True)[0]
+
+        gradient, per_row = with_bytes_kept(differentiated, len(points))
+        if not self.checked:
+            _refuse_once_differentiable(gradient)
+            self.checked = True
+        if self.rows is None:  # a direction takes what the graph takes of an example
+            most = MOST_ROWS.get(points.device.type, MOST_ROWS["cpu"])
+            self.rows = max(1, min(most, room(points.device) // per_row))
+        return leaf, gradient
+
+    def _backwards(self, leaf: Tensor, gradient: Tensor, directions: Tensor) -> Tensor:
+        """Products (n, b, *shape), many directions at a time through one graph."""
+        b, rows = len(leaf), self.rows or 1
+        self.passes += b * (1 + len(directions))
+        if not gradient.requires_grad:
+            return torch.zeros_like(directions)
+        found = []
+        for some in directions.split(max(1, rows // b)):
+            (product,) = torch.autograd.grad(
+                gradient,
+                leaf,
+                some[0] if len(some) == 1 else some,
+                is_grads_batched=len(some) > 1,
+                retain_graph=True,
+                allow_unused=True,
+            )
+            found.append(torch.zeros_like(some) if product is None else product.detach().reshape(some.shape))
+        return torch.cat(found)
+
+    def _one_by_one(self, inputs: Tensor, owner: Tensor, directions: Tensor) -> Tensor:
+        """Products (n, b, *shape), each direction through the model beside a copy of its input."""
+        n, b = directions.shape[:2]
+        self.passes += 2 * b * n
+        found = []
+        for some in directions.split(max(1, (self.rows or 1) // b)):
+            copies = len(some)
+            points = inputs.expand(copies, *inputs.shape).flatten(0, 1)
+            leaf, gradient = self._gradient(points, owner.repeat(copies))
+            product = None
+            if gradient.requires_grad:
+                try:
+                    (product,) = torch.autograd.grad(gradient, leaf, some.reshape(leaf.shape), allow_unused=True)
+                except RuntimeError as error:
+                    if is_out_of_memory(error):
+                        raise
+                    raise ValueError(_ONCE.format(str(error).rstrip("."))) from error
+            found.append(torch.zeros_like(some) if product is None else product.detach().reshape(some.shape))
+        return torch.cat(found)
+
+
+_ONCE = (
+    "the model's gradient cannot be differentiated again: {}. Write that step with ordinary torch operations, or use "
+    "SmoothHess, which needs gradients alone."
+)
+
+
+def _refuse_once_differentiable(gradient: Tensor) -> None:
+    """Raise where autograd would leave out a step whose gradient it cannot follow, and say nothing."""
+    seen, pending = set(), [gradient.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::Error":
+            raise ValueError(_ONCE.format("a step of it is marked once_differentiable"))
+        pending += [following for following, _ in node.next_functions]

@@ -1,0 +1,76 @@
+"""SmoothGrad: the smoothed gradient alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.result.exact import Derivatives, Exact
+
+
+def smoothgrad(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    *,
+    sigma: Any = None,
+    radius: float | None = None,
+    gaussian: Gaussian | None = None,
+    n_calls: int = 1000,
+    design: str = "orthogonal",
+    control: str | None = "auto",
+    feature_mask: Tensor | None = None,
+    internal_batch_size: int | None = None,
+    seed: int | Sequence[int] = 0,
+) -> Exact:
+    """SmoothGrad alone, E ∇f(x + δ), with its standard error and a Hessian of zero.
+
+    The arguments are those of `SmoothHess.attribute`, of which this is the gradient; `value` is that of the smoothed
+    function.
+
+    >>> found = smoothgrad(lambda x: x.square().sum(1), torch.ones(1, 2).double(), sigma=0.5, n_calls=100)
+    >>> found.gradient, bool(found.hessian.any())
+    (tensor([[2., 2.]], dtype=torch.float64), False)
+    """
+    sampled = SmoothHess(forward_func).attribute(
+        inputs,
+        target,
+        additional_forward_args,
+        sigma=sigma,
+        radius=radius,
+        gaussian=gaussian,
+        n_calls=n_calls,
+        design=design,
+        control=control,
+        shrink=False,
+        feature_mask=feature_mask,
+        internal_batch_size=internal_batch_size,
+        seed=seed,
+    )
+    seeds = sampled.seed
+    return Exact(
+        inputs=sampled.inputs,
+        gaussian=sampled.gaussian,
+        grouping=sampled.grouping,
+        target=sampled.target,
+        n_passes=sampled.n_passes,
+        status=sampled.status,
+        control=sampled.control,
+        control_note=sampled.control_note,
+        derivatives=Derivatives(
+            output=sampled.output,
+            value=sampled.value,
+            gradient=sampled.gradient.flatten(1),
+            curvature=None,
+            n_calls=sampled.n_calls,
+            value_stderr=sampled.value_stderr,
+            gradient_stderr=sampled.gradient_stderr.flatten(1),
+        ),
+        method="smoothgrad",
+        seeds=(seeds,) * len(inputs) if isinstance(seeds, int) else seeds,
+    )

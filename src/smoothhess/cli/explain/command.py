@@ -1,0 +1,127 @@
+"""`smoothhess explain` as cyclopts sees it: options, their groups and their help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+MODEL = Group("Model", sort_key=1)
+INPUT = Group("Inputs", sort_key=2)
+SCALE = Group("How far to look (one of the two)", sort_key=3)
+FEATURES = Group("Features", sort_key=4)
+SAMPLING = Group("Sampling and output", sort_key=5)
+
+
+def explain(
+    *,
+    model: Annotated[str, Parameter(group=MODEL)],
+    input: Annotated[list[Path], Parameter(group=INPUT, consume_multiple=True, negative="")],
+    weights: Annotated[Path | None, Parameter(group=MODEL)] = None,
+    output: Annotated[str | None, Parameter(group=MODEL)] = None,
+    target: Annotated[str | None, Parameter(group=MODEL)] = None,
+    classes: Annotated[Path | None, Parameter(group=MODEL)] = None,
+    mean: Annotated[list[str] | None, Parameter(group=MODEL, consume_multiple=True, negative="")] = None,
+    std: Annotated[list[str] | None, Parameter(group=MODEL, consume_multiple=True, negative="")] = None,
+    radius: Annotated[float | None, Parameter(group=SCALE)] = None,
+    sigma: Annotated[float | None, Parameter(group=SCALE)] = None,
+    size: Annotated[str | None, Parameter(group=INPUT)] = None,
+    rows: Annotated[list[str] | None, Parameter(group=INPUT, consume_multiple=True, negative="")] = None,
+    drop: Annotated[list[str] | None, Parameter(group=INPUT, consume_multiple=True, negative="")] = None,
+    standardize: Annotated[bool, Parameter(group=INPUT)] = True,
+    batched: Annotated[bool | None, Parameter(group=INPUT, negative="--single")] = None,
+    segments: Annotated[str | None, Parameter(group=FEATURES)] = None,
+    segments_noise: Annotated[Literal["pixels", "segments"], Parameter(group=FEATURES)] = "pixels",
+    step: Annotated[float | None, Parameter(group=FEATURES)] = None,
+    tol: Annotated[float | None, Parameter(group=SAMPLING, show_default=lambda _: "0.1")] = None,
+    calls: Annotated[int | None, Parameter(group=SAMPLING)] = None,
+    max_calls: Annotated[int, Parameter(group=SAMPLING)] = 20_000,
+    out: Annotated[Path, Parameter(group=SAMPLING)] = Path("smoothhess-explanation"),
+    device: Annotated[str | None, Parameter(group=SAMPLING)] = None,
+    seed: Annotated[int, Parameter(group=SAMPLING)] = 0,
+) -> None:
+    """Show which features of an input act together in your model: an interactive page, figures and tables.
+
+    ```
+    a picture:  smoothhess explain --model net.pt2 --input cat.png --radius 5 --segments slic:50
+    a table:    smoothhess explain --model mine.py:network --weights w.safetensors --input data.csv --sigma 0.25
+    a curve:    smoothhess explain --model net.pt2 --input curve.npy --sigma 0.1 --segments window:0.5s --step 0.05
+    ```
+
+    For each input NAME, the folder OUT holds NAME.html (the page), NAME-pairs.png and other figures, NAME.csv (the
+    pairs with their intervals, up to 20 000; unit sd: features are counted in standard deviations of their columns) and
+    NAME.safetensors (for smoothhess.Interactions.load); index.html lists several.
+    Finished inputs are kept: the same command again goes on with what is missing.
+
+    Args:
+        model: file.pt2, written by torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0:
+            torch.export.Dim.AUTO},)), "file.pt2") with two examples x; or pkg.module:factory or file.py:factory, a
+            network, a function of a batch, or something that makes one when called without arguments, also from the
+            current folder. Pickled models (.pt, .pth) are refused: opening one can run any code. Open only exports and
+            code that you trust: an export can run code as well.
+        input: Pictures (.png, .jpg, …; values 0 … 1), tables (.csv, .tsv with a header) and arrays (.npy, one example
+            or several); as many as you like.
+        weights: Weights for the factory's network: .safetensors, or a state dict in .pth or .pt.
+        output: Which part of the output where the model returns several: a name (logits) or a number (0).
+        target: Which output to explain: its number, its name in CLASSES, or numbers with commas for an output of more
+            dimensions. Default: the largest one, the predicted class, for each input.
+        classes: Names of the outputs: a text file with one on each line, or json.
+        mean: Where the model takes normalised inputs: their mean, one number, one per channel or column
+            (0.485,0.456,0.406), or a .npy file. The normalisation becomes part of the model, so that RADIUS and SIGMA
+            are in the units of the file: of a picture, in parts of its range 0 … 1.
+        std: Their standard deviation, like MEAN.
+        radius: Length of a usual move away from the input, over all features: sigma = radius / √(features).
+        sigma: Standard deviation of the noise in each feature: in parts of a picture's range, of a column's own
+            standard deviation, or in the units of an array.
+        size: Resize pictures to this many pixels, 224 or HEIGHTxWIDTH. Nothing is resized by itself.
+        rows: Rows of a csv to explain, counted from 0 below the header: 0:5, 3, 1,4,7 or all. Default: the first 5.
+        drop: Columns of a csv that the model does not take, such as the label.
+        standardize: Count the noise in a column in its standard deviation over the whole csv. The model still gets the
+            numbers of the file. With --no-standardize it is counted in the column's own units.
+        batched: Whether dimension 0 of .npy arrays counts examples. Found out by what the model takes.
+        segments: Groups of features: slic:50 (super-pixels), grid:14 or grid:7x14, columns:groups.json (an object of
+            lists of column names), window:0.5s or window:20 (samples), mask:file.png or .npy, none. Default: none up to
+            256 features, else slic:50 of pictures and 20 windows of curves.
+        segments_noise: What the noise moves where there are groups. pixels: every pixel, sample or column on its own;
+            a number then sums over all pairs of two groups. segments: whole groups, all features of one by the same
+            shift; a number is then what two groups do when both move, and takes far fewer calls.
+        step: Seconds between two samples of a curve.
+        tol: Sample until the estimated relative error is this small: that of the denoised matrix, where many features
+            are looked at one by one.
+        calls: Sample with exactly so many gradients instead.
+        max_calls: Stop after so many gradients of the model for an input, whatever the error.
+        out: Folder for everything that is written.
+        device: cpu, cuda, cuda:1, …; a GPU if there is one.
+        seed: Of the noise. Same seed, same numbers.
+    """
+    from smoothhess.cli.explain import Settings, run
+
+    run(
+        Settings(
+            model=model,
+            inputs=input,
+            weights=weights,
+            output=output,
+            target=target,
+            classes=classes,
+            radius=radius,
+            sigma=sigma,
+            segments=segments,
+            segments_noise=segments_noise,
+            step=step,
+            mean=mean,
+            std=std,
+            size=size,
+            rows=",".join(rows) if rows else None,
+            drop=drop or (),
+            standardize=standardize,
+            batched=batched,
+            tol=tol,
+            calls=calls,
+            max_calls=max_calls,
+            out=out,
+            device=device,
+            seed=seed,
+        )
+    )

@@ -1,0 +1,71 @@
+"""What tells one model from another: its layers, its numbers and its code, so that no result outlives them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from smoothhess import _version
+from smoothhess.datasets.job_settings import digest
+from smoothhess.model.state import modules_behind
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory, another one in each run
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def of_model(made: Callable[..., Any], words: str) -> str:
+    """A hash of what `--model words` has made: every layer, parameter, buffer and source file.
+
+    >>> net = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+    >>> same, other = nn.Sequential(*net), nn.Sequential(net[0], nn.Tanh())
+    >>> of_model(net, "m:f") == of_model(same, "m:f"), of_model(net, "m:f") == of_model(other, "m:f")
+    (True, False)
+    """
+    whole = hashlib.blake2b(digest_size=8)
+    networks = modules_behind(made)
+    for network in networks:
+        whole.update(ADDRESS.sub("", repr(network)).encode())
+        for name, numbers in (*network.named_parameters(), *network.named_buffers()):
+            whole.update(f"{name} {tuple(numbers.shape)} {numbers.dtype} {digest(numbers)}".encode())
+    for path in sorted({*_defining(made, networks), *_beside(words.rpartition(":")[0])}):
+        whole.update(path.name.encode() + path.read_bytes())
+    return f"{getattr(made, '__name__', type(made).__name__)} {whole.hexdigest()}"
+
+
+def _defining(made: Callable[..., Any], networks: list[nn.Module]) -> Iterator[Path]:
+    """Files that define a function, or the kinds of layers of networks."""
+    kinds = {type(made), *(type(layer) for network in networks for layer in network.modules())}
+    for item in (inspect.unwrap(made), *kinds):
+        try:
+            file = inspect.getsourcefile(item)  # type: ignore[arg-type]
+        except TypeError:  # an object, or built in
+            continue
+        if file is not None and Path(file).is_file():
+            yield Path(file).resolve()
+
+
+def _beside(module: str) -> Iterator[Path]:
+    """Files of imported modules that lie under the current folder, or under that of the module of --model."""
+    folders = {Path.cwd().resolve()}
+    if module.endswith(".py"):
+        folders.add(Path(module).expanduser().resolve().parent)
+    else:
+        for name in (module, module.partition(".")[0]):  # the package as a whole
+            if file := getattr(sys.modules.get(name), "__file__", None):
+                folders.add(Path(file).resolve().parent)
+    foreign = [Path(p).resolve() for p in (sysconfig.get_path("stdlib"), Path(_version.__file__).parent)]
+    for found in list(sys.modules.values()):
+        file = getattr(found, "__file__", None)
+        if not isinstance(file, str) or not (path := Path(file).resolve()).is_file():
+            continue
+        inside = any(path.is_relative_to(folder) for folder in folders)
+        if inside and not any(path.is_relative_to(f) for f in foreign) and not set(INSTALLED) & set(path.parts):
+            yield path

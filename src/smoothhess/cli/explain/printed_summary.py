@@ -1,0 +1,115 @@
+"""What is printed, and the list of several explanations."""
+
+from __future__ import annotations
+
+import html
+import os
+import sys
+import textwrap
+import urllib.parse
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from smoothhess.cli.demo import LIMITS
+from smoothhess.cli.explain.output_folder import Record
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.pairs import Pair
+
+WIDTH = 100
+PAIRS = 5  # printed of each input
+READING = (
+    "H is the mixed second derivative of the smoothed output, with its 95 % interval. H > 0: raising both raises the "
+    "output by more than the sum of their separate effects; H < 0: by less. Effect: H times one standard deviation of "
+    "the noise in each, in units of the output."
+)
+
+
+def say(text: str) -> None:
+    """Print without tearing a progress bar; where nobody reads any more, as after `| head`, go on silently."""
+    try:
+        tqdm.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def table(pairs: Sequence[Pair]) -> str:
+    """The strongest pairs, one on each line."""
+    if not pairs:
+        return "  a single feature: no pairs"
+    names = [" × ".join(p.names) for p in pairs]
+    width = max(map(len, names))
+    lines = [f"  {'pair':<{width}}  {'H':>10}  {'95 % interval':<24}  {'effect':>10}"]
+    for name, p in zip(names, pairs, strict=True):
+        interval = f"[{p.low:+.4g}, {p.high:+.4g}]"
+        star = "" if p.significant else "  not significant"
+        lines.append(f"  {name:<{width}}  {p.value:>+10.4g}  {interval:<24}  {p.effect:>+10.4g}{star}")
+    return "\n".join(lines)
+
+
+def quality(result: Interactions) -> str:
+    """How good the estimate of one example is: the unbiased one, which pairs and intervals are of, and the denoised."""
+    own, r2 = float(result.unshrunk().relative_error[0]), float(result.r2[0])
+    denoised = f" (denoised matrix: {_share(float(result.relative_error[0]))})" if result.shrink else ""
+    explained = "" if r2 != r2 else f", R² {r2:.2f}"
+    return f"relative error {_share(own)}{denoised}{explained}, {int(result.n_calls[0])} calls"
+
+
+def _share(error: float) -> str:
+    return f"{100 * error:.1f} %" if error < 10 else "over 1000 %"
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A paragraph of the terminal."""
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def index(title: str, records: Sequence[tuple[str, Record]]) -> str:
+    """A page that lists explanations, each with a link to its own page."""
+    rows = []
+    for name, record in records:
+        words = record.words
+        cells = "".join(f'<td data-what="{h}">{html.escape(words.get(k, ""))}</td>' for k, h in SHOWN.items())
+        link = f'<a href="{urllib.parse.quote(name)}.html">{html.escape(words.get("title", name))}</a>'
+        rows.append(f"<tr><th scope=row>{link}</th>{cells}</tr>")
+    heads = "".join(f"<th>{head}</th>" for head in SHOWN.values())
+    return PAGE.format(
+        title=html.escape(title), count=len(records), heads=heads, rows="\n".join(rows), limits=html.escape(LIMITS)
+    )
+
+
+SHOWN = {"target": "explained output", "strongest": "strongest pair", "quality": "how good the estimate is"}
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --line: #8884; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.4rem; line-height: 1.3; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line); }}
+th, td {{ vertical-align: top; }}
+th[scope=row] {{ font-weight: 600; white-space: nowrap; }}
+footer {{ margin-top: 1.5rem; opacity: .75; font-size: .9rem; }}
+@media (max-width: 600px) {{
+thead {{ display: none; }}
+tr, th, td {{ display: block; border: 0; padding: 0; }}
+tr {{ padding: .6rem 0; border-bottom: 1px solid var(--line); }}
+th[scope=row] {{ white-space: normal; }}
+td::before {{ content: attr(data-what) ": "; opacity: .7; }}
+}}
+</style>
+<h1>{title}</h1>
+<p>{count} inputs, each on a page of its own: which features act together, how strongly, and how sure that is.</p>
+<div class="wide"><table>
+<thead><tr><th>input</th>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody></table></div>
+<footer>{limits}</footer>
+</html>
+"""

@@ -1,0 +1,145 @@
+"""Explains one input after the other."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from smoothhess.cli.demo import LIMITS
+from smoothhess.cli.explain import class_names, image_files, inputs, load_model, output_files, printed_summary
+from smoothhess.cli.explain.arguments import Settings
+from smoothhess.cli.explain.example_options import Question, ask, key
+from smoothhess.cli.explain.inputs import Reading
+from smoothhess.cli.explain.load_model import Model
+from smoothhess.cli.explain.normalization import read_numbers
+from smoothhess.cli.explain.output_folder import Folder
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.result.interactions import Interactions
+from smoothhess.view.captions import noise_sentence
+from smoothhess.view.figures import canvas
+
+
+def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) -> list[Path]:
+    """Explain every input, print what was found, and write pages, figures, tables and results; the pages written.
+
+    An input's files appear together when it is finished. What is finished is kept: the same command again goes on with
+    what is missing.
+    """
+    settings.check()
+    canvas.new_figure(1, 1)  # without matplotlib, say so at once
+    device = _device(settings.device)
+    folder = Folder(settings.out)
+    classes = class_names.read_classes(settings.classes)
+    reading = Reading(
+        size=image_files.parse_size(settings.size),
+        rows=settings.rows,
+        drop=settings.drop,
+        standardize=settings.standardize,
+        batched=settings.batched,
+        step=settings.step,
+        mean=read_numbers(settings.mean, "--mean"),
+        deviation=read_numbers(settings.std, "--std"),
+    )
+    model = load_model.load(settings.model, settings.weights, settings.output, device, settings.seed)
+    found = inputs.read(settings.inputs, model, reading, device)
+    asked = [ask(example, settings, classes, device) for example in found]
+    notes = [*model.notes, *(n for question in asked for n in question.example.notes)]
+    notes += [f"one unit of a feature is {q.example.units}" for q in asked if q.example.units]
+    for note in dict.fromkeys(notes):
+        say(printed_summary.wrapped(f"note: {note}"))
+    folder.try_writing()  # before anything is sampled
+    finished: list[str] = []
+    try:
+        for question in tqdm(asked, desc="inputs", unit="input", disable=_silent() or len(asked) == 1, leave=False):
+            _answer(question, model, folder, device, say)
+            finished.append(question.example.name)
+    except KeyboardInterrupt:
+        if not finished:
+            say("no input is finished yet; the same command begins again.")
+        raise
+    finally:  # also after Ctrl-C: what is finished stays, and is listed
+        if len(finished) > 1:
+            title = f"What acts together in {model.title}"
+            folder.write_text("index.html", printed_summary.index(title, [(n, folder.records[n]) for n in finished]))
+        if finished and len(finished) < len(asked):
+            say(f"{len(finished)} of {len(asked)} inputs are finished, in {folder.path}; the same command goes on.")
+    say(printed_summary.wrapped(printed_summary.READING))
+    say(printed_summary.wrapped(LIMITS))
+    first = "index.html" if len(finished) > 1 else f"{finished[0]}.html"
+    say(f"\nWritten: open {folder.path / first}")
+    return [folder.path / f"{name}.html" for name in finished]
+
+
+def _answer(
+    question: Question, model: Model, folder: Folder, device: torch.device, say: Callable[[str], object]
+) -> None:
+    """Explain one example and write its files, or keep those of an earlier run."""
+    example = question.example
+    made_with = key(question, model)
+    if (kept := folder.kept(example.name, made_with)) is not None:
+        told = [kept.words[k] for k in ("strongest", "quality") if k in kept.words]
+        say("\n  ".join([question.heading, *told, "finished before with the same settings, kept\n"]))
+        return
+    result, remarks = _attribute(question, device)
+    remarks += output_files.left_out(result, example.name)
+    pairs = result.top_pairs(printed_summary.PAIRS, question.names)[0]
+    lines = [question.heading, printed_summary.table(pairs), f"  {printed_summary.quality(result)}"]
+    if sentence := noise_sentence(result, example.kind):
+        lines.append(printed_summary.wrapped(sentence, "  "))
+    lines += [printed_summary.wrapped(f"note: {r}", "  ") for r in remarks]
+    strongest = f"{' × '.join(pairs[0].names)}: effect {pairs[0].effect:+.3g}" if pairs else "none"
+    words = {
+        "title": example.title,
+        "target": f"{question.target.name} ({question.output:.3g})",
+        "strongest": strongest if not pairs or pairs[0].significant else f"{strongest} (not significant)",
+        "quality": printed_summary.quality(result),
+    }
+    with folder.writing(example.name, made_with, words) as place:
+        output_files.write(question, result, model, place, remarks)
+    say("\n".join(lines) + "\n")  # what is told is also there
+
+
+def _attribute(question: Question, device: torch.device) -> tuple[Interactions, list[str]]:
+    """The result on the CPU, and what there is to remark about it."""
+    example = question.example
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = SmoothHess(example.forward_func).attribute(
+            example.values[None].to(device),
+            target=question.target.index,
+            feature_mask=None if question.segments is None else question.segments.mask.to(device),
+            show_progress=not _silent(),
+            **question.options,
+        )
+    remarks = [
+        str(w.message)
+        .replace("1 of 1 example(s): ", "")
+        .replace("max_calls=", "--max-calls ")
+        .replace("max_calls", "--max-calls")
+        for w in caught
+        if issubclass(w.category, UserWarning)
+    ]
+    if float(result.unshrunk().relative_error[0]) > 1:
+        remarks.append(
+            "the noise of the estimate is larger than the interactions: little can be read off it. Use more calls, "
+            "fewer and larger groups, or look further"
+        )
+    return result.to("cpu"), list(dict.fromkeys(remarks))
+
+
+def _device(words: str | None) -> torch.device:
+    try:
+        device = torch.device(words or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {words} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _silent() -> bool:
+    return not sys.stderr.isatty()

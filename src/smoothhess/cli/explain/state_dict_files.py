@@ -1,0 +1,75 @@
+"""Weights for a factory's network, read without running anything that a file may hold."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothhess.model.weight_files import read_weights
+
+NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training keep the weights
+PICKLED = (
+    "a pickled model. Opening it can run any code, so it is not opened. Where you trust it, load it in Python and save "
+    "torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)), 'model.pt2'), x "
+    "being two examples, and pass --model model.pt2; or save model.state_dict() and pass --model pkg.module:factory "
+    "--weights file. Open only exports and code that you trust: an export can run code as well"
+)
+
+
+def fill(network: nn.Module, path: Path) -> None:
+    """Put the weights of a .safetensors, .pth or .pt file into a network. Names and shapes must fit exactly."""
+    stored = read(path)
+    wanted = network.state_dict()
+    if stored and all(name.startswith("module.") for name in stored) and not stored.keys() & wanted.keys():
+        stored = {name.removeprefix("module."): value for name, value in stored.items()}  # of DataParallel
+    faults = [
+        ("lacks", sorted(wanted.keys() - stored.keys())),
+        ("has unknown", sorted(stored.keys() - wanted.keys())),
+        ("has other shapes for", [k for k in wanted if k in stored and wanted[k].shape != stored[k].shape]),
+    ]
+    if told := "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names):
+        raise ValueError(f"{path} does not fit {type(network).__name__}: it {told}. Are they of another network?")
+    network.load_state_dict({key: value.to(wanted[key].dtype) for key, value in stored.items()})
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Tensors by name."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}: wanted a .safetensors, .pth or .pt file.")
+    if path.suffix == ".safetensors":
+        return read_weights(path)[0]
+    state = open_plainly(path)
+    for key in NESTED:
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"{path}: wanted a state dict of tensors, got {type(state).__name__}. Save model.state_dict()."
+        )
+    return {str(name): value for name, value in state.items()}
+
+
+def open_plainly(path: Path) -> Any:
+    """What a .pth or .pt file holds where that is plain data; a pickled model is refused with the reason."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong with it is said below
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path}: {PICKLED}.") from error
+    except (RuntimeError, EOFError, ValueError, OSError) as error:
+        if "TorchScript" in str(error):
+            reason = "is a TorchScript archive, which holds code. Export the model with torch.export"
+            raise ValueError(f"{path} {reason}.") from error
+        raise ValueError(f"{path} is not a whole file of weights. Fetch or write it again.") from error
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

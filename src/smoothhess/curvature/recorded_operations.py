@@ -1,0 +1,106 @@
+"""The operations of a forward pass: does the model hold anything that could bend without being met?
+
+A run in which no gradient changed proves nothing by itself: a kink may be rare. Where every recorded operation is
+smooth, there is no kink to be missed. Operations are recorded below autograd, so functions, modules, methods and
+scripted code are seen alike; whatever is not on the list counts as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smoothhess.curvature.activation_hooks import is_opaque
+from smoothhess.model.state import modules_behind
+
+# Names of aten operators, without namespace and overload, that have derivatives of all orders (where they are defined)
+# or only rearrange numbers.
+_SMOOTH = """
+add sub rsub mul div neg reciprocal mm bmm mv dot addmm addmv addbmm baddbmm linear matmul einsum outer
+convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear
+mkldnn_convolution _mkldnn_linear mkldnn_linear view _unsafe_view reshape _reshape_alias as_strided t transpose
+permute flatten unflatten expand expand_as repeat repeat_interleave squeeze unsqueeze cat stack split
+split_with_sizes chunk unbind slice select narrow diagonal index_select gather index flip roll constant_pad_nd
+clone contiguous alias detach lift_fresh lift_fresh_copy _to_copy copy copy_ to zeros zeros_like ones ones_like
+full full_like empty empty_like new_zeros new_ones new_full empty_strided new_empty_strided arange scalar_tensor
+eye tril triu sum mean cumsum var std var_mean prod pow square exp exp2 expm1 log log1p log2 log10 sqrt rsqrt
+sin cos tan sinh cosh atan asinh tanh sigmoid erf erfc gelu silu mish log_sigmoid log_sigmoid_forward lgamma
+digamma _softmax softmax _log_softmax log_softmax logsumexp logaddexp native_layer_norm layer_norm
+native_group_norm native_batch_norm batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm
+_batch_norm_impl_index avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+adaptive_avg_pool1d adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d upsample_nearest1d upsample_nearest2d
+upsample_bilinear2d pixel_shuffle embedding fft_fft fft_rfft _fft_r2c _fft_c2c _fft_c2r view_as_real
+view_as_complex real imag
+"""
+SMOOTH = frozenset(_SMOOTH.split())
+
+# Those whose kinks the closed form knows, as smoothhess.curvature.activation_hooks reads them.
+_KINKED = """
+relu relu_ relu6 relu6_ leaky_relu leaky_relu_ prelu _prelu_kernel hardtanh hardtanh_ clamp clamp_ clamp_min
+clamp_min_ clamp_max clamp_max_ threshold threshold_ abs abs_ elu
+"""
+KINKED = frozenset(_KINKED.split())
+
+
+class _Recorder(TorchDispatchMode):
+    """Names of all operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        found = func(*args, **(kwargs or {}))
+        if namespace != "aten" or "mode" in func._schema.overload_name:  # such as division that rounds
+            name = str(func)
+        elif name == "_to_copy" and args[0].is_floating_point() and not found.is_floating_point():
+            name = "conversion to integers"
+        self.names.add(name)
+        return found
+
+
+def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: Any) -> list[str]:
+    """Recorded operations of one forward pass that may have a kink, sorted; empty where there is none.
+
+    `model` is what the user passed, which `forward` calls: compiled code and functions with a backward pass of their
+    own cannot be looked into.
+
+    >>> unknown_operations(lambda x: x.tanh().sum(1), torch.ones(1, 2), None)
+    []
+    >>> unknown_operations(lambda x: x.relu().sum(1), torch.ones(1, 2), None)
+    ['relu']
+    """
+    if any(is_opaque(m) for m in [model, *modules_behind(model)] if m is not None):
+        return ["a compiled module"]
+    leaf = inputs.detach().requires_grad_()
+    with torch.enable_grad(), _Recorder() as recorder:
+        output = forward(leaf)
+    found = {n for n in recorder.names if n.rstrip("_") not in SMOOTH and n not in SMOOTH}
+    if not isinstance(output, Tensor) or output.grad_fn is None:
+        return sorted(found | {"an output without a gradient"})
+    own, passed = _behind(output.grad_fn)
+    # activations that the output does not depend on, such as those of layers behind a neuron, do no harm
+    return sorted({n for n in found if n not in KINKED or n.replace("_", "") in passed} | own)
+
+
+def _behind(node: Any) -> tuple[set[str], set[str]]:
+    """Functions with a backward pass of their own between an output and its inputs, and all others, by name."""
+    seen, stack, found, passed = set(), [node], set(), set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            found.add(type(node).__name__)
+        else:
+            passed.add(type(node).__name__.partition("Backward")[0].lower())
+        stack.extend(parent for parent, _ in node.next_functions)
+    return found, passed

@@ -1,0 +1,283 @@
+"""Explains a data set into a store: in packs, shard by shard, and from where it stopped."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from smoothhess.datasets.disk_budget import SMALL, Room, Sizes
+from smoothhess.datasets.job_settings import described
+from smoothhess.datasets.record_batches import Pack, batches, count, packs
+from smoothhess.datasets.record_explainer import Question
+from smoothhess.datasets.store import shard_files
+from smoothhess.datasets.store.manifest import begin, known_store, refuse_other_job
+from smoothhess.datasets.store.record import KEEP, Rows, rows_of
+from smoothhess.datasets.store.running_summary import tally
+from smoothhess.datasets.store.store_folder import Store
+from smoothhess.datasets.store.writer import Writer
+from smoothhess.estimate.statistics import DENSE_LIMIT, ESTIMATOR_VERSION
+from smoothhess.evaluate.global_interactions import MOST_FEATURES, Explain, record_seeds
+from smoothhess.evaluate.global_summary import GlobalInteractions
+from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
+from smoothhess.linalg.memory import is_out_of_memory, release
+
+
+def explain_dataset(
+    explainer: SmoothHess | NeuronSmoothHess | Explain,
+    loader: Any,
+    store: str | Path | Store,
+    *,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    key: str | int | None = None,
+    keep: str | None = None,
+    n_pairs: int = 20,
+    summary: bool = True,
+    summary_calls: int | None = None,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    max_bytes: int | None = None,
+    pack_size: int | None = None,
+    shard_seconds: float = 60.0,
+    device: torch.device | str | None = None,
+    show_progress: bool = False,
+    **attribute_options: Any,
+) -> Store:
+    """Explain every record of a data set into a folder, in one pass over a loader.
+
+    Records are numbered 0, 1, 2, … in the loader's order, and each has draws of its own, a function of (seed, number)
+    alone: neither the loader's batches, nor interruptions, nor the number of ranks change a result beyond rounding.
+    Run the same call again after any end, kill −9 included: records that are in the store are skipped without a call of
+    the model, and at most the shard in progress is made anew. Other settings, other weights or other records than the
+    store was begun with are refused.
+
+    Args:
+        explainer: `SmoothHess(model)`, `NeuronSmoothHess(model, layer)` with neuron_selector=…, or any function
+            (inputs, target, seeds) → Interactions.
+        loader: a tensor (N, *shape), a DataLoader, or another iterable of batches: tensors, tuples that begin with the
+            inputs, or dictionaries. It must give the same records in the same order each time.
+        store: the folder; made where there is none.
+        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function gets the
+            batch, `target(inputs)`, `target(*batch)` of a tuple or `target(batch)` of a dictionary.
+        additional_forward_args: further arguments of the model, the same for all records, or a function of the batch
+            like target, whose tensors with a row per record follow their record.
+        key: where a batch holds its inputs: the key of a dictionary, or the place in a tuple.
+        keep: what is kept of each record beside gradient, value and errors: "pairs" (the n_pairs strongest), "hessian"
+            (those, and the matrix with its standard errors) or "result" (everything). None: "hessian" up to 128
+            features or groups, "pairs" beyond.
+        n_pairs: pairs kept of each record.
+        summary: keep global interactions of the records as well, `Store.summary()`. A second, independent estimate of
+            each record is made for it.
+        summary_calls: gradient calls of that; few by default, as noise averages out over records.
+        seed: of all draws.
+        rank: which of `world_size` processes this is. They share the store; rank r takes the packs r, r + world_size, …
+        world_size: processes that share the data set.
+        max_bytes: most that the store may take. Refused beforehand where the records cannot fit, as it is where the
+            disk is too small; a job that meets the limit later stops with all whole shards in place.
+        pack_size: records explained together; chosen by memory when None. Kept for the life of the store.
+        shard_seconds: a shard is closed after this time, or when it holds 256 MiB: what a kill can cost.
+        device: where records are explained; where the model lies when None.
+        show_progress: a progress bar.
+        attribute_options: of `SmoothHess.attribute`: sigma or radius or gaussian, n_calls, feature_mask, …
+
+    >>> import tempfile
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> data = torch.utils.data.TensorDataset(torch.randn(30, 4), torch.arange(30) % 3)
+    >>> loader = torch.utils.data.DataLoader(data, batch_size=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = explain_dataset(SmoothHess(net), loader, folder, target=lambda x, y: y, radius=0.5, n_calls=64)
+    ...     len(store), store[4].target, len(store[4].top_pairs(3)), store[4].hessian.shape, len(store.summary())
+    (30, (1,), 3, torch.Size([4, 4]), 30)
+    """
+    _check_numbers(seed, rank, world_size, n_pairs, max_bytes, pack_size)
+    if keep is not None and keep not in KEEP:
+        raise ValueError(f"keep must be {', '.join(map(repr, KEEP))} or None, got {keep!r}.")
+    if isinstance(target, str) and target != "predicted":
+        raise ValueError(f'target must be "predicted", a function or indices, got {target!r}.')
+    question = Question.make(explainer, attribute_options)
+    asked_target = None if isinstance(target, str) else target
+    arriving = batches(loader, key, asked_target, additional_forward_args)
+    head = next(arriving, None)
+    if head is None:
+        raise ValueError("wanted at least one batch, got none. An iterator that was used up before gives none.")
+    sizes = question.sizes(head.inputs)
+    keep = keep or ("hessian" if sizes.features <= SMALL else "pairs")
+    _refuse_many_features(sizes, keep, n_pairs, summary)
+    calls = question.second_calls(sizes.d) if summary_calls is None else int(summary_calls)
+    settings = {
+        **question.about,
+        "inputs": [list(head.inputs.shape[1:]), str(head.inputs.dtype).removeprefix("torch.")],
+        "target": described(target),
+        "additional_forward_args": described(additional_forward_args),
+        "keep": keep,
+        "n_pairs": int(n_pairs),
+        "summary": bool(summary),
+        "summary_calls": calls if summary else None,
+        "seed": int(seed),
+        "estimator_version": ESTIMATOR_VERSION,
+    }
+    where = torch.device(device) if device is not None else question.device(head.inputs)
+    total = count(loader, key)
+    path = store.path if isinstance(store, Store) else Path(store)
+    known = known_store(path)
+    if known is not None:
+        refuse_other_job(known, settings, pack_size)
+    room = Room(path, sizes.summary_bytes() if summary else 0, max_bytes)
+    room.refuse(sizes.record_bytes(keep, n_pairs), _left(total, known))
+    path.mkdir(exist_ok=True)
+    with shard_files.only_writer(path, rank):
+        if known is None:
+            begin(path, settings, pack_size or _fair(sizes.pack_size(where), total, world_size), rank)
+        known = Store(path)
+        refuse_other_job(known, settings, pack_size)
+        shard_files.sweep(path, known.shards, rank, world_size)
+        shard_files.mend_index(path, known.shards, rank, world_size)
+        writer = Writer(known, rank, max_bytes, float(shard_seconds))
+        run = _Run(question, writer, where, int(seed), calls, target == "predicted")
+        digests = dict(zip(known.numbers, known.column("digest").tolist(), strict=True))
+        every = itertools.chain([head], arriving)
+        waiting = packs(every, known.pack_size, (rank, world_size), digests.get, run.check_same_function)
+        with tqdm(total=total, initial=len(known), desc="records", disable=not show_progress, leave=False) as bar:
+            run.through(waiting, bar, lambda per_record, n: room.refuse(per_record, max(_left(total, known) - n, 0)))
+    return Store(path)
+
+
+class _Run:
+    """Explains packs and hands them to the writer."""
+
+    def __init__(
+        self, question: Question, writer: Writer, device: torch.device, seed: int, calls: int, predicted: bool
+    ) -> None:
+        self.question, self.writer, self.device, self.seed = question, writer, device, seed
+        self.calls, self.predicted = calls, predicted
+        self.most = writer.store.pack_size  # records that fit into the memory together
+        self.said: set[str] = set()  # kinds of warnings that were given
+
+    def through(self, waiting: Iterator[Pack], bar: tqdm, measured: Callable[[int, int], None]) -> None:
+        """All packs; what is whole is written, also when something fails.
+
+        `measured` is told how many bytes a record takes, once that is known, and from how many records.
+        """
+        try:
+            for i, pack in enumerate(waiting):
+                found = [*self._explained(pack)]
+                self.writer.add(found)
+                bar.update(len(pack))
+                if not i:
+                    measured(sum(rows.n_bytes for rows, _ in found) // len(pack), len(pack))
+            self.writer.close()
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to tell
+                self.writer.close()
+            raise
+
+    def check_same_function(self, witness: Pack) -> None:
+        """Raise where f(x) of a record is not what it was when it was stored."""
+        part, record = witness.to(self.device), self.writer.store[witness.numbers[0]]
+        if self.predicted:
+            part = replace(part, target=self.question.predicted(part))
+        output = self.question.output(part)
+        if output is None:
+            return
+        target = None if part.target is None else part.target[0]
+        if target != record.target or abs(output - record.output) > self.question.agreement * abs(record.output) + 1e-6:
+            raise ValueError(
+                f"f(x) of record {record.number} is {output:.6g} (target {target}), but {self.writer.store.path} was "
+                f"made with {record.output:.6g} (target {record.target}): another model, target or "
+                "additional_forward_args. Use the same to go on with it, or another folder."
+            )
+
+    def _explained(self, pack: Pack) -> Iterator[tuple[Rows, GlobalInteractions | None]]:
+        """A pack, in smaller parts where the memory is short; a size that was too large is not tried again."""
+        pending = deque([pack])
+        while pending:
+            part, *rest = pending.popleft().parts(self.most)
+            pending.extendleft(reversed(rest))
+            try:
+                with self._each_once(part):
+                    found = self._explain(part.to(self.device))
+            except Exception as error:
+                if len(part) > 1 and is_out_of_memory(error):
+                    self.most = len(part) // 2
+                    release()
+                    pending.appendleft(part)
+                    continue
+                first, last = part.numbers[0], part.numbers[-1]
+                error.add_note(f"This was met among records {first} to {last} of the data set.")
+                raise
+            yield found
+
+    def _explain(self, part: Pack) -> tuple[Rows, GlobalInteractions | None]:
+        if self.predicted:
+            part = replace(part, target=self.question.predicted(part))
+        drawn, more = zip(*(record_seeds(self.seed, n) for n in part.numbers), strict=True)
+        first = self.question.explain(part, [*drawn])
+        settings = self.writer.store.settings
+        rows = rows_of(first, part.numbers, part.digests, settings["keep"], settings["n_pairs"])
+        chosen = self.writer.not_summed(part.numbers) if settings["summary"] else []
+        if not chosen:
+            return rows, None
+        second = self.question.again(part, first, [*drawn], [*more], self.calls)
+        return rows, tally(first, second, self.seed, part.numbers, chosen)
+
+    @contextmanager
+    def _each_once(self, part: Pack) -> Iterator[None]:
+        """Warnings of one kind are given for the first records that they concern; thousands more would hide others."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for warning in caught:
+            kind = re.sub(r"\d[\d.,e+-]*", "#", str(warning.message))
+            if kind not in self.said:
+                self.said.add(kind)
+                where = f"records {part.numbers[0]} to {part.numbers[-1]}"
+                text = f"{warning.message} (Among {where}; not said again of others: see `status` of each record.)"
+                warnings.warn(text, warning.category, stacklevel=2)
+
+
+def _left(total: int | None, known: Store | None) -> int:
+    """Records that are still to be stored; one where their number is not known."""
+    return 1 if total is None else max(total - (0 if known is None else len(known)), 0)
+
+
+def _fair(size: int, total: int | None, world_size: int) -> int:
+    """No larger than leaves a pack for every rank."""
+    return size if total is None else max(1, min(size, -(-total // world_size)))
+
+
+def _refuse_many_features(sizes: Sizes, keep: str, n_pairs: int, summary: bool) -> None:
+    if summary and sizes.features > MOST_FEATURES:
+        raise ValueError(
+            f"{sizes.features} features are too many for a summary of all pairs ({MOST_FEATURES} at most). Pass "
+            "feature_mask, with up to that many groups, or summary=False."
+        )
+    if sizes.features > DENSE_LIMIT and (keep == "hessian" or (keep == "pairs" and n_pairs)):
+        raise ValueError(
+            f"{sizes.features} features are too many for matrices, and pairs are ranked in one ({DENSE_LIMIT} at "
+            "most). Pass feature_mask, keep='result', or keep='pairs' with n_pairs=0 for the gradient alone."
+        )
+
+
+def _check_numbers(
+    seed: Any, rank: Any, world_size: Any, n_pairs: Any, max_bytes: int | None, pack_size: int | None
+) -> None:
+    least = {"seed": (seed, 0), "rank": (rank, 0), "world_size": (world_size, 1), "n_pairs": (n_pairs, 0)}
+    least |= {} if max_bytes is None else {"max_bytes": (max_bytes, 1)}
+    least |= {} if pack_size is None else {"pack_size": (pack_size, 1)}
+    for name, (number, lowest) in least.items():
+        if isinstance(number, bool) or not hasattr(number, "__index__") or number < lowest:
+            raise ValueError(f"{name} must be a whole number, {lowest} or more, got {number!r}.")
+    if rank >= world_size:
+        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size}. Ranks count from 0.")

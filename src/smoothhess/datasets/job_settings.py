@@ -1,0 +1,99 @@
+"""What a job was asked for, in plain words and numbers, so that it can be gone on with and never mixed with another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.model.state import modules_behind
+
+SAMPLED = 1 << 16  # numbers of each weight that are looked at: training moves all of them
+SILENT = ("internal_batch_size", "compile", "show_progress")  # options that change no result
+
+
+def described(value: Any) -> Any:
+    """A value as JSON can hold it; tensors by shape and digest, functions by name.
+
+    >>> described((1, None, len, torch.zeros(2)))
+    [1, None, 'function len', 'float32 [2] ca08ea5bca49cc18']
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
+        return described(value.item())
+    if isinstance(value, np.ndarray):
+        return described(torch.from_numpy(value))
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} {digest(value)}"
+    if hasattr(value, "__index__"):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        return float(value)
+    if isinstance(value, Gaussian):
+        return {type(value).__name__: {name: described(v) for name, v in value.state().items()}}
+    if isinstance(value, dict):
+        return {str(name): described(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(v) for v in value]
+    if isinstance(value, nn.Module):
+        return fingerprint(value)
+    return f"{'function' if callable(value) else type(value).__name__} {getattr(value, '__name__', '')}".strip()
+
+
+def digest(tensor: Tensor) -> str:
+    """A short hash of the numbers of a tensor, wherever they lie."""
+    return hashlib.blake2b(_bytes(tensor), digest_size=8).hexdigest()
+
+
+def record_digests(inputs: Tensor) -> list[int]:
+    """One 63-bit hash for each record of a batch: whether the same one comes again."""
+    rows = inputs.detach().cpu().contiguous().reshape(len(inputs), -1).view(torch.uint8).numpy()
+    found = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
+    return [int.from_bytes(h, "little") >> 1 for h in found]
+
+
+def fingerprint(forward_func: Callable[..., Any]) -> str:
+    """The kind of a model and a hash of its weights, as far as a callable can be seen to use any.
+
+    >>> net = nn.Linear(2, 1)
+    >>> fingerprint(net) == fingerprint(net), fingerprint(net) == fingerprint(nn.Linear(2, 1))
+    (True, False)
+    """
+    modules = modules_behind(forward_func)
+    name = getattr(forward_func, "__name__", type(forward_func).__name__)
+    if not modules:
+        return f"function {name}"
+    whole = hashlib.blake2b(digest_size=8)
+    for module in modules:
+        for place, weight in module.state_dict().items():
+            if not isinstance(weight, Tensor):
+                continue
+            flat = weight.detach().reshape(-1)
+            step = max(1, flat.numel() // SAMPLED)
+            whole.update(f"{place} {tuple(weight.shape)} {weight.dtype}".encode())
+            whole.update(_bytes(flat[::step]))
+    through = "" if isinstance(forward_func, nn.Module) else f"{name} of "
+    return f"{through}{' + '.join(type(m).__name__ for m in modules)} {whole.hexdigest()}"
+
+
+def differences(made_with: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Each setting that differs, with both values."""
+    plain = json.loads(json.dumps(asked))
+    names = [*made_with, *(name for name in plain if name not in made_with)]
+    return [
+        f"{name} = {made_with.get(name)!r}, not {plain.get(name)!r}"
+        for name in names
+        if made_with.get(name) != plain.get(name)
+    ]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()

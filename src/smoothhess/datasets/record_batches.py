@@ -1,0 +1,290 @@
+"""Records of a data set as packs: as many as are explained together, whatever the batches that they come in.
+
+Pack p holds the records p·size … (p + 1)·size − 1, so which records are explained together depends neither on the
+loader's batches nor on where a job was interrupted or how many ranks share it: rank r has the packs r, r + world_size
+and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler
+from torch.utils.data import WeightedRandomSampler as Weighted
+
+from smoothhess.datasets.job_settings import record_digests
+from smoothhess.model import targets as targets
+from smoothhess.model.gradients import check_inputs
+
+RANDOM = (RandomSampler, SubsetRandomSampler, Weighted)  # samplers that give another order each time
+
+
+class Argument(NamedTuple):
+    """A further argument of the model."""
+
+    value: Any
+    follows: bool  # whether it is a tensor with one row per record
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """Records that are explained together."""
+
+    numbers: list[int]
+    digests: list[int]
+    inputs: Tensor  # (n, *shape)
+    target: list[tuple[int, ...]] | None
+    args: tuple[Argument, ...] | None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, rows: slice) -> Pack:
+        args = self.args
+        return Pack(
+            self.numbers[rows],
+            self.digests[rows],
+            self.inputs[rows],
+            None if self.target is None else self.target[rows],
+            None if args is None else tuple(a._replace(value=a.value[rows]) if a.follows else a for a in args),
+        )
+
+    def parts(self, most: int) -> Iterator[Pack]:
+        """Parts of up to `most` records; never as many as an argument has rows that all records share.
+
+        Such an argument would be taken for one row per record.
+        """
+        shared = {len(a.value) for a in self.args or () if _has_rows(a.value) and not a.follows}
+        start = 0
+        while start < len(self):
+            size = min(most, len(self) - start)
+            while size > 1 and size in shared:
+                size -= 1
+            yield self[start : start + size]
+            start += size
+
+    def to(self, device: torch.device | str) -> Pack:
+        """With its tensors on another device."""
+        args = None
+        if self.args is not None:
+            args = tuple(a._replace(value=a.value.to(device)) if isinstance(a.value, Tensor) else a for a in self.args)
+        return Pack(self.numbers, self.digests, self.inputs.to(device, non_blocking=True), self.target, args)
+
+    @property
+    def forward_args(self) -> tuple[Any, ...] | None:
+        """As `attribute` wants them."""
+        return None if self.args is None else tuple(a.value for a in self.args)
+
+    @staticmethod
+    def cat(packs: list[Pack]) -> Pack:
+        """One pack of several."""
+        if len(packs) == 1:
+            return packs[0]
+        first = packs[0]
+        args = None
+        if first.args is not None:
+            columns = zip(*(p.args or () for p in packs), strict=True)
+            args = tuple(Argument(torch.cat([a.value for a in c]), True) if c[0].follows else c[0] for c in columns)
+        return Pack(
+            [n for p in packs for n in p.numbers],
+            [h for p in packs for h in p.digests],
+            torch.cat([p.inputs for p in packs]),
+            None if first.target is None else [t for p in packs for t in p.target or ()],
+            args,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What the loader gave, and what is to be known of its records."""
+
+    first: int  # number of its first record
+    inputs: Tensor  # (b, *shape)
+    item: Any  # all of it, for functions of the batch
+    target: Any
+    args: Any
+    whole: bool  # whether it is the whole data set
+    head: Batch | None  # the first one, where this is another
+
+    @cached_property
+    def rows(self) -> list[tuple[int, ...]] | None:
+        """Index into the model's output of each record."""
+        chosen = self._ask(self.target) if callable(self.target) else self.target
+        entries = targets.entries(chosen, len(self.inputs))
+        return None if entries is None else [tuple(r) for r in entries.tolist()]
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...] | None:
+        """Further arguments; tensors that a function gives follow their record where they have a row for each.
+
+        Which of them do is seen in the first batch: a last one may be as short as an argument that all records share.
+        """
+        given = self._ask(self.args) if callable(self.args) else self.args
+        if given is None:
+            return None
+        own = callable(self.args) or self.whole
+        each = given if isinstance(given, tuple) else (given,)
+        fits = [own and _has_rows(a) and len(a) == len(self.inputs) for a in each]
+        if self.head is None:
+            return tuple(map(Argument, each, fits))
+        follows = [a.follows for a in self.head.arguments or ()]
+        if len(follows) != len(each) or any(f and not fit for f, fit in zip(follows, fits, strict=True)):
+            raise ValueError(
+                f"additional_forward_args must be alike for all batches: of the first, {len(follows)} with a row per "
+                f"record at {[i for i, f in enumerate(follows) if f]}; from record {self.first} on, {len(each)} with a "
+                f"row for each of {len(self.inputs)} records at {[i for i, fit in enumerate(fits) if fit]}."
+            )
+        return tuple(map(Argument, each, follows))
+
+    def _ask(self, function: Callable[..., Any]) -> Any:
+        return function(*self.item) if isinstance(self.item, tuple | list) else function(self.item)
+
+    def pieces(self, size: int) -> Iterator[tuple[int, slice]]:
+        """The packs that its records belong to, and which of its rows those are."""
+        start, end = self.first, self.first + len(self.inputs)
+        while start < end:
+            stop = min((start // size + 1) * size, end)
+            yield start // size, slice(start - self.first, stop - self.first)
+            start = stop
+
+    def pack(self, rows: slice, digests: list[int], wanted: list[int]) -> Pack:
+        """The wanted ones of these rows."""
+        index = torch.tensor([rows.start + i for i in wanted])
+        target, args = self.rows, self.arguments
+        return Pack(
+            [self.first + i for i in index.tolist()],
+            [digests[i] for i in wanted],
+            self.inputs[index.to(self.inputs.device)],
+            None if target is None else [target[i] for i in index.tolist()],
+            None
+            if args is None
+            else tuple(a._replace(value=a.value[index.to(a.value.device)]) if a.follows else a for a in args),
+        )
+
+
+def batches(loader: Any, key: str | int | None, target: Any, args: Any) -> Iterator[Batch]:
+    """The batches of a loader, numbered, all of one shape and dtype."""
+    first, kind, head = 0, None, None
+    for item in _items(loader):
+        inputs = _inputs(item, key)
+        check_inputs(inputs)
+        kind = kind or (inputs.shape[1:], inputs.dtype)
+        if (inputs.shape[1:], inputs.dtype) != kind:
+            raise ValueError(
+                f"all records must have one shape and dtype, {tuple(kind[0])} {kind[1]}, got {tuple(inputs.shape[1:])} "
+                f"{inputs.dtype} from record {first} on."
+            )
+        batch = Batch(first, inputs.detach(), item, target, args, isinstance(loader, Tensor), head)
+        head = head or batch
+        yield batch
+        first += len(inputs)
+
+
+def packs(
+    arriving: Iterable[Batch],
+    size: int,
+    share: tuple[int, int],
+    stored: Callable[[int], int | None],
+    check: Callable[[Pack], None],
+) -> Iterator[Pack]:
+    """Packs of `size` records that are still to be explained.
+
+    `share` is (rank, world_size). `stored` gives the digest of a record that is in the store, None of others. `check`
+    is shown one that is stored before the first pack, if there is one and anything is left to do.
+    """
+    rank, world_size = share
+    waiting: list[Pack] = []
+    witness: Callable[[], Pack] | None = None
+    begun = False
+    for batch in arriving:
+        for number, rows in batch.pieces(size):
+            if number % world_size != rank:
+                continue
+            digests = record_digests(batch.inputs[rows])
+            wanted = []
+            for i, digest in enumerate(digests):
+                known = stored(batch.first + rows.start + i)
+                if known is None:
+                    wanted.append(i)
+                elif known == digest:
+                    witness = witness or partial(batch.pack, rows, digests, [i])
+                else:
+                    raise ValueError(
+                        f"record {batch.first + rows.start + i} is not the one that was explained under this number. "
+                        "The loader must give the same records in the same order each time: no shuffling, no random "
+                        "augmentation, the same data. For other data use another store."
+                    )
+            if wanted and witness is not None and not begun:
+                check(witness())
+            begun = begun or bool(wanted)
+            if wanted:
+                waiting.append(batch.pack(rows, digests, wanted))
+            if batch.first + rows.stop == (number + 1) * size and waiting:
+                yield Pack.cat(waiting)
+                waiting = []
+    if waiting:
+        yield Pack.cat(waiting)
+
+
+def count(loader: Any, key: str | int | None) -> int | None:
+    """How many records there will be; None where that cannot be known beforehand."""
+    if isinstance(loader, Tensor):
+        return len(loader)
+    if isinstance(loader, list | tuple):
+        return sum(len(_inputs(item, key)) for item in loader)
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        size, sampler = loader.batch_size, loader.sampler
+        if size is not None and hasattr(sampler, "__len__"):
+            records = len(sampler)  # type: ignore[arg-type]
+            return records // size * size if loader.drop_last else records
+    return None
+
+
+def _items(loader: Any) -> Iterable[Any]:
+    if isinstance(loader, Tensor):
+        return [loader]
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    if isinstance(loader, DataLoader) and any(isinstance(s, RANDOM) for s in samplers):
+        raise ValueError(
+            "the loader shuffles: records would have other numbers each time, and a job could not be gone on with. "
+            "Use DataLoader(…, shuffle=False)."
+        )
+    if isinstance(loader, Dataset):
+        raise TypeError(
+            "a data set gives single records, wanted batches. Use DataLoader(dataset, batch_size=256), or "
+            "batch_size=None where it gives batches itself."
+        )
+    if isinstance(loader, str | Mapping) or not isinstance(loader, Iterable):
+        raise TypeError(
+            f"loader must be a tensor (N, …), a DataLoader or another iterable of batches, got {type(loader).__name__}."
+        )
+    return loader
+
+
+def _inputs(item: Any, key: str | int | None) -> Any:
+    """The inputs of a batch: itself, the first of a tuple, or what is found under `key`."""
+    if isinstance(item, Tensor):
+        return item
+    if isinstance(item, Mapping):
+        if key is None or key not in item:
+            known = ", ".join(map(repr, list(item)[:8]))
+            said = "say which entry holds the inputs" if key is None else f"there is no {key!r}"
+            raise ValueError(f"a batch is a dictionary with {known}: {said}. Pass key=…")
+        return item[key]
+    if isinstance(item, tuple | list):
+        place = 0 if key is None else key
+        if not isinstance(place, int) or not -len(item) <= place < len(item):
+            raise ValueError(f"a batch is a tuple of {len(item)} parts, and {key!r} is none of them. Pass key=0, 1, …")
+        return item[place]
+    raise TypeError(
+        f"a batch must be a tensor, a tuple or a dictionary, got {type(item).__name__}. Map it: (f(b) for b in loader)."
+    )
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0

@@ -1,0 +1,177 @@
+"""What is asked about every record: an explainer and its options."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothhess.datasets.disk_budget import Sizes
+from smoothhess.datasets.job_settings import SILENT, described, fingerprint
+from smoothhess.datasets.record_batches import Pack
+from smoothhess.draws.designs import find_design
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.evaluate.global_interactions import FORWARD_ROWS, LEAST_CALLS, MOST_CALLS, Explain
+from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
+from smoothhess.model.float_precision import AGREEMENT, check_precision
+from smoothhess.model.gradients import Oracle
+from smoothhess.model.state import borrowed, modules_behind
+from smoothhess.result.exact import Exact
+from smoothhess.result.interactions import Interactions
+
+_KEYWORDS = {
+    name: p.default
+    for name, p in inspect.signature(SmoothHess.attribute).parameters.items()
+    if p.kind is p.KEYWORD_ONLY and name != "seed"
+}
+_NEURON = ("neuron_selector", "attribute_to_neuron_input")
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """An explainer and its options, the same for all records."""
+
+    explainer: SmoothHess | Explain
+    options: dict[str, Any]  # of SmoothHess.attribute, without feature_mask
+    mask: Tensor | None
+    about: dict[str, Any]  # in words, for the settings of a store
+
+    @staticmethod
+    def make(explainer: Any, options: dict[str, Any]) -> Question:
+        """From what a user gives; refuses options that will not be understood."""
+        options = dict(options)
+        mask = options.pop("feature_mask", None)
+        mask = None if mask is None else torch.as_tensor(mask)
+        about: dict[str, Any] = {"explainer": type(explainer).__name__}
+        if isinstance(explainer, NeuronSmoothHess):
+            if "neuron_selector" not in options:
+                raise ValueError("NeuronSmoothHess wants to know the neuron. Pass neuron_selector=…")
+            chosen = {name: options.pop(name) for name in _NEURON if name in options}
+            about |= {name: described(v) for name, v in chosen.items()} | {"layer": _layer_name(explainer)}
+            explainer = explainer._explainer(chosen["neuron_selector"], chosen.get("attribute_to_neuron_input", False))
+        if isinstance(explainer, SmoothHess):
+            unknown = sorted(options.keys() - _KEYWORDS.keys())
+            if unknown:
+                raise TypeError(f"SmoothHess.attribute has no option {', '.join(map(repr, unknown))}.")
+            about["model"] = fingerprint(explainer.forward_func)
+            said = {**_KEYWORDS, **options, "feature_mask": mask}
+            about |= {name: described(v) for name, v in said.items() if name not in SILENT}
+            return Question(explainer, options, mask, about)
+        if isinstance(explainer, nn.Module) or not callable(explainer):
+            raise TypeError(
+                "explainer must be SmoothHess(model), NeuronSmoothHess(model, layer) or a function (inputs, target, "
+                f"seeds) → Interactions, got {type(explainer).__name__}."
+            )
+        if options:
+            raise ValueError(
+                f"{', '.join(sorted(options))} cannot be passed on to a function: say it inside, as lambda x, target, "
+                "seeds: …"
+            )
+        about |= {"model": fingerprint(explainer), "feature_mask": described(mask)}
+        function: Any = explainer
+        return Question(function, {}, mask, about)
+
+    @property
+    def forward_func(self) -> Callable[..., Any]:
+        """What is called in the end."""
+        return self.explainer.forward_func if isinstance(self.explainer, SmoothHess) else self.explainer
+
+    def device(self, inputs: Tensor) -> torch.device:
+        """Where records are explained: where the model lies, if it lies in one place, else where the inputs do."""
+        devices = {p.device for m in modules_behind(self.forward_func) for p in m.parameters()}
+        return devices.pop() if len(devices) == 1 else inputs.device
+
+    def sizes(self, inputs: Tensor) -> Sizes:
+        """What the records have in common; refuses what no record could be explained with."""
+        shape, d = tuple(inputs.shape[1:]), inputs[0].numel()
+        features = d
+        if self.mask is not None:
+            if self.mask.ndim >= inputs.ndim and len(self.mask) != 1:
+                raise ValueError(
+                    f"feature_mask must have the shape of one input, {shape}: groups are the same for all records, got "
+                    f"{tuple(self.mask.shape)}."
+                )
+            features = int(self.mask.max()) + 1
+        if not isinstance(self.explainer, SmoothHess):
+            return Sizes(d, features, d, inputs.element_size(), None, 0)
+        asked = {name: self.options.get(name) for name in ("sigma", "radius", "gaussian")}
+        rank = Gaussian.ensure(**asked, d=d).rank(d)
+        per_row = find_design(self.options.get("design", _KEYWORDS["design"])).calls_per_row
+        n_calls = self.options.get("n_calls")
+        rows = None if n_calls is None else int(n_calls) // per_row
+        most = rows or int(self.options.get("max_calls", _KEYWORDS["max_calls"])) // per_row
+        return Sizes(d, features, rank, inputs.element_size(), rows, most)
+
+    def explain(self, pack: Pack, seeds: list[int]) -> Interactions:
+        """What is found for the records of a pack, each from draws of its own."""
+        if isinstance(self.explainer, SmoothHess):
+            options = {**self.options, "feature_mask": self.mask, "seed": seeds}
+            return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)
+        if pack.args is not None:
+            raise ValueError("additional_forward_args cannot be passed on to a function: say them inside.")
+        result = self.explainer(pack.inputs, pack.target, seeds)
+        if not isinstance(result, Interactions) or len(result) != len(pack):
+            raise ValueError(
+                f"the explainer must return Interactions of the {len(pack)} inputs it got, got "
+                f"{f'{len(result)} examples' if isinstance(result, Interactions) else type(result).__name__}."
+            )
+        return result if self.mask is None else result.groups(self.mask)
+
+    def again(self, pack: Pack, first: Interactions, drawn: list[int], seeds: list[int], calls: int) -> Any:
+        """A second, independent estimate for the summary; None where chance had no say in the first."""
+        if isinstance(first, Exact) and first.seeds != tuple(drawn):
+            return None
+        if not isinstance(self.explainer, SmoothHess):
+            return self.explain(pack, seeds)
+        plain = {name: v for name, v in self.options.items() if name not in ("tol", "max_calls")}
+        options = {**plain, "feature_mask": self.mask, "seed": seeds, "shrink": False, "n_calls": calls}
+        return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)
+
+    def second_calls(self, d: int) -> int:
+        """Calls of that second estimate: whole blocks, but few, and no more than the first has."""
+        block = 2 * find_design("orthogonal").block_rows(d)
+        calls = min(block * math.ceil(LEAST_CALLS / 2 / block), MOST_CALLS // 2)
+        return min(calls, int(self.options.get("n_calls") or calls))
+
+    def output(self, pack: Pack) -> float | None:
+        """f(x) of a pack's only record; None where it cannot be asked."""
+        if not isinstance(self.explainer, SmoothHess):
+            return None
+        precision = check_precision(self.options.get("precision", "float32"), pack.inputs.device, pack.inputs.dtype)
+        oracle = Oracle(self.forward_func, pack.inputs, pack.target, pack.forward_args, 1, precision)
+        with borrowed(self.forward_func, pack.inputs.device):
+            return float(oracle.values(pack.inputs, torch.zeros(1, dtype=torch.long, device=pack.inputs.device)))
+
+    @property
+    def agreement(self) -> float:
+        """To which f(x) must be the same when it is asked again."""
+        return AGREEMENT[self.options.get("precision", "float32")]
+
+    def predicted(self, pack: Pack) -> list[tuple[int, ...]]:
+        """Index of each record's largest output."""
+        if not isinstance(self.explainer, SmoothHess):
+            raise ValueError('target="predicted" needs SmoothHess(model). Pass a function of the batch instead.')
+        model, rows = self.explainer.forward_func, self.options.get("internal_batch_size") or FORWARD_ROWS
+        with borrowed(model, pack.inputs.device), torch.no_grad():
+            parts = [model(p.inputs.clone(), *(p.forward_args or ())) for p in pack.parts(rows)]
+        output = torch.cat(parts)
+        if output.ndim != 2 or output.shape[1] < 2:
+            raise ValueError(
+                f'target="predicted" wants outputs of shape (N, C) with several classes, got {tuple(output.shape)}.'
+            )
+        return [(c,) for c in output.argmax(1).tolist()]
+
+
+def _layer_name(explainer: NeuronSmoothHess) -> str:
+    if isinstance(explainer.layer, str):
+        return explainer.layer
+    for module in modules_behind(explainer.forward_func):
+        for name, layer in module.named_modules():
+            if layer is explainer.layer:
+                return name
+    return type(explainer.layer).__name__

@@ -1,0 +1,260 @@
+"""One record of a store: what was found for one input, in as much detail as was kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.result.exact import Exact
+from smoothhess.result.files import Parts, restore
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.pairs import Columns, Pair, labels_of
+
+KEEP = ("pairs", "hessian", "result")  # from least to most
+SCALARS = ("output", "value", "value_stderr", "relative_error", "r2", "n_calls", "n_passes")
+SHARED = ("gaussian.", "grouping.mask", "grouping.scales")  # parts of a result that are the same for all records
+
+_PAIR = Columns._fields
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Record:
+    """What was found for one input of a data set.
+
+    Numbers are those of the same names of `Interactions`, for one example and without the dimension of examples.
+    """
+
+    number: int  # place in the data set
+    status: str  # why sampling stopped
+    target: tuple[int, ...] | None
+    output: float
+    value: float
+    value_stderr: float
+    relative_error: float
+    r2: float
+    n_calls: int
+    n_passes: float
+    gradient: Tensor  # (*feature shape)
+    gradient_stderr: Tensor  # (*feature shape)
+    keep: str
+    n_pairs: int  # that were asked for
+    kept: dict[str, Any]  # "pairs", "hessian", "stderr" or "result"
+
+    @property
+    def hessian(self) -> Tensor:
+        """(F, F); denoised where the job was asked to shrink."""
+        return self._matrix("hessian")
+
+    @property
+    def stderr(self) -> Tensor:
+        """Standard errors of the unbiased estimate, (F, F)."""
+        return self._matrix("stderr")
+
+    def _matrix(self, name: str) -> Tensor:
+        if self.keep == "result":
+            return self.result.hessian[0] if name == "hessian" else self.result.stderr()[0]
+        if name not in self.kept:
+            raise ValueError(_not_kept("matrices", self.keep, "hessian"))
+        return self.kept[name]
+
+    def top_pairs(self, k: int = 10, names: Sequence[str] | None = None) -> list[Pair]:
+        """The k strongest pairs, as `Interactions.top_pairs`; no more than were kept."""
+        if self.keep == "result":
+            return self.result.top_pairs(k, names)[0]
+        if not 1 <= k <= self.n_pairs:
+            raise ValueError(
+                f"wanted between 1 and {self.n_pairs} pairs, which is how many were kept, got k={k}. Explain into "
+                "another store with a larger n_pairs, or keep='result'."
+            )
+        label = labels_of(names, self.gradient.numel(), tuple(self.gradient.shape))
+        return [p._replace(names=(label(p.i), label(p.j))) for p in self.kept.get("pairs", [])[:k]]
+
+    @property
+    def result(self) -> Interactions:
+        """The whole result, a batch of one, with all that it can be asked."""
+        if "result" not in self.kept:
+            raise ValueError(_not_kept("whole results", self.keep, "result"))
+        return self.kept["result"]
+
+    def __repr__(self) -> str:
+        error = f"relative error {self.relative_error:.3g}, {self.n_calls} calls, stopped by {self.status}"
+        pairs = [f"  {' × '.join(p.names)}: {p.value:.3g} ± {p.stderr:.1g}" for p in self.kept.get("pairs", [])[:3]]
+        return "\n".join([f"Record {self.number}: f(x) = {self.output:.4g}, {error}", *pairs])
+
+
+def _not_kept(what: str, keep: str, wanted: str) -> str:
+    return f"{what} were not kept (keep={keep!r}). Explain into another store with keep={wanted!r}."
+
+
+# --- to tensors -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Records of one pack as they go into a shard."""
+
+    numbers: list[int]
+    status: list[str]
+    columns: dict[str, Tensor]  # (n, …) on the CPU
+    results: list[tuple[dict[str, Any], dict[str, Tensor]]]  # one for each record, or none at all
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def n_bytes(self) -> int:
+        """That the numbers take."""
+        each = [*self.columns.values(), *(t for _, tensors in self.results for t in tensors.values())]
+        return sum(t.numel() * t.element_size() for t in each)
+
+
+def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int], keep: str, n_pairs: int) -> Rows:
+    """What is kept of a pack's result."""
+    count = len(result)
+    columns = {"number": torch.tensor(numbers), "digest": torch.tensor(digests)}
+    status, parts, results = [""] * count, [], [Parts({}, {})] * count
+    for index, part in _by_control(result):
+        found = {name: getattr(part, name) for name in (*SCALARS, "gradient", "gradient_stderr")}
+        if part.target is not None:
+            found["target"] = part.target
+        if keep != "result" and n_pairs:
+            found |= _pair_columns(part._strongest_pairs(n_pairs))
+        if keep == "hessian":
+            found |= {"hessian": _triangle(part.hessian), "stderr": _triangle(part.stderr())}
+        parts.append((index, {name: t.cpu() for name, t in found.items()}))
+        whole = part.to("cpu") if keep == "result" else None
+        for row, i in enumerate(index.tolist()):
+            status[i] = part.status[row]
+            if whole is not None:
+                results[i] = _parts(whole[row])
+    order = torch.cat([index for index, _ in parts]).argsort()
+    for name in parts[0][1]:
+        columns[name] = torch.cat([found[name] for _, found in parts])[order].contiguous()
+    return Rows(list(numbers), status, columns, results if keep == "result" else [])
+
+
+def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
+    """Examples with a control variate and those without, each as if it had been explained alone."""
+    everyone = torch.arange(len(result))
+    if result.control_weights is None:
+        yield everyone, result
+        return
+    applied = result.control_weights.any(1).cpu()
+    if applied.any():
+        yield everyone[applied], result if applied.all() else result[everyone[applied]]
+    if not applied.all():  # a closed form that others in the pack have is zero here, and is not kept
+        plain = result[everyone[~applied]]
+        statistics = replace(plain.statistics, known=None, drift=None, drift_norm2=None)
+        yield (
+            everyone[~applied],
+            replace(
+                plain,
+                statistics=statistics,
+                control=None,
+                control_weights=None,
+                control_note=plain.control_note or "single flips leave too much of the gradient's variation open",
+                tau_probes=None,
+                unbiased=True,
+            ),
+        )
+
+
+def _pair_columns(ranked: list[Columns]) -> dict[str, Tensor]:
+    """The pairs of all records, (n, k) each; none of a single feature."""
+    if not ranked[0].i.shape[1]:
+        return {}
+    kinds = {"i": torch.int32, "j": torch.int32, "significant": torch.uint8}
+    whole = zip(_PAIR, zip(*ranked, strict=True), strict=True)
+    return {f"pair.{name}": torch.cat(parts).to(kinds.get(name, torch.float64)) for name, parts in whole}
+
+
+def _triangle(matrix: Tensor) -> Tensor:
+    """The upper half of symmetric matrices, (n, F(F + 1)/2)."""
+    i, j = torch.triu_indices(*matrix.shape[1:], device=matrix.device)
+    return matrix[:, i, j]
+
+
+def _square(triangle: Tensor, size: int) -> Tensor:
+    """The inverse of `_triangle`, for one matrix."""
+    i, j = torch.triu_indices(size, size)
+    whole = triangle.new_empty(size, size)
+    whole[i, j] = triangle
+    whole[j, i] = triangle
+    return whole
+
+
+def _parts(result: Interactions) -> Parts:
+    """A result as text and tensors, which `smoothhess.result.files` makes a result of again."""
+    if isinstance(result, Exact) and callable(result.derivatives.curvature):
+        raise ValueError(
+            "a matrix-free Hessian calls the model and cannot be kept. Use keep='hessian', feature_mask, or an "
+            "explainer that gives dense results."
+        )
+    return result.parts()
+
+
+def shard_of(packs: Sequence[Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file that holds these packs."""
+    names = list(packs[0].columns)
+    tensors = {f"column.{name}": torch.cat([p.columns[name] for p in packs]).contiguous() for name in names}
+    results = []
+    for pack in packs:
+        for number, (about, held) in zip(pack.numbers, pack.results, strict=False):
+            where = {}
+            for name, tensor in held.items():
+                own, shared = f"result.{number}.{name}", f"shared.{name}"
+                if name.startswith(SHARED):
+                    known = tensors.setdefault(shared, tensor.contiguous().clone())
+                    own = shared if torch.equal(known, tensor) else own
+                if own not in tensors:
+                    tensors[own] = tensor.contiguous().clone()  # no two names for the same memory
+                where[name] = own
+            results.append([about, where])
+    status = [s for p in packs for s in p.status]
+    return tensors, {"columns": json.dumps(names), "status": json.dumps(status), "results": json.dumps(results)}
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+def read_records(file: Any, keep: str, n_pairs: int, rows: Sequence[int]) -> Iterator[Record]:
+    """The records in these rows of an open shard, one after the other."""
+    names, status, results = (json.loads(file.metadata()[name]) for name in ("columns", "status", "results"))
+    slices = {name: file.get_slice(f"column.{name}") for name in names}
+    for row in rows:
+        found = {name: part[row : row + 1][0] for name, part in slices.items()}
+        gradient = found["gradient"]
+        kept: dict[str, Any] = {}
+        if "pair.i" in found:
+            kept["pairs"] = _pairs(found, tuple(gradient.shape))
+        if keep == "hessian":
+            kept |= {name: _square(found[name], gradient.numel()) for name in ("hessian", "stderr")}
+        if keep == "result":
+            about, where = results[row]
+            kept["result"] = restore(Parts(about, {name: file.get_tensor(stored) for name, stored in where.items()}))
+        scalars = {name: found[name].item() for name in SCALARS}
+        yield Record(
+            number=int(found["number"]),
+            status=status[row],
+            target=tuple(found["target"].tolist()) if "target" in found else None,
+            gradient=gradient,
+            gradient_stderr=found["gradient_stderr"],
+            keep=keep,
+            n_pairs=n_pairs,
+            kept=kept,
+            **scalars,
+        )
+
+
+def _pairs(found: dict[str, Tensor], feature_shape: tuple[int, ...]) -> list[Pair]:
+    columns = [found[f"pair.{name}"].tolist() for name in _PAIR]
+    label = labels_of(None, 0, feature_shape)
+    return [
+        Pair(i, j, (label(i), label(j)), value, stderr, low, high, effect, q_value, bool(significant))
+        for i, j, value, stderr, low, high, effect, q_value, significant in zip(*columns, strict=True)
+    ]

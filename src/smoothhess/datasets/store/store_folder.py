@@ -1,0 +1,157 @@
+"""A store: explanations of a data set in a folder, to be read while it grows and gone on with after any end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoothhess.datasets.store.record import SCALARS, Record, read_records
+from smoothhess.datasets.store.running_summary import covered, standing
+from smoothhess.datasets.store.shard_files import Shard, numbers_in, opened, read_manifest, read_shards, size_of
+from smoothhess.evaluate.global_summary import GlobalInteractions
+
+
+class Store:
+    """Explanations of the records of a data set, made by `explain_dataset`.
+
+    Records are known by their number, their place in the data set. What is in the store is looked up when it is opened:
+    open it again to see what a running job has added. A shard that cannot be read is named in a warning; all other
+    records stay readable.
+
+    >>> import tempfile, torch
+    >>> from smoothhess import SmoothHess
+    >>> from smoothhess.datasets import explain_dataset
+    >>> x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).double()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = explain_dataset(SmoothHess(lambda x: x.prod(1)), x, folder, sigma=0.5, n_calls=60)
+    ...     store = Store(folder)
+    ...     len(store), store[7].hessian.shape, [record.number for record in store][:3], store.missing(22)
+    (20, torch.Size([3, 3]), [0, 1, 2], [20, 21])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        about = read_manifest(self.path)
+        self.settings: dict[str, Any] = about["settings"]
+        self.pack_size: int = about["pack_size"]  # records explained together
+        self.job: str = about["job"]
+        shards = read_shards(self.path, self.job)
+        self.shards: tuple[Shard, ...] = tuple(s for s in shards if not s.problem)
+        self.damaged: tuple[Shard, ...] = tuple(s for s in shards if s.problem)
+        if self.damaged:
+            warnings.warn(
+                f"{len(self.damaged)} of {len(shards)} shard(s) left out. {self.damaged[0].problem}", stacklevel=2
+            )
+        # of each record: its number, its shard and its row there; in the order of the numbers, each once
+        numbers = [numbers_in(s.spans) for s in self.shards]
+        sizes = [len(n) for n in numbers]
+        every = np.concatenate([np.empty(0, np.int64), *numbers])
+        self._numbers, first = np.unique(every, return_index=True)
+        self._shard = np.repeat(np.arange(len(sizes)), sizes)[first]
+        self._row = np.concatenate([np.empty(0, np.int64), *map(np.arange, sizes)]).astype(np.int64)[first]
+
+    @property
+    def keep(self) -> str:
+        """What was kept of each record: "pairs", "hessian" or "result"."""
+        return self.settings["keep"]
+
+    @property
+    def estimator_version(self) -> int:
+        """Version of the estimator that made the records."""
+        return self.settings.get("estimator_version", 1)  # stores from before there were versions
+
+    def __len__(self) -> int:
+        """Records that can be read."""
+        return len(self._numbers)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those of the records, in rising order."""
+        return self._numbers.tolist()
+
+    def __contains__(self, number: object) -> bool:
+        return hasattr(number, "__index__") and self._place(int(number)) is not None  # type: ignore[call-overload]
+
+    def _place(self, number: int) -> int | None:
+        at = int(np.searchsorted(self._numbers, number))
+        return at if at < len(self) and self._numbers[at] == number else None
+
+    def missing(self, total: int | None = None) -> list[int]:
+        """Numbers below `total` that have no record; without it, below the last that has one."""
+        end = (int(self._numbers[-1]) + 1 if len(self) else 0) if total is None else total
+        return np.setdiff1d(np.arange(end), self._numbers).tolist()
+
+    def __getitem__(self, number: int) -> Record:
+        """The record with this number."""
+        if not hasattr(number, "__index__"):
+            raise TypeError(f"records are read one by one, by their number, got {type(number).__name__}.")
+        at = self._place(int(number))
+        if at is None:
+            for shard in self.damaged:
+                if any(start <= number < stop for start, stop in shard.spans):
+                    raise ValueError(f"record {number} is lost. {shard.problem}")
+            raise IndexError(f"record {number} is not in {self.path}, which holds {self._described()}.")
+        shard, row = self.shards[self._shard[at]], int(self._row[at])
+        with opened(self.path / shard.file) as file:
+            return next(read_records(file, self.keep, self.settings["n_pairs"], [row]))
+
+    def __iter__(self) -> Iterator[Record]:
+        """All records in the order of their numbers."""
+        start = 0
+        while start < len(self):  # a stretch of records that lie in one shard
+            stop = start + 1
+            while stop < len(self) and self._shard[stop] == self._shard[start]:
+                stop += 1
+            rows = self._row[start:stop].tolist()
+            with opened(self.path / self.shards[self._shard[start]].file) as file:
+                yield from read_records(file, self.keep, self.settings["n_pairs"], rows)
+            start = stop
+
+    def column(self, name: str) -> np.ndarray:
+        """One number of every record, in the order of `numbers`: "output", "relative_error", "r2", "n_calls", …"""
+        if name not in (*SCALARS, "digest"):
+            raise ValueError(f"a column is one of {', '.join(SCALARS)}, got {name!r}. Read others record by record.")
+        found = []
+        for shard in self.shards:
+            with opened(self.path / shard.file) as file:
+                found.append(file.get_tensor(f"column.{name}").numpy())
+        starts = np.cumsum([0, *map(len, found)])
+        return np.concatenate(found)[starts[self._shard] + self._row] if found else np.empty(0)
+
+    def summary(self) -> GlobalInteractions:
+        """Interactions of the data set, over exactly the records in the store."""
+        if not self.settings["summary"]:
+            raise ValueError("no summary was kept (summary=False). Use evaluate.global_interactions, or another store.")
+        if not len(self):
+            raise ValueError(f"{self.path} holds no records yet.")
+        parts = standing(self.path, [*self.shards, *self.damaged])
+        inside = np.sort(np.concatenate([np.empty(0, np.int64), *map(covered, parts)]))
+        if not np.array_equal(inside, self._numbers):
+            extra = np.setdiff1d(inside, self._numbers)
+            raise ValueError(
+                f"the summary and the records of {self.path} differ: {len(extra)} record(s) are in the summary alone, "
+                f"{len(np.setdiff1d(self._numbers, inside))} in the store alone. A shard was removed or cannot be "
+                "read, or the job is running: run the same explain_dataset call, and open the store afterwards."
+            )
+        return reduce(GlobalInteractions.merge, parts)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size on disk, of all files."""
+        return size_of(self.path)
+
+    def _described(self) -> str:
+        if not len(self):
+            return "no records yet"
+        gaps = len(self.missing())
+        whole = f"{len(self)} records, numbers {self._numbers[0]} to {self._numbers[-1]}"
+        return f"{whole}, {gaps} missing" if gaps else whole
+
+    def __repr__(self) -> str:
+        model, size = self.settings.get("model", ""), self.n_bytes / 2**20
+        return f"Store {self.path}: {self._described()}; keep={self.keep!r}, {model}, {size:.1f} MiB"

@@ -1,0 +1,98 @@
+"""Writes packs of records as shards, each with the summary of all that came before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+
+import numpy as np
+from safetensors.torch import save_file
+
+from smoothhess.datasets.disk_budget import ADVICE, in_words
+from smoothhess.datasets.store import shard_files
+from smoothhess.datasets.store.record import Rows, shard_of
+from smoothhess.datasets.store.running_summary import covered
+from smoothhess.datasets.store.shard_files import FORMAT, Name, Shard, commit
+from smoothhess.datasets.store.store_folder import Store
+from smoothhess.evaluate.global_summary import GlobalInteractions
+
+SHARD_BYTES, SHARD_RECORDS = 1 << 28, 4096  # a shard is closed when it holds so much
+
+
+class Writer:
+    """Collects packs and writes them as shards, each with the summary of all that came before it."""
+
+    def __init__(self, store: Store, rank: int, max_bytes: int | None, seconds: float) -> None:
+        self.store, self.rank, self.max_bytes, self.seconds = store, rank, max_bytes, seconds
+        self.packs: list[Rows] = []
+        self.n_bytes = self.n_records = 0  # of these packs
+        self.began = time.monotonic()
+        self.serial = shard_files.next_serial(store.path, rank)
+        self.summary: GlobalInteractions | None = None
+        self.summed = np.empty(0, np.int64)  # records that a summary has though they are not stored: a lost shard's
+        if store.settings["summary"]:
+            for owner, path in shard_files.summaries(store.path, store.shards).items():
+                with suppress(FileNotFoundError):  # that of a running rank, which has other records
+                    found = GlobalInteractions.load(path)
+                    lost = np.setdiff1d(covered(found), store.numbers)
+                    self.summed = np.union1d(self.summed, lost)
+                    self.summary = found if owner == rank else self.summary
+
+    def not_summed(self, numbers: list[int]) -> list[int]:
+        """Which of these records are in no summary yet, by their place."""
+        return np.flatnonzero(~np.isin(numbers, self.summed)).tolist()
+
+    def add(self, parts: list[tuple[Rows, GlobalInteractions | None]]) -> None:
+        """One pack, whole."""
+        for rows, found in parts:
+            self.packs.append(rows)
+            self.n_bytes, self.n_records = self.n_bytes + rows.n_bytes, self.n_records + len(rows)
+            if found is not None:
+                self.summary = found if self.summary is None else self.summary.to(found.mean.value.device).merge(found)
+        full = self.n_bytes >= SHARD_BYTES or self.n_records >= SHARD_RECORDS
+        if full or time.monotonic() - self.began >= self.seconds:
+            self.close()
+
+    def close(self) -> None:
+        """Write what has been collected: a summary first, then the shard, which makes it count."""
+        packs, self.packs, self.began = self.packs, [], time.monotonic()
+        self.n_bytes = self.n_records = 0
+        if not packs:
+            return
+        name = Name(self.rank, self.serial, os.urandom(4).hex())
+        folder, path = self.store.path, self.store.path / name.file("shard")
+        stretches = shard_files.spans([n for p in packs for n in p.numbers])
+        tensors, metadata = shard_of(packs)
+        metadata |= {"format": FORMAT, "job": self.store.job, "records": json.dumps(stretches)}
+        self._refuse_passing(sum(t.numel() * t.element_size() for t in tensors.values()), packs)
+        try:
+            if self.summary is not None:
+                commit(folder / name.file("summary"), self.summary.save)
+            commit(path, lambda p: save_file(tensors, p, metadata))
+            shard_files.add_to_index(folder, Shard(name, path.stat().st_size, stretches))
+        except OSError as error:
+            if error.errno not in shard_files.FULL:
+                raise
+            raise OSError(
+                error.errno,
+                f"the disk is full: {sum(map(len, packs))} record(s) could not be written to {path}. All "
+                "that was stored before is untouched. Free some space and run the same call again: it goes on from "
+                "there",
+            ) from error
+        shard_files.forget_summaries(folder, self.rank, before=self.serial - 1)
+        self.serial += 1
+
+    def _refuse_passing(self, n_bytes: int, packs: list[Rows]) -> None:
+        if self.max_bytes is None:
+            return
+        present = shard_files.size_of(self.store.path)
+        if self.summary is not None:
+            n_bytes += sum(2 * m.mean.numel() * 8 for m in self.summary.moments.values())
+        if present + n_bytes > self.max_bytes:
+            raise ValueError(
+                f"a shard of {in_words(n_bytes)} would pass max_bytes={self.max_bytes:_}: the store has "
+                f"{in_words(present)}. What is stored is whole; {sum(map(len, packs))} record(s) were "
+                f"not written. Run the same call with a larger max_bytes to go on, or begin another store. {ADVICE}"
+            )

@@ -1,0 +1,1 @@
+"""Sampled rows → the estimated Hessian with its error."""

@@ -1,0 +1,554 @@
+"""Denoising: keep of the sampled Hessian what stands out of its noise.
+
+H is symmetric, so the antisymmetric half A of the unsymmetrised estimate holds noise alone, and entry by entry as much
+of it as the symmetric half S; that stays true in the basis V in which the sampled gradients are uncorrelated, where H
+is concentrated and the noise is not. There the pairs of directions are cut into blocks, and each block of S is damped
+by the share of its energy that A does not have,
+
+    S_block · max(0, 1 − ‖A_block‖²/‖S_block‖²),
+
+the James–Stein rule with a noise level that needs no model. Diagonal entries, whose noise is twice that of their
+neighbours, are blocks of their own. What is damped is the deviation from a centre: the closed form W₁ where the
+estimate has one, and a multiple of the identity, chosen so that the trace of the whitened Hessian, tr(ΣH), is kept.
+
+The result is biased by construction: smaller error, but no intervals. It carries an estimate of its own error, the sum
+of what the rule leaves of the noise and takes of the signal; the constants below bring it in line with measured errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from smoothhess.draws.designs import mixing
+from smoothhess.draws.gaussian import Gaussian, Isotropic
+from smoothhess.estimate.antisymmetric_variance import goes_by_rows
+from smoothhess.estimate.incomplete_blocks import correct
+from smoothhess.estimate.statistics import Statistics, symmetric
+from smoothhess.linalg.gram import Grams, inner
+from smoothhess.linalg.low_rank import Known
+from smoothhess.linalg.orthonormal import strongest_directions
+
+FIRST_BLOCK = 4  # directions in the first blocks,
+GROWTH = 1.5  # and how the blocks' ends grow
+# The rule is fitted to the numbers that it is applied to: its squared error exceeds what it says by this,
+OPTIMISM, CENTRED = 1.2, 1.5  # the latter where the centre is a closed form, whose own error is not so evenly spread,
+PARTIAL = 0.4  # and by so much more where no block of the design is complete
+RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
+COHERENT = 1.5  # errors of denoised entries add up in sums over groups by so much more than independent ones
+FEW_SUMS = 8  # independent sums below which their variance is too uncertain to call denoised ones wrong
+MOSTLY = 0.8  # weight of denoised sums above which ‖H‖² is taken from them
+LEAST_SIGNAL = 0.1  # share of ‖Ĥ‖² + ‖Ĥ − H‖² that ‖H‖² must be seen to exceed
+CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
+CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
+FEW_MATRICES, SMALL_MATRIX = 8, 512
+
+
+@dataclass(frozen=True, eq=False)
+class Denoised:
+    """The denoised whitened Hessian of B examples, in parts of equally many rows."""
+
+    parts: tuple[tuple[Tensor, Part], ...]  # where the examples of each part belong
+
+    def product(self, q: Tensor) -> Tensor:
+        """Each row of (B, n, k) times the whitened Hessian."""
+        return self._in_order([part.product(q[index]) for index, part in self.parts])
+
+    def dense(self) -> Tensor:
+        """The whitened Hessian, (B, k, k) float64."""
+        return self._in_order([part.dense() for _, part in self.parts])
+
+    @property
+    def error2(self) -> Tensor:
+        """Estimated ‖Ĥ − H‖²_F of the features, (B,)."""
+        return self._in_order([part.error2 for _, part in self.parts])
+
+    @property
+    def norm2(self) -> Tensor:
+        """‖Ĥ‖²_F of the features, (B,)."""
+        return self._in_order([part.norm2 for _, part in self.parts])
+
+    @property
+    def true2(self) -> Tensor:
+        """Estimated ‖H‖²_F of the features, (B,); 0 where it cannot be told from zero."""
+        return self._in_order([part.true2 for _, part in self.parts])
+
+    @property
+    def explained(self) -> Tensor:
+        """E‖Ĥδ‖², the variation of the gradient that the denoised Hessian explains, (B,)."""
+        return self._in_order([part.explained for _, part in self.parts])
+
+    def group_error2(self, sums: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Estimated squared error of all sums of groups, (B,); `sums` maps whitened rows of examples to theirs."""
+        return self._in_order([part.group_error2(lambda rows, i=i: sums(rows, i)) for i, part in self.parts])
+
+    def select(self, index: Tensor) -> Denoised:
+        """The examples at `index`, in that order."""
+        parts = []
+        for ids, part in self.parts:
+            place = torch.full((sum(len(i) for i, _ in self.parts),), -1, device=ids.device)
+            place[ids] = torch.arange(len(ids), device=ids.device)
+            local = place[index]
+            chosen = torch.nonzero(local >= 0).reshape(-1)
+            if len(chosen):
+                parts.append((chosen, part.select(local[chosen])))
+        return Denoised(tuple(parts))
+
+    @staticmethod
+    def cat(results: Sequence[Denoised]) -> Denoised:
+        """Of different examples, side by side."""
+        parts, start = [], 0
+        for result in results:
+            parts += [(start + index, part) for index, part in result.parts]
+            start += sum(len(index) for index, _ in result.parts)
+        return Denoised(tuple(parts))
+
+    def _in_order(self, found: list[Tensor]) -> Tensor:
+        place = torch.cat([index for index, _ in self.parts])
+        if torch.equal(place, torch.arange(len(place), device=place.device)):
+            return found[0] if len(found) == 1 else torch.cat(found)
+        return torch.cat(found)[place.argsort()]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """known + cI + BMBᵀ of some examples, B the directions that its basis holds."""
+
+    basis: DenseBasis | FactoredBasis
+    constant: Tensor  # (b,) c
+    damped: Tensor  # (b, r, r) M
+    risk: Tensor  # (b, r, r) expected squared error of the entries of M
+    known: Known | None
+    error2: Tensor  # (b,)
+    norm2: Tensor  # (b,)
+    explained: Tensor  # (b,)
+    true2: Tensor  # (b,) estimated ‖H‖²_F
+
+    def product(self, q: Tensor) -> Tensor:
+        """Each row of (b, n, k) times the whitened Hessian."""
+        result = self.constant[:, None, None].to(q) * q
+        if self.known is not None:
+            result = result + self.known.product(q)
+        return result + self.basis.combined(self.basis.along(q) @ self.damped.to(q))
+
+    def dense(self) -> Tensor:
+        """The whitened Hessian, (b, k, k) float64."""
+        whole = self.basis.combined(self.basis.combined(self.damped).mT)
+        whole.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
+        return symmetric(whole if self.known is None else whole.add_(self.known.dense()))
+
+    def select(self, index: Tensor) -> Part:
+        """The examples at `index`."""
+        chosen = {n: t[index] for n, t in vars(self).items() if isinstance(t, Tensor)}
+        known = None if self.known is None else self.known.select(index)
+        return replace(self, basis=self.basis.select(index), known=known, **chosen)
+
+    def group_error2(self, sums: Callable[[Tensor], Tensor]) -> Tensor:
+        """As `error2`, for sums over groups of features, (b,)."""
+        p = self.basis.lengths(sums)
+        return (self.risk * p[:, :, None] * p[:, None]).sum((-1, -2))
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk:
+    """Group sums that combine the unbiased and the denoised ones; they are kept with the groups."""
+
+    hessian: Tensor  # (B, K, K)
+    error2: Tensor  # (B,) estimated squared error of all sums
+    true2: Tensor  # (B,) estimated squared norm of the true sums; 0 where it cannot be told from zero
+
+    @staticmethod
+    def combine(
+        unbiased: Tensor, variance: Tensor, denoised: Tensor, risk: Tensor, gram: Tensor, energy: Tensor
+    ) -> Shrunk:
+        """From unbiased sums U (B, K, K) with the variances of all, and denoised ones D with what they say they err by.
+
+        `gram` and `energy` (1 or B, K, K) are the products of the groups' whitened directions, and of their gradients.
+
+        Denoising spreads what it keeps of the trace over all directions, while true entries may cancel inside a group:
+        the sums of D can be far off without a sign of it in D. But E‖U − D‖² = Var U + error² − 2 Cov(U, D), so that
+        the error of D can be seen, and U + λ(D − U) has the least error for λ = (Var U − Cov(U, D))/E‖U − D‖².
+        """
+        apart = (unbiased - denoised).square().sum((-1, -2))
+        total = variance.sum((-1, -2))
+        known = total.isfinite()
+        # how many sums share the noise, each of which is there twice; few where the groups' directions are nearly alike
+        shared = total.square() / (2 * variance.square().sum((-1, -2))).clamp_min(_TINY)
+        shared = torch.minimum(shared, _participation(gram) * _participation(energy)).clamp_min(1)
+        deviation = total * (2 / shared).sqrt()
+        common = torch.minimum(COHERENT * risk, total)  # Cov(U, D): what damping leaves of the noise
+        error2 = apart - total + 2 * common - deviation * (FEW_SUMS / shared).clamp_max(1)
+        error2 = torch.maximum(error2, common)
+        weight = ((total - common) / (total + error2 - 2 * common).clamp_min(_TINY)).clamp(0, 1)
+        weight = torch.where(known & (total > 0), weight, 1.0)
+        served = torch.lerp(unbiased, denoised, weight[:, None, None])
+        left = (1 - weight).square() * total + weight.square() * error2 + 2 * weight * (1 - weight) * common
+        left = torch.where(known, left, risk)
+        size = served.square().sum((-1, -2))
+        seen2 = unbiased.square().sum((-1, -2)) - total  # an unbiased ‖H‖²
+        told = known & (seen2 > 2 * deviation)
+        # damped sums are, on average, shorter than the truth by their error, which must leave something of them
+        mostly = ~known | ((weight > MOSTLY) & (2 * left < size))
+        return Shrunk(served, left, torch.where(told, seen2, torch.where(mostly, size + left, 0.0)))
+
+    def select(self, index: Tensor) -> Shrunk:
+        """The examples at `index`."""
+        return Shrunk(self.hessian[index], self.error2[index], self.true2[index])
+
+    def to(self, device: torch.device | str) -> Shrunk:
+        """On another device."""
+        return Shrunk(self.hessian.to(device), self.error2.to(device), self.true2.to(device))
+
+    @staticmethod
+    def cat(parts: Sequence[Shrunk]) -> Shrunk:
+        """Of different examples, concatenated."""
+        return Shrunk(*(torch.cat([getattr(p, name) for p in parts]) for name in ("hessian", "error2", "true2")))
+
+
+def _participation(matrix: Tensor) -> Tensor:
+    """How many directions share the trace of a positive matrix, (1 or B,)."""
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return trace.square() / matrix.square().sum((-1, -2)).clamp_min(_TINY)
+
+
+def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
+    """The denoised Hessian of whitened statistics of d features; examples do not see each other."""
+    width = min(stats.k, max(stats.head.odd.shape[1], 1))
+    room = CHUNK_BYTES * (ON_CUDA if stats.gradient.is_cuda else 1)
+    step = max(1, room // (8 * stats.k * width))
+    parts = []
+    for count in stats.n.unique().tolist():
+        for index in torch.nonzero(stats.n == count).reshape(-1).split(step):
+            part = stats if len(index) == len(stats) else stats.select(index)
+            parts.append((index, _denoise(part, gaussian, d)))
+    return Denoised(tuple(parts))
+
+
+def _points(stats: Statistics) -> Tensor:
+    """z of each row of the head: all designs that are denoised have s = w z, or s = z with w = 1."""
+    weight = stats.head.weight[..., None]
+    return torch.where(weight > 0, stats.head.score / weight, 0.0)
+
+
+def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
+    """Examples with equally many rows."""
+    m, k = stats.head.odd.shape[1:]
+    centred = gaussian.has_mean_curvature
+    basis = FactoredBasis(stats, centred) if m < k and stats.total is None else DenseBasis(stats, centred)
+    estimate = basis.estimate
+    half, skew = symmetric(estimate), (estimate - estimate.mT) / 2
+    correction = correct(stats)
+    damped, risk, noise, factor = _damp(half, skew, correction.corrected + correction.plain, correction.radial, k)
+    constant = basis.offset - basis.trace(damped) / k if centred else torch.zeros_like(basis.offset)
+    optimism = torch.full_like(constant, OPTIMISM)
+    if stats.known is not None:
+        optimism = torch.where(stats.known.is_zero, optimism, CENTRED)
+    optimism = optimism * (1 + PARTIAL * max(0.0, 1 - m / k))
+    risk = optimism[:, None, None] * risk
+    precisions = gaussian.precisions(d).double().to(constant)
+    alike = isinstance(gaussian, Isotropic)
+    p = precisions[0] * basis.own_lengths if alike else basis.lengths(gaussian.push)
+    weigh = p[:, :, None] * p[:, None]
+    # Of what lies outside of all rows that were seen, H has the share that it has of the rows.
+    linear = (estimate * estimate.mT).sum((-1, -2)) / basis.energy.clamp_min(_TINY)  # ‖S‖² − ‖A‖²
+    lost = basis.lost * linear.clamp(0, 1)
+    error2 = (risk * weigh).sum((-1, -2)) + 2 * lost * precisions.mean().square()
+    error2 = torch.maximum(error2, RESOLUTION / k * (noise * weigh).sum((-1, -2)))
+    if centred:  # the multiple of the identity errs as a whole
+        error2 = error2 + correction.radial * precisions.square().sum()
+    common = None
+    if not alike:  # entries of one block are not equally long among the features: each by itself
+        shift = basis.offset - constant
+        least, common = _entrywise_error(basis, gaussian, half, skew, factor, noise, shift)
+        error2 = torch.maximum(error2, least)
+    if m < FIRST_BLOCK:  # too few rows to tell anything: as wrong as their gradients are large
+        error2 = torch.maximum(error2, basis.energy * precisions.mean().square())
+    part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2, error2)
+    norm2, explained = _norms(part, gaussian, d, precisions)
+    true2 = norm2 + error2  # a damped estimate is, on average, shorter than the truth by its error
+    if common is not None and stats.known is None:  # ‖H‖² = ‖Ĥ − H‖² + 2⟨Ĥ, H⟩ − ‖Ĥ‖²
+        found = error2 + 2 * common - norm2
+        true2 = torch.where(found > LEAST_SIGNAL * true2, torch.minimum(found, true2), 0.0)
+    # Of its own length, what is an error that the rule does not know of explains nothing, and counts against it.
+    excess = error2 - (risk * weigh).sum((-1, -2)) / optimism
+    explained = explained * (1 - excess / norm2.clamp_min(_TINY))
+    return replace(part, norm2=norm2, explained=explained, true2=true2)
+
+
+def _entrywise_error(
+    basis: DenseBasis | FactoredBasis,
+    gaussian: Gaussian,
+    s: Tensor,
+    a: Tensor,
+    factor: Tensor,
+    noise: Tensor,
+    shift: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Unbiased estimates of ‖Ĥ − H‖²_F and ⟨Ĥ, H⟩ among the features, inside the span of the basis, (b,) each.
+
+    With F the factors, S = W + N and A distributed like N entry by entry, F∘S − W has the mean square
+    ‖(1 − F)∘S‖² − ‖(1 − F)∘A‖² + ‖F∘A‖², and ⟨F∘S, W⟩ the mean ⟨F∘S, S⟩ − ⟨F∘A, A⟩, in any norm.
+    """
+    gram, offset = basis.products(gaussian.push), basis.offset
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return (gram @ x * (y @ gram)).sum((-1, -2))
+
+    def norm2(x: Tensor) -> Tensor:
+        return product(x, x)
+
+    left = (1 - factor) * s
+    left.diagonal(dim1=-2, dim2=-1).add_(shift[:, None])
+    own = gram.diagonal(dim1=-2, dim2=-1).square() * noise.diagonal(dim1=-2, dim2=-1)
+    kept = factor.diagonal(dim1=-2, dim2=-1)
+    diagonal = ((kept.square() - (1 - kept).square()) * own).sum(-1)
+    error2 = norm2(left) - norm2((1 - factor) * a) + norm2(factor * a) + diagonal
+    served, sampled = (torch.diag_embed(c[:, None].expand_as(kept)) for c in (offset - shift, offset))
+    common = product(factor * s + served, s + sampled) - product(factor * a, a) - (kept * own).sum(-1)
+    return error2.clamp_min(0), common
+
+
+def _damp(s: Tensor, a: Tensor, incomplete: Tensor, radial: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The damped S, and for each entry the expected squared error, the variance of the noise and the factor, (b, r, r).
+
+    `incomplete` and `radial` (b,) are variances that A does not show, see `incomplete_blocks`: of a linear field in
+    incomplete blocks E[N_ij² − A_ij²] = C (2 W_ii W_jj − 4 W_ij²/k), and on the diagonal at most 3C W_ii² remain.
+    """
+    r = s.shape[-1]
+    member = _blocks(r).to(s)  # (r, blocks)
+    ones = torch.ones(r, r, dtype=s.dtype, device=s.device).fill_diagonal_(0)
+    count = member.mT @ ones @ member
+    own = s.diagonal(dim1=-2, dim2=-1)
+    signal = member.mT @ (s.square() - torch.diag_embed(own.square())) @ member
+    shown = a.square()
+    missing = incomplete[:, None, None] * (2 * own[..., None] * own[:, None] - 4 / k * s.square())
+    missing = missing + radial[:, None, None]
+    # the noise of a radial function lies along its rows, which the basis of few rows may follow
+    unshown = 3 * incomplete[:, None] * own.square() + (k + 2) * radial[:, None]
+    entries = torch.maximum(shown + missing, shown / 2)
+    entries = entries - torch.diag_embed(entries.diagonal(dim1=-2, dim2=-1))
+    noise = member.mT @ entries @ member
+    keep = torch.where(signal > 0, 1 - noise / signal.clamp_min(_TINY), 0.0).clamp_min(0)
+    level = noise / count.clamp_min(1)
+    # diagonal entries: their noise is twice that of the other entries of their block
+    own_noise = (member.mT @ shown @ member / count.clamp_min(1)).diagonal(dim1=-2, dim2=-1)
+    own_noise = 2 * own_noise + unshown @ member / member.sum(0)
+    own_level = torch.where(count.diagonal() > 0, own_noise, torch.inf)
+    own_signal = (own.square() @ member) / member.sum(0)
+    own_keep = torch.where(own_signal > 0, 1 - own_level / own_signal.clamp_min(_TINY), 0.0).clamp_min(0)
+    own_level = torch.where(own_level.isinf(), own_signal, own_level)
+    factor, variance = (member @ x @ member.mT for x in (keep, level))
+    factor.diagonal(dim1=-2, dim2=-1).copy_(own_keep @ member.mT)
+    variance.diagonal(dim1=-2, dim2=-1).copy_(own_level @ member.mT)
+    return factor * s, factor * variance, variance, factor
+
+
+def _blocks(r: int) -> Tensor:
+    """Which of r directions, strongest first, belong to which block: 0/1, (r, blocks)."""
+    ends = [0]
+    while ends[-1] < r:
+        ends.append(max(ends[-1] + FIRST_BLOCK, int(ends[-1] * GROWTH)))
+    if len(ends) > 2 and r - ends[-2] < FIRST_BLOCK:
+        ends.pop(-2)
+    member = torch.bucketize(torch.arange(r), torch.tensor(ends[1:]), right=True)
+    return torch.nn.functional.one_hot(member).double()
+
+
+class _Basis:
+    """Directions of b examples; `offset` is (b,), and what is shared by all examples has one row."""
+
+    offset: Tensor
+
+    def select(self, index: Tensor) -> Self:
+        """Those of the examples at `index`."""
+        chosen = copy(self)
+        for name, kept in vars(self).items():
+            if isinstance(kept, Tensor) and len(kept) == len(self.offset):
+                setattr(chosen, name, kept[index])
+        return chosen
+
+
+class DenseBasis(_Basis):
+    """Whitened directions in which the gradients are uncorrelated, strongest first, as columns of a k × k matrix."""
+
+    def __init__(self, stats: Statistics, centred: bool) -> None:
+        self.k = stats.k
+        raw = stats.sampled() / stats.n.double()[:, None, None]
+        self.offset = raw.diagonal(dim1=-2, dim2=-1).sum(-1) / self.k * centred
+        a, z = self.offset[:, None, None], _points(stats).double()
+        rows = stats.head.odd.double() - a * z
+        self.vectors = strongest_directions(rows.mT @ rows, mixing)
+        identity = torch.eye(self.k, dtype=torch.float64, device=raw.device)
+        if stats.total is None:  # what the rows' own second moments make of it
+            identity = (stats.head.score.double().mT @ z) / stats.n.double()[:, None, None]
+        self.estimate = self.vectors.mT @ (raw - a * identity) @ self.vectors
+        self.energy = rows.square().sum((-1, -2)) / rows.shape[1]  # of a row
+        self.lost = torch.zeros_like(self.offset)  # of the energy of a row, what no other row spans
+        self.dtype = stats.gradient.dtype
+
+    def along(self, q: Tensor) -> Tensor:
+        """Rows (b, n, k) in the directions of the basis, (b, n, r)."""
+        return q @ self.vectors.to(q)
+
+    def combined(self, c: Tensor) -> Tensor:
+        """The inverse of `along` inside the span of the basis."""
+        return c @ self.vectors.mT.to(c)
+
+    def trace(self, damped: Tensor) -> Tensor:
+        """Of a matrix in the basis, (b,)."""
+        return damped.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    @property
+    def own_lengths(self) -> Tensor:
+        """Squared lengths of the directions, (b, r)."""
+        return torch.ones_like(self.vectors[:, 0])
+
+    def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
+        """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
+        return push(self.vectors.mT.to(self.dtype)).double().square().sum(-1)
+
+    def products(self, push: Callable[[Tensor], Tensor]) -> Tensor:
+        """Products of the directions with each other after a linear map, (b, r, r)."""
+        pushed = push(self.vectors.mT.to(self.dtype))
+        return inner(pushed, pushed)
+
+
+class FactoredBasis(_Basis):
+    """The same, as combinations Q of fewer rows γ − a z than there are coordinates; nothing k × k is made."""
+
+    def __init__(self, stats: Statistics, centred: bool) -> None:
+        self.k = stats.k
+        n = stats.n.double()
+        self.odd, self.z = stats.head.odd, _points(stats)
+        # (b, m, m) each, and kept where the skew goes by them too
+        odd, cross, square = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
+        self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k * centred
+        a = self.offset[:, None, None]
+        weight = stats.head.weight.double()  # s = w z
+        back = torch.where(weight > 0, 1 / weight, 0.0)
+        mixed = cross * back[:, None]  # γ·z
+        gram = odd - a * (mixed + mixed.mT) + a.square() * square * back[:, None] * back[..., None]
+        values, vectors = _eigenpairs(symmetric(gram))
+        least = CUT * values[:, :1].clamp_min(_TINY)
+        root = values.clamp_min(0).sqrt()
+        self.combine = torch.where((values > least)[:, None], vectors / root[:, None].clamp_min(_TINY), 0.0)  # Q
+        self.gram = gram
+        scored = cross - a * square * back[..., None]
+        self.estimate = self.combine.mT @ scored @ (vectors * root[:, None]) / n[:, None, None]
+        self.energy = values.clamp_min(0).sum(-1) / values.shape[-1]
+        inverse = (vectors.square() / values.clamp_min(least)[:, None]).sum(-1)
+        self.lost = (1 / inverse).mean(-1)
+
+    def along(self, q: Tensor) -> Tensor:
+        """Rows (b, n, k) in the directions of the basis, (b, n, r)."""
+        return (q @ self.rows.to(q).mT) @ self.combine.to(q)
+
+    def combined(self, c: Tensor) -> Tensor:
+        """The inverse of `along` inside the span of the basis."""
+        return (c @ self.combine.mT.to(c)) @ self.rows.to(c)
+
+    def trace(self, damped: Tensor) -> Tensor:
+        """Of a matrix in the basis, (b,)."""
+        lengths = self.combine.mT @ self.gram @ self.combine  # the identity, as far as the eigenvectors are exact
+        return (damped * lengths.mT).sum((-1, -2))
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """γ − a z, (b, m, k)."""
+        return self.odd - self.offset[:, None, None].to(self.odd) * self.z.to(self.odd)
+
+    @property
+    def own_lengths(self) -> Tensor:
+        """Squared lengths of the directions, (b, r): 1, or 0 where there is no direction."""
+        return (self.combine * (self.gram @ self.combine)).sum(1)
+
+    def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
+        """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
+        pushed = push(self.rows)
+        return (self.combine * (inner(pushed, pushed) @ self.combine)).sum(1)
+
+    def products(self, push: Callable[[Tensor], Tensor]) -> Tensor:
+        """Products of the directions with each other after a linear map, (b, r, r)."""
+        pushed = push(self.rows)
+        return self.combine.mT @ inner(pushed, pushed) @ self.combine
+
+
+def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
+    """‖Ĥ‖²_F among the features, and E‖Ĥδ‖², (b,) each."""
+    basis, known = part.basis, part.known
+    if isinstance(gaussian, Isotropic) and isinstance(basis, DenseBasis):  # the basis is orthonormal
+        if known is None:
+            c, own = part.constant, part.damped.diagonal(dim1=-2, dim2=-1).sum(-1)
+            square = part.damped.square().sum((-1, -2)) + c * (2 * own + c * basis.k)
+        else:
+            square = part.dense().square().sum((-1, -2))
+        return precisions[0].square() * square, precisions[0] * square
+    if isinstance(basis, DenseBasis) or (known is not None and not known.is_thin):
+        dtype = basis.dtype if isinstance(basis, DenseBasis) else basis.odd.dtype
+        if d > 2 * basis.k:  # more features than dimensions: WP, of the same eigenvalues, instead of H
+            directions = gaussian.push(torch.eye(basis.k, dtype=dtype, device=part.constant.device))
+            turned = part.dense() @ inner(directions[None], directions[None])
+            return (turned * turned.mT).sum((-1, -2)), (turned * part.dense()).sum((-1, -2))
+        half = gaussian.push(part.dense().to(dtype))
+        whole = gaussian.push(half.mT)
+        norm2, explained = (
+            torch.linalg.vector_norm(m, dim=(-1, -2), dtype=torch.float64).square() for m in (whole, half)
+        )
+        return norm2, explained
+    c, core, rows = part.constant, basis.combine @ part.damped @ basis.combine.mT, basis.rows
+    if known is not None and known.factor is not None:  # one more set of rows with a matrix of their own between them
+        core = torch.stack([torch.block_diag(a, b) for a, b in zip(core, known.core.to(core), strict=True)])
+        rows = torch.cat([rows, known.factor.to(rows)], 1)
+    if isinstance(gaussian, Isotropic):
+        white = basis.gram if known is None else inner(rows, rows)
+        once, both = precisions[0] * white, precisions[0].square() * white
+    else:
+        pushed = gaussian.push(rows)
+        white, once = inner(rows, rows), inner(pushed, pushed)
+        both = inner(gaussian.push(gaussian.whiten(pushed)), pushed)
+    turned = core @ once
+
+    def trace(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y.mT).sum((-1, -2))
+
+    norm2 = c.square() * precisions.square().sum() + 2 * c * trace(core, both) + trace(turned, turned)
+    explained = c.square() * precisions.sum() + 2 * c * trace(core, once) + trace(core @ white, turned)
+    return norm2, explained
+
+
+def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of positive semidefinite matrices, largest first."""
+    if not matrices.is_cuda or len(matrices) <= FEW_MATRICES or matrices.shape[-1] > SMALL_MATRIX:
+        values, vectors = torch.linalg.eigh(matrices)
+        return values.flip(-1), vectors.flip(-1)
+    # eigh takes matrices one by one on a GPU; gesvda takes all at once, but stumbles over repeated eigenvalues. It
+    # works on the square of what it is given, so it gets a factor R with RᵀR the matrix: V is then orthonormal.
+    spread = torch.linspace(1, 2, matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
+    parted = matrices / torch.where(size > 0, size, 1.0) + torch.diag(spread) * (CUT / 10)
+    factors = torch.linalg.cholesky_ex(parted).L.mT
+    values, vectors = (torch.cat(found) for found in zip(*map(_together, factors.split(64)), strict=True))
+    return values * size[..., 0], vectors
+
+
+def _together(factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenpairs of RᵀR for a few factors R at once; those that make it stumble are singled out."""
+    try:
+        _, roots, rows = torch.linalg.svd(factors, driver="gesvda")
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+        if len(factors) > 1:
+            halves = [_together(half) for half in factors.split(-(-len(factors) // 2))]
+            values, vectors = (torch.cat(found) for found in zip(*halves, strict=True))
+            return values, vectors
+        values, vectors = torch.linalg.eigh(factors.mT @ factors)
+        return values.flip(-1), vectors.flip(-1)
+    return roots.square(), rows.mT
+
+
+_TINY = torch.finfo(torch.float64).tiny

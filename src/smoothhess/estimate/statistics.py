@@ -1,0 +1,478 @@
+"""What is kept of the stream of draws and gradients: enough for every answer, and for every error bar.
+
+Each row of a design gives a score s, a weight w, and the odd and even parts of the whitened gradient,
+
+    odd  = (γ(z) − γ(−z))/2,   even = w ((γ(z) + γ(−z))/2 − γ(0))      mirrored designs
+    odd  = γ(z),               even = w (γ(z) − γ(0))                  others
+
+and the estimates are means over rows:   W = sym E[s oddᵀ]   (Eq. 8),   Γ = γ(0) + E[even].
+
+The first rows, the *head*, are kept as they are: error bars of any linear function of W come from them. While all rows
+fit into the head, it is the factored form, O(n k) numbers; beyond it the sum Σ s oddᵀ is kept as well, O(k²).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from smoothhess.estimate.stein_check import MOMENTS
+from smoothhess.linalg.gram import Grams
+from smoothhess.linalg.low_rank import Known, mean
+
+ESTIMATOR_VERSION = 2  # raised whenever the same draws give other numbers; results of two versions are never mixed
+HEAD_LEAST = 1024  # rows
+HEAD_FACTOR = 4  # or this many times k, whichever is more
+PROBES = 16  # random directions in which group sums watch the noise of the whole Hessian
+DENSE_LIMIT = 20_000  # features; above it no k × k matrix is ever made
+
+
+def head_rows(rank: int) -> int:
+    """Most rows that a head keeps; photos keep no more than the least, which is gigabytes already."""
+    return HEAD_LEAST if rank > DENSE_LIMIT else max(HEAD_LEAST, HEAD_FACTOR * rank)
+
+
+def most_rows(rank: int, features: int) -> int:
+    """Most rows that an estimate of so many dimensions among so many features can have."""
+    return head_rows(rank) if features > DENSE_LIMIT else 1 << 62
+
+
+class Segment(NamedTuple):
+    """Rows start … stop − 1 of the stream of one seed."""
+
+    seed: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A chunk of evaluated rows for B examples."""
+
+    weight: Tensor  # (1 or B, r)
+    score: Tensor  # (1 or B, r, k)
+    odd: Tensor  # (B, r, k)
+    even: Tensor  # (B, r, k)
+    value_even: Tensor  # (B, r)
+    energy: Tensor  # (B, r) w times |∇f(x + δ) − ∇f(x)|², odd and even parts together
+    along: Tensor  # (B, r) s·odd/k, whitened: how the gradient changes along the row's own direction; mean tr(W)/k
+    across: Tensor  # (B, r) w |odd|²/k − along², whitened: the squared change of the gradient in all other directions
+    # Sums over a chunk that are not kept row by row, and so never part of a head:
+    stein: Tensor | None = None  # (B, MOMENTS, 3), see smoothhess.estimate.stein_check
+    skew: Tensor | None = None  # (B, rank, K + PROBES) of group sums
+
+    def sum(self) -> Tensor:
+        """Σ s oddᵀ in float64, (B, k, k)."""
+        if len(self.score) == 1 and len(self.odd) > 1:  # draws shared by all examples: one large product
+            return torch.einsum("rk,brl->bkl", self.score[0], self.odd).double()
+        return (self.score.mT @ self.odd).double()
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        """The same change made to every tensor that has rows."""
+        return Rows(**{name: change(getattr(self, name)) for name in _NAMES})
+
+    def map(self, linear: Callable[[Tensor], Tensor]) -> Rows:
+        """The same rows with the same linear map applied to scores and gradients."""
+        return replace(self, score=linear(self.score), odd=linear(self.odd), even=linear(self.even))
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Mergeable statistics of B examples; the only thing that sampling, merging and saving act on."""
+
+    design: str
+    stream: tuple[tuple[Segment, ...], ...]  # per example
+    n: Tensor  # (B,) rows seen
+    head: Rows  # the first rows, padded with zeros where examples have fewer
+    total: Tensor | None  # (B, k, k) Σ s oddᵀ over all rows; None while the head holds them all
+    even_sum: Tensor  # (B, k) over all rows, float64
+    value_sum: Tensor  # (B,) Σ value_even over all rows, float64
+    value: Tensor  # (B,) f(x)
+    gradient: Tensor  # (B, k) γ(0)
+    stein: Tensor  # (B, MOMENTS, 3) float64, see smoothhess.estimate.stein_check
+    rank: int  # dimensions that the draws live in; k unless these are group sums
+    skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
+    known: Known | None = None  # exact expectation that was subtracted from a row, on average over rows
+    drift: Tensor | None = None  # (B, R, k) D v for random white v, D the bias of `known` where it is not exact
+    drift_norm2: Tensor | None = None  # (B,) ‖D‖²_F, whitened
+    gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
+
+    @staticmethod
+    def empty(design: str, seeds: Sequence[int], value: Tensor, gradient: Tensor) -> Statistics:
+        """Nothing seen yet of examples with outputs `value` (B,) and whitened gradients `gradient` (B, k)."""
+        batch, k = gradient.shape
+        none = gradient.new_zeros(batch, 0, k)
+        return Statistics(
+            design=design,
+            stream=tuple((Segment(seed, 0, 0),) for seed in seeds),
+            n=torch.zeros(batch, dtype=torch.long, device=value.device),
+            head=Rows(none[..., 0], none, none, none, *[none[..., 0]] * 4),
+            total=None,
+            even_sum=torch.zeros_like(gradient, dtype=torch.float64),
+            value_sum=torch.zeros_like(value, dtype=torch.float64),
+            value=value,
+            gradient=gradient,
+            stein=torch.zeros(batch, MOMENTS, 3, dtype=torch.float64, device=value.device),
+            rank=k,
+        )
+
+    def __len__(self) -> int:
+        return len(self.n)
+
+    @property
+    def k(self) -> int:
+        """Number of coordinates."""
+        return self.gradient.shape[1]
+
+    @cached_property
+    def grams(self) -> Grams:
+        """Products of the rows of the head."""
+        return Grams.of(self.head.odd, self.head.score)
+
+    @property
+    def head_rows(self) -> int:
+        """Most rows that the head keeps."""
+        return head_rows(self.rank)
+
+    @property
+    def n_head(self) -> Tensor:
+        """Rows of each example that are in the head, (B,)."""
+        return self.n.clamp_max(self.head_rows)
+
+    def next_row(self, example: int) -> Segment:
+        """Where the stream of an example goes on: the first row of its last seed that was not seen yet."""
+        seed = self.stream[example][-1].seed
+        start = max(s.stop for s in self.stream[example] if s.seed == seed)
+        return Segment(seed, start, start)
+
+    def extended(self, chunks: Iterable[Rows], known: Known | None = None) -> Statistics:
+        """With further rows of the same streams, from `next_row` on; all examples must have seen equally many.
+
+        `known` was subtracted from each of the further rows.
+        """
+        before = n = int(self.n.max())
+        kept, total = [self.head] if n else [], self.total
+        even_sum, value_sum = self.even_sum.clone(), self.value_sum.clone()
+        stein, skew = self.stein.clone(), None if self.skew is None else self.skew.clone()
+        for chunk in chunks:
+            room = max(self.head_rows - n, 0)
+            rows = chunk.odd.shape[1]
+            if rows > room and total is None:
+                self.refuse_large(n + rows)
+                total = self.even_sum.new_zeros(len(self), self.k, self.k)
+                for part in kept:
+                    total += part.sum()
+            if total is not None:
+                total = total + chunk.sum()
+            if room:
+                kept.append(cut(chunk, room))
+            even_sum += chunk.even.sum(1, dtype=torch.float64)
+            value_sum += chunk.value_even.sum(1, dtype=torch.float64)
+            if chunk.stein is not None:
+                stein += chunk.stein
+            if skew is not None and chunk.skew is not None:
+                skew += chunk.skew
+            n += rows
+        added = n - before
+        stream = []
+        for example, segments in enumerate(self.stream):
+            seed, start, _ = self.next_row(example)
+            stream.append(chain(*segments, Segment(seed, start, start + added)))
+        return replace(
+            self,
+            stream=tuple(stream),
+            n=self.n + added,
+            head=join(kept) if kept else self.head,
+            total=total,
+            even_sum=even_sum,
+            value_sum=value_sum,
+            stein=stein,
+            skew=skew,
+            known=mean(self.known, self.n, known, torch.full_like(self.n, added)) if before else known,
+        )
+
+    def refuse_large(self, rows: int, features: int | None = None) -> None:
+        """Raise where so many rows would need a matrix, of the features if these are more, that is never made."""
+        d = max(self.k, features or 0)
+        if d > DENSE_LIMIT:
+            raise ValueError(
+                f"{rows} rows of {d} features are more than is kept factored ({self.head_rows}), and a "
+                f"{d} × {d} matrix is not made. Ask for fewer calls, or pass feature_mask to stream sums."
+            )
+
+    def sampled(self) -> Tensor:
+        """Σ s oddᵀ over all rows as they were sampled, (B, k, k), float64."""
+        return self.head.sum() if self.total is None else self.total
+
+    def summed(self) -> Tensor:
+        """Σ s oddᵀ over all rows, and what is known beforehand for each of them, (B, k, k), float64."""
+        if self.total is not None:
+            return self._with_known(self.total)
+        if self.k > DENSE_LIMIT:
+            raise ValueError(
+                f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
+                "row(i), diagonal() or eigh(k), which never make it."
+            )
+        return self._with_known(self.head.sum())
+
+    def _with_known(self, total: Tensor) -> Tensor:
+        if self.known is None:
+            return total
+        return torch.addcmul(total, self.known.dense().double(), self.n[:, None, None].double())
+
+    @property
+    def has_own_values(self) -> Tensor:
+        """Where the rows' gradients are those of the model itself, without a control variate, (B,)."""
+        return torch.ones_like(self.n, dtype=torch.bool) if self.known is None else self.known.is_zero
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether the head, and factors of what is known, are the whole estimate."""
+        return self.total is None and (self.known is None or self.known.is_thin)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Rows S and G, (B, r, k) each, with Ĥ = sym SᵀG, where the estimate is factored."""
+        n = self.n[:, None, None].clamp_min(1).to(self.head.score)
+        score, odd = (self.head.score / n).expand(len(self), -1, -1), self.head.odd
+        if self.known is None:
+            return score, odd
+        pairs = self.known.pairs()
+        return torch.cat([score, pairs[0].to(score)], 1), torch.cat([odd, pairs[1].to(odd)], 1)
+
+    def map(self, linear: Callable[[Tensor], Tensor]) -> Statistics:
+        """The same statistics in other coordinates: one linear map serves scores, gradients and sums alike."""
+        total = None if self.total is None else linear(linear(self.total.to(self.gradient.dtype)).mT).mT
+        return replace(
+            self,
+            head=self.head.map(linear),
+            total=None if total is None else total.double(),
+            known=None if self.known is None else self.known.map(linear),
+            drift=None if self.drift is None else linear(self.drift),
+            even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
+            gradient=linear(self.gradient),
+        )
+
+    def select(self, index: Tensor) -> Statistics:
+        """The examples at `index` (int64), in that order."""
+        rows = int(self.n_head[index].max())
+        return replace(
+            self,
+            stream=tuple(self.stream[i] for i in index.tolist()),
+            n=self.n[index],
+            head=cut(
+                self.head.each(lambda t: _examples(t, index, len(self))),
+                rows,
+            ),
+            total=None if self.total is None else self.total[index],
+            even_sum=self.even_sum[index],
+            value_sum=self.value_sum[index],
+            value=self.value[index],
+            gradient=self.gradient[index],
+            stein=self.stein[index],
+            known=None if self.known is None else self.known.select(index),
+            drift=None if self.drift is None else self.drift[index],
+            drift_norm2=None if self.drift_norm2 is None else self.drift_norm2[index],
+            skew=None if self.skew is None else self.skew[index],
+            gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
+        )
+
+    def to(self, device: torch.device | str) -> Statistics:
+        """On another device."""
+        tensors = {name: t.to(device) for name, t in self.tensors().items()}
+        return Statistics.from_tensors(self.design, self.stream, self.rank, tensors)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name; with `design` and `stream` they are the whole of it."""
+        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "drift", "drift_norm2", "skew")
+        own = {name: getattr(self, name) for name in (*names, "gram") if getattr(self, name) is not None}
+        own |= {} if self.known is None else self.known.tensors()
+        return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
+
+    @staticmethod
+    def from_tensors(
+        design: str, stream: tuple[tuple[Segment, ...], ...], rank: int, tensors: dict[str, Tensor]
+    ) -> Statistics:
+        """The inverse of `tensors`."""
+        kept = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
+        if "along" not in kept:  # files of the first estimator; group sums have lost it
+            found = own_slopes(kept["score"], kept["odd"], kept["weight"], rank)
+            kept |= {n: t if kept["odd"].shape[-1] == rank else torch.zeros_like(t) for n, t in found.items()}
+        head = Rows(**kept)
+        own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
+        factor = own.pop("known.factor", None)
+        known = Known(own.pop("known"), factor) if "known" in own else None
+        total = own.pop("total", None)
+        if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
+            own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
+        return Statistics(design=design, stream=stream, rank=rank, head=head, total=total, known=known, **own)
+
+
+def unmoved(stats: Statistics) -> Tensor:
+    """Where the sampled gradients did not vary at all, which proves nothing by itself, (B,)."""
+    if not stats.head.odd.shape[1]:
+        return torch.ones_like(stats.n, dtype=torch.bool)
+    rows = stats.head
+    return (rows.along == 0).all(1) & (rows.across == 0).all(1) & (rows.odd == 0).all(2).all(1)
+
+
+def own_slopes(score: Tensor, odd: Tensor, weight: Tensor, k: int) -> dict[str, Tensor]:
+    """`along` and `across` of whitened rows, (B, r) each."""
+    along = (score * odd).sum(-1) / k
+    return {"along": along, "across": (weight / k * odd.square().sum(-1) - along.square()).clamp_min(0)}
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """(M + Mᵀ)/2, as in Eq. 8."""
+    return (matrix + matrix.mT).div_(2)
+
+
+def concatenate(parts: Sequence[Statistics]) -> Statistics:
+    """Statistics of different examples, side by side."""
+    if len({(p.design, p.k) for p in parts}) != 1:
+        raise ValueError("results can be put side by side only when design and number of features are the same.")
+    rows = max(p.head.odd.shape[1] for p in parts)
+    longest = max(parts, key=lambda p: p.head.odd.shape[1]).head
+    # The scores stay shared where every part saw the same ones.
+    shared = all(
+        len(p.head.score) == 1 and torch.equal(p.head.score, longest.score[:, : p.head.score.shape[1]]) for p in parts
+    )
+    heads = [_pad(p.head if shared else _own_scores(p), rows) for p in parts]
+    dense = any(p.total is not None for p in parts)
+    return Statistics(
+        design=parts[0].design,
+        stream=tuple(s for p in parts for s in p.stream),
+        n=torch.cat([p.n for p in parts]),
+        head=Rows(
+            **{
+                name: getattr(longest, name)
+                if shared and name in ("weight", "score")
+                else torch.cat([getattr(h, name) for h in heads])
+                for name in _NAMES
+            }
+        ),
+        total=torch.cat([p.sampled() for p in parts]) if dense else None,
+        even_sum=torch.cat([p.even_sum for p in parts]),
+        value_sum=torch.cat([p.value_sum for p in parts]),
+        value=torch.cat([p.value for p in parts]),
+        gradient=torch.cat([p.gradient for p in parts]),
+        stein=torch.cat([p.stein for p in parts]),
+        rank=parts[0].rank,
+        known=_known(parts),
+        drift=_cat_or_zero([p.drift for p in parts], [*map(len, parts)]),
+        drift_norm2=_cat_or_zero([p.drift_norm2 for p in parts], [*map(len, parts)]),
+        skew=_cat([p.skew for p in parts]),
+        gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
+    )
+
+
+def merge(a: Statistics, b: Statistics, features: int | None = None) -> Statistics:
+    """Statistics of the same examples from different draws, as if made in one pass."""
+    if a.design != b.design or a.gradient.shape != b.gradient.shape:
+        raise ValueError(
+            f"only results of one design and the same inputs can be merged, got {a.design} "
+            f"{tuple(a.gradient.shape)} and {b.design} {tuple(b.gradient.shape)}."
+        )
+    for left, right in zip(a.stream, b.stream, strict=True):
+        for p in left:
+            for q in right:
+                if p.seed == q.seed and p.start < q.stop and q.start < p.stop:
+                    raise ValueError(
+                        f"these results share draws (seed {p.seed}, rows {max(p.start, q.start)} to "
+                        f"{min(p.stop, q.stop) - 1}); counting them twice would make the error bars too small. "
+                        "Use another seed, or SmoothHess.more."
+                    )
+    return concatenate(
+        [_merge_one(a.select(i), b.select(i), features) for i in torch.arange(len(a), device=a.n.device).split(1)]
+    )
+
+
+def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Statistics:
+    n = a.n + b.n
+    dense = a.total is not None or b.total is not None or int(n) > a.head_rows
+    if dense:
+        a.refuse_large(int(n), features)
+    return replace(
+        a,
+        stream=(chain(*a.stream[0], *b.stream[0]),),
+        n=n,
+        head=cut(join([a.head, b.head]), a.head_rows),
+        total=a.sampled() + b.sampled() if dense else None,
+        even_sum=a.even_sum + b.even_sum,
+        value_sum=a.value_sum + b.value_sum,
+        stein=a.stein + b.stein,
+        skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
+        known=mean(a.known, a.n, b.known, b.n),
+    )
+
+
+def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:
+    """The examples at `index`; what all examples share stays shared."""
+    return rows if len(rows) == 1 and batch > 1 else rows[index]
+
+
+def _known(parts: Sequence[Statistics]) -> Known | None:
+    """What is known of all examples; zero where a part knows nothing."""
+    like = next((p.known for p in parts if p.known is not None), None)
+    if like is None:
+        return None
+    return Known.cat([like.nothing(len(p)) if p.known is None else p.known for p in parts])
+
+
+def _cat_or_zero(tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
+    like = next((t for t in tensors if t is not None), None)
+    if like is None:
+        return None
+    filled = (like.new_zeros(n, *like.shape[1:]) if t is None else t for t, n in zip(tensors, sizes, strict=True))
+    return torch.cat([*filled])
+
+
+def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    given = [t for t in tensors if t is not None]
+    return torch.cat(given) if given else None
+
+
+def chain(*segments: Segment) -> tuple[Segment, ...]:
+    """The same rows in the same order, neighbours joined where one goes on where the other stopped.
+
+    >>> chain(Segment(0, 0, 4), Segment(0, 4, 6), Segment(1, 0, 2))
+    (Segment(seed=0, start=0, stop=6), Segment(seed=1, start=0, stop=2))
+    """
+    found: list[Segment] = []
+    for segment in segments:
+        if found and found[-1].seed == segment.seed and found[-1].stop == segment.start:
+            found[-1] = found[-1]._replace(stop=segment.stop)
+        else:
+            found.append(segment)
+    return tuple(found)
+
+
+def _own_scores(p: Statistics) -> Rows:
+    return replace(p.head, weight=p.head.weight.expand(len(p), -1), score=p.head.score.expand(len(p), -1, -1))
+
+
+def cut(rows: Rows, most: int) -> Rows:
+    """The first rows, `most` at most."""
+    return rows.each(lambda t: t[:, :most])
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """Rows after rows; scores stay shared only where all parts share them."""
+    joined = {}
+    for name in _NAMES:
+        tensors = [getattr(p, name) for p in parts]
+        batch = max(len(t) for t in tensors)
+        joined[name] = torch.cat([t.expand(batch, *t.shape[1:]) for t in tensors], 1) if len(parts) > 1 else tensors[0]
+    return Rows(**joined)
+
+
+def _pad(rows: Rows, to: int) -> Rows:
+    missing = to - rows.odd.shape[1]
+    return rows.each(lambda t: torch.cat([t, t.new_zeros(t.shape[0], missing, *t.shape[2:])], 1))
+
+
+_NAMES = ("weight", "score", "odd", "even", "value_even", "energy", "along", "across")

@@ -1,0 +1,325 @@
+"""Several attacks at several radii, judged by whether the model's prediction survives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.estimate import student_t
+from smoothhess.evaluate.attack import AttackPath
+from smoothhess.evaluate.comparison import Average, as_radii
+from smoothhess.evaluate.perturbation_mse import check_centre
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.state import borrowed
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.taylor import Taylor
+
+Attacker = Interactions | Taylor | AttackPath | Tensor | Callable[[float], Tensor]
+
+ROOM = 1e-3  # by which a perturbed input may lie outside its ball, relative to the radius: rounding
+
+
+@dataclass(frozen=True, eq=False)
+class AttackDifference:
+    """Share of unchanged predictions of one attack minus that of another, on the same points."""
+
+    radii: tuple[float, ...]
+    value: Tensor  # (R,) negative where the first attack is the stronger
+    stderr: Tensor  # (R,) paired, over points
+    only_first: Tensor  # (R,) points that the first attack alone leaves unchanged
+    only_second: Tensor  # (R,)
+    p_value: Tensor  # (R,) McNemar's exact test: are the two equally strong?
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttackComparison:
+    """Predictions after M attacks at R radii on B points. Made by `post_hoc`.
+
+    The methods attack the same points, so they are compared point by point (`difference`): margins that are far inside
+    the standard error of each share may still be real.
+    """
+
+    methods: tuple[str, ...]
+    radii: tuple[float, ...]
+    before: Tensor  # (B,) predicted class of the inputs
+    after: Tensor  # (M, R, B) of the perturbed inputs
+    moved: Tensor  # (M, R, B) ‖δ‖; below the radius where the surrogate has its minimum inside, or where a box stops it
+
+    def __len__(self) -> int:
+        return len(self.before)
+
+    @property
+    def unchanged(self) -> Tensor:
+        """Whether the prediction is still the same, (M, R, B)."""
+        return self.after == self.before
+
+    def share(self, name: str, radius: float) -> Average:
+        """Share of points with an unchanged prediction (low: a strong attack), and its binomial standard error."""
+        share = float(self._outcomes(name, radius).double().mean())
+        return Average(share, math.sqrt(share * (1 - share) / len(self)))
+
+    def interval(self, name: str, radius: float, level: float = 0.95) -> tuple[float, float]:
+        """Wilson's interval of a share: has a width also where all points, or none, are unchanged."""
+        share, n = self.share(name, radius).value, len(self)
+        z2 = float(student_t.quantile(level, torch.tensor(torch.inf))) ** 2
+        centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+        reach = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+        return max(centre - reach, 0.0), min(centre + reach, 1.0)
+
+    def difference(self, a: str, b: str) -> AttackDifference:
+        """How much stronger `b` is than `a` at each radius; negative where `a` is the stronger attack."""
+        first, second = (self.unchanged[self._method(name)] for name in (a, b))  # (R, B)
+        only_first, only_second = (first & ~second).sum(1), (second & ~first).sum(1)
+        apart, n = only_first - only_second, len(self)
+        # the variance of a mean of −1, 0 and 1
+        variance = (only_first + only_second).double() / n - (apart / n).double().square()
+        stderr = (variance.clamp_min(0) / n).sqrt() if n > 1 else torch.full_like(variance, torch.nan)
+        return AttackDifference(
+            self.radii,
+            apart.double() / n,
+            stderr,
+            only_first,
+            only_second,
+            mcnemar(only_first, only_second),
+        )
+
+    @staticmethod
+    def cat(contests: Sequence[AttackComparison]) -> AttackComparison:
+        """Contests on different points, side by side.
+
+        >>> f = lambda x: torch.stack([x.sum(1), -x.sum(1)], 1)
+        >>> parts = [post_hoc(f, x, {"down": lambda r, x=x: x - r / 2}, 1.0) for x in torch.ones(2, 3, 4)]
+        >>> len(AttackComparison.cat(parts))
+        6
+        """
+        if not contests:
+            raise ValueError("wanted at least one contest.")
+        first = contests[0]
+        if len({(c.methods, c.radii) for c in contests}) != 1:
+            raise ValueError("contests can be put side by side only when methods and radii agree.")
+        return AttackComparison(
+            first.methods,
+            first.radii,
+            torch.cat([c.before for c in contests]),
+            torch.cat([c.after for c in contests], 2),
+            torch.cat([c.moved for c in contests], 2),
+        )
+
+    def to_markdown(self, against: str | None = None) -> str:
+        """A table of methods by radii: unchanged predictions in per cent ± standard error.
+
+        `against` adds to each other method its paired difference to that one, and McNemar's p.
+        """
+        rows = [
+            ["unchanged, %", *(f"r = {r:g}" for r in self.radii)],
+            ["---"] * (len(self.radii) + 1),
+            *self._cells(against),
+        ]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+    def __repr__(self) -> str:
+        rows = [["", *(f"r = {r:g}" for r in self.radii)], *self._cells(None)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join(
+            [
+                f"Predictions left unchanged by {len(self.methods)} attack(s) on {len(self)} point(s), in per cent "
+                "(low: strong)",
+                *("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows),
+                "  ± one standard error over points; compare methods by difference(a, b), which is paired",
+            ]
+        )
+
+    def _cells(self, against: str | None) -> list[list[str]]:
+        table = []
+        for name in self.methods:
+            shares = [self.share(name, r) for r in self.radii]
+            cells = [f"{100 * s.value:.1f} ± {100 * s.stderr:.1f}" for s in shares]
+            if against is not None and name != against:
+                apart = self.difference(name, against)
+                found = zip(cells, apart.value.tolist(), apart.stderr.tolist(), apart.p_value.tolist(), strict=True)
+                cells = [f"{c} ({100 * v:+.1f} ± {100 * e:.1f}, p = {p:.2g})" for c, v, e, p in found]
+            table.append([name, *cells])
+        if against is not None:
+            self._method(against)
+        return table
+
+    def _outcomes(self, name: str, radius: float) -> Tensor:
+        if radius not in self.radii:
+            raise ValueError(f"wanted one of the radii {', '.join(f'{r:g}' for r in self.radii)}, got {radius!r}.")
+        return self.unchanged[self._method(name), self.radii.index(radius)]
+
+    def _method(self, name: str) -> int:
+        if name not in self.methods:
+            raise ValueError(f"wanted one of the methods {', '.join(map(repr, self.methods))}, got {name!r}.")
+        return self.methods.index(name)
+
+
+def post_hoc(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    attackers: Mapping[str, Attacker],
+    radii: float | Sequence[float],
+    additional_forward_args: Any = None,
+    *,
+    bounds: Any = None,
+    decide: Callable[[Any], Tensor] | None = None,
+    internal_batch_size: int | None = None,
+) -> AttackComparison:
+    """Which predictions survive: the paper's post-hoc accuracy of several attacks {name: attacker} at several radii.
+
+    Args:
+        forward_func: the classifier, borrowed and given back as it was; (N, C) scores.
+        inputs: (B, *shape).
+        attackers: what attacks. A result or a `Taylor` of it lowers its surrogate of the explained output as far as it
+            goes inside the ball: `result` or `result.taylor()` to second order, `result.taylor(1)` to first order, as
+            in `compare`; all radii come from one eigendecomposition. An `AttackPath` is taken as it is. A callable
+            radius → (B, *shape), or tensors (R, B, *shape), bring perturbed inputs of their own.
+        radii: one or several; no attacker may move further.
+        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        bounds: (low, high) of the inputs, which surrogates then respect; see `attack`.
+        decide: from the model's output to classes (N,); the largest of (N, C) scores when None.
+        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+
+    >>> from smoothhess import SmoothHess
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)).double()
+    >>> x = torch.randn(20, 4).double()
+    >>> result = SmoothHess(net).attribute(x, target=net(x).argmax(1), radius=0.5, n_calls=200)
+    >>> contest = post_hoc(net, x, {"order 2": result, "order 1": result.taylor(1)}, [0.1, 0.5])
+    >>> contest.unchanged.shape
+    torch.Size([2, 2, 20])
+    >>> contest.share("order 2", 0.5).value <= contest.share("order 2", 0.1).value
+    True
+    """
+    check_inputs(inputs)
+    inputs = inputs.detach()
+    if not isinstance(attackers, Mapping) or not attackers:
+        raise ValueError(
+            f"attackers must be a mapping {{name: attacker}} with at least one, got {type(attackers).__name__}"
+            f"{' without entries' if isinstance(attackers, Mapping) else ''}."
+        )
+    chosen = as_radii(radii)
+    judge = Judge(forward_func, inputs, additional_forward_args, decide, internal_batch_size)
+    ready = {name: _checked(name, attacker, inputs, chosen, bounds) for name, attacker in attackers.items()}
+    after, moved = [], []
+    with borrowed(forward_func, inputs.device), torch.no_grad():
+        before = judge(inputs)
+        for name, attacker in ready.items():
+            points_at = attacker.widened(chosen) if isinstance(attacker, AttackPath) else attacker
+            for radius in chosen:
+                points = points_at(radius)
+                moved.append(_distance(name, points, inputs, radius))
+                after.append(judge(points))
+    shape = (len(attackers), len(chosen), len(inputs))
+    classes, distances = (torch.stack(parts).reshape(shape).cpu() for parts in (after, moved))
+    return AttackComparison(tuple(attackers), chosen, before.cpu(), classes, distances)
+
+
+class Judge:
+    """The classes (N,) that a model gives to points (N, *shape); for use inside `borrowed` and no_grad."""
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        inputs: Tensor,
+        additional_forward_args: Any = None,
+        decide: Callable[[Any], Tensor] | None = None,
+        internal_batch_size: int | None = None,
+    ) -> None:
+        if decide is not None and not callable(decide):
+            raise TypeError(f"decide must be a callable from outputs to classes (N,), got {type(decide).__name__}.")
+        self.oracle = Oracle(forward_func, inputs, None, additional_forward_args, check_batch_size(internal_batch_size))
+        self.everyone = torch.arange(len(inputs), device=inputs.device)
+        self.decide = _largest if decide is None else decide
+
+    def __call__(self, points: Tensor, owner: Tensor | None = None) -> Tensor:
+        """`owner` says which input each point belongs to; one point for each when None."""
+        owner = self.everyone if owner is None else owner
+        (classes,) = self.oracle.in_batches(self._classes, points, owner, cautious=False)
+        return classes
+
+    def _classes(self, points: Tensor, owner: Tensor) -> tuple[Tensor]:
+        classes = self.decide(self.oracle.bound(owner)(points))
+        if not isinstance(classes, Tensor) or classes.shape != points.shape[:1]:
+            got = tuple(classes.shape) if isinstance(classes, Tensor) else type(classes).__name__
+            raise ValueError(f"decide must give one class for each row, ({len(points)},), got {got}.")
+        return (classes,)
+
+
+def _largest(output: Any) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"the model must return one tensor of scores (N, C), got {type(output).__name__}. Pass decide=, from its "
+            "output to classes (N,)."
+        )
+    if output.ndim != 2 or output.shape[1] < 2:
+        raise ValueError(
+            f"wanted scores (N, C) of at least two classes, got {tuple(output.shape)}. Pass decide=, from the output "
+            "to classes (N,): for one logit, lambda out: out.flatten() > 0."
+        )
+    if not torch.isfinite(output).all():
+        raise ValueError("the model's output is NaN or infinite near these inputs. Use a smaller radius, or bounds.")
+    return output.argmax(1)
+
+
+def _checked(
+    name: str, attacker: Any, inputs: Tensor, radii: tuple[float, ...], bounds: Any
+) -> AttackPath | Callable[[float], Any]:
+    """An attacker as a function radius → perturbed inputs."""
+    if isinstance(attacker, Interactions | Taylor):
+        attacker = AttackPath.of(attacker, bounds=bounds)
+    elif isinstance(attacker, AttackPath) and bounds is not None:
+        raise ValueError(f"attacker {name!r} is an AttackPath, which has bounds of its own: give it these.")
+    if isinstance(attacker, AttackPath):
+        check_centre(name, attacker.taylor, inputs)
+    elif isinstance(attacker, Tensor):
+        wanted, given = (len(radii), *inputs.shape), attacker
+        if given.shape != wanted:
+            raise ValueError(
+                f"perturbed inputs {name!r} must be (R, B, *shape), here {wanted}, got {tuple(given.shape)}."
+            )
+        return lambda radius: given[radii.index(radius)]
+    elif not callable(attacker):
+        raise TypeError(
+            f"attacker {name!r} must be a result, a Taylor, an AttackPath, a callable radius → inputs, or perturbed "
+            f"inputs, got {type(attacker).__name__}."
+        )
+    return attacker
+
+
+def _distance(name: str, points: Any, inputs: Tensor, radius: float) -> Tensor:
+    """How far an attacker moved, (B,) on the CPU; raises where that is not allowed."""
+    if not isinstance(points, Tensor) or points.shape != inputs.shape or points.dtype != inputs.dtype:
+        got = f"{tuple(points.shape)} {points.dtype}" if isinstance(points, Tensor) else type(points).__name__
+        raise ValueError(
+            f"attacker {name!r} must give perturbed inputs {tuple(inputs.shape)} {inputs.dtype}, got {got}."
+        )
+    if not torch.isfinite(points).all():
+        raise ValueError(f"attacker {name!r} gives NaN or infinite inputs at radius {radius:g}.")
+    distance = (points - inputs).flatten(1).double().norm(dim=1)
+    if (distance > radius * (1 + ROOM)).any():
+        raise ValueError(
+            f"attacker {name!r} moves inputs by up to {float(distance.max()):g}, further than the radius {radius:g} "
+            "that it is compared at. Project its steps into the ball."
+        )
+    return distance.cpu()
+
+
+def mcnemar(only_first: Tensor, only_second: Tensor) -> Tensor:
+    """Exact two-sided p: are points that only one of two methods leaves unchanged shared out like tosses of a coin?
+
+    >>> mcnemar(torch.tensor([1, 0]), torch.tensor([9, 0]))
+    tensor([0.0215, 1.0000], dtype=torch.float64)
+    """
+    total, least = only_first + only_second, torch.minimum(only_first, only_second)
+    tails = []
+    for n, k in zip(total.reshape(-1).tolist(), least.reshape(-1).tolist(), strict=True):
+        i = torch.arange(k + 1, dtype=torch.float64)
+        log_pmf = math.lgamma(n + 1) - torch.lgamma(i + 1) - torch.lgamma(n - i + 1) - n * math.log(2)
+        tails.append(min(1.0, 2 * float(log_pmf.exp().sum())))
+    return torch.tensor(tails, dtype=torch.float64).reshape(total.shape)

@@ -1,0 +1,223 @@
+"""Is SmoothHess better here, on this model? Every baseline on the same points, as a surrogate and as an attack."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess import baselines as known
+from smoothhess.curvature import activation_hooks
+from smoothhess.evaluate.attack_comparison import AttackComparison, post_hoc
+from smoothhess.evaluate.comparison import Comparison, compare
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.state import borrowed
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.taylor import Taylor
+
+BASELINES = ("softplus", "swish", "gradient", "random")
+NAMES = {"softplus": ("SoftPlus H+G", "SoftPlus G"), "swish": ("Swish H+G", "Swish G"), "hessian": ("own H+G",)}
+OURS = ("SmoothHess", "SmoothGrad")
+PROBES, PROBED = 64, 16  # draws around so many inputs show how far pre-activations spread: to a few per cent
+_BENT = ("relu", "leaky_relu", "prelu", "hardtanh")  # calls that softened networks replace
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MethodComparison:
+    """How SmoothHess and its baselines do around the same B inputs. Made by `compare_methods`."""
+
+    radius: float
+    results: Mapping[str, Interactions]  # "smoothhess", and each baseline that could be made
+    surrogates: Comparison  # P_MSE; without "random", which says nothing about f
+    attacks: AttackComparison | None  # None where the model does not classify
+    notes: tuple[str, ...]  # what was chosen, and what is missing and why
+
+    def to_markdown(self) -> str:
+        """Both tables, with paired differences to SmoothHess: above 0, SmoothHess is the better surrogate or attack."""
+        parts = [self.surrogates.to_markdown(against=OURS[0])]
+        if self.attacks is not None:
+            parts.append(self.attacks.to_markdown(against=OURS[0]))
+        return "\n\n".join([*parts, *self.notes])
+
+    def __repr__(self) -> str:
+        parts = [repr(self.surrogates), *self._verdicts("better surrogate", self.surrogates)]
+        if self.attacks is not None:
+            parts += ["", repr(self.attacks), *self._verdicts("stronger attack", self.attacks)]
+        return "\n".join([*parts, "", *self.notes])
+
+    def _verdicts(self, word: str, table: Comparison | AttackComparison) -> list[str]:
+        """One line for each baseline: its paired difference to SmoothHess, and who is ahead."""
+        lines = []
+        for name in table.methods:
+            if name == OURS[0]:
+                continue
+            apart = table.difference(name, OURS[0])
+            value, stderr, p = float(apart.value[0]), float(apart.stderr[0]), float(apart.p_value[0])
+            ahead = "undecided" if not p < 0.05 else f"{OURS[0] if value > 0 else name} is the {word}"
+            shown = f"{value:+.2g} ± {stderr:.1g}" if isinstance(table, Comparison) else f"{value:+.1%} ± {stderr:.1%}"
+            lines.append(f"  {name} − {OURS[0]}: {shown}, p = {p:.2g}: {ahead}")
+        return lines
+
+
+def compare_methods(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    *,
+    radius: float,
+    sigma: float | None = None,
+    beta: float | None = None,
+    baselines: Sequence[str] = BASELINES,
+    n_calls: int | None = None,
+    n_samples: int = 2_000,
+    sampling: str = "ball",
+    bounds: Any = None,
+    decide: Callable[[Any], Tensor] | None = None,
+    internal_batch_size: int | None = None,
+    seed: int = 0,
+) -> MethodComparison:
+    """SmoothHess, SmoothGrad and their baselines within `radius` of each input: P_MSE, and attacks on classifiers.
+
+    Args:
+        forward_func: the model, borrowed and given back as it was.
+        inputs: (B, *shape); with more points the paired differences become more certain.
+        target: which output is explained, followed and attacked; see `smoothhess.model.targets`.
+        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        radius: of the ball that surrogates are judged and attacks live in.
+        sigma: smoothing of SmoothHess and SmoothGrad, radius/√d when None. `smoothhess.evaluate.select` chooses it.
+        beta: of SoftPlus; Swish has half of it. When None it is matched to sigma: the curvature of the corner of a unit
+            whose pre-activation spreads by τ is 1/(√(2π) τ) under Gaussian smoothing and β/4 (SoftPlus) or β/2
+            (Swish), with τ measured at these inputs.
+        baselines: any of "softplus", "swish", "gradient", "random" and "hessian", the model's own.
+        n_calls: of SmoothHess; None samples until its relative error is 0.1.
+        n_samples, sampling: of P_MSE, as in `perturbation_mse`.
+        bounds, decide: of the attacks, as in `post_hoc`.
+        internal_batch_size: rows per forward pass; chosen by memory when None.
+        seed: of all draws.
+
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)).double()
+    >>> x = torch.randn(30, 4).double()
+    >>> found = compare_methods(net, x, net(x).argmax(1), radius=0.5, n_calls=400)
+    >>> found.surrogates.methods
+    ('SmoothHess', 'SmoothGrad', 'SoftPlus H+G', 'SoftPlus G', 'Swish H+G', 'Swish G', 'gradient')
+    >>> bool(found.surrogates.difference("gradient", "SmoothHess").value > 0)
+    True
+    """
+
+    check_inputs(inputs)
+    check_radius(radius)
+    _check_baselines(baselines)
+    if sigma is not None and (isinstance(sigma, bool) or not isinstance(sigma, int | float)):
+        raise TypeError(f"sigma must be one number here, a standard deviation, got {type(sigma).__name__}.")
+    inputs = inputs.detach()
+    sigma = radius / math.sqrt(inputs[0].numel()) if sigma is None else sigma
+    about = (target, additional_forward_args)
+    rows: dict[str, Any] = {"internal_batch_size": internal_batch_size}
+    ours = SmoothHess(forward_func).attribute(inputs, *about, sigma=sigma, n_calls=n_calls, seed=seed, **rows)
+    results: dict[str, Interactions] = {"smoothhess": ours}
+    notes = ["p values are not corrected for the number of baselines.", f"SmoothHess and SmoothGrad: σ = {sigma:.3g}."]
+    if beta is None and {"softplus", "swish"} & set(baselines):
+        tau = _spread(forward_func, inputs, additional_forward_args, sigma, internal_batch_size, seed)
+        beta = None if tau is None else 4 / (math.sqrt(2 * math.pi) * tau)
+    for name in baselines:
+        options: dict[str, Any] = dict(rows)
+        if name in ("softplus", "swish"):
+            if beta is None:
+                notes.append(f"{NAMES[name][0]}: left out, no relu was seen that it could replace.")
+                continue
+            options["beta"] = beta if name == "softplus" else beta / 2
+            notes.append(f"{NAMES[name][0]}: β = {options['beta']:.3g}.")
+        if name == "random":
+            options["seed"] = seed
+        with warnings.catch_warnings():
+            if name == "hessian":  # says that it is zero; so does its note, below
+                warnings.simplefilter("ignore", UserWarning)
+            results[name] = getattr(known, name)(forward_func, inputs, *about, **options)
+        if note := getattr(results[name], "note", ""):
+            notes.append(f"{name}: {note}.")
+    taylors = _taylors(results)
+    surrogates = compare(
+        forward_func,
+        inputs,
+        {name: taylor for name, taylor in taylors.items() if name != "random"},
+        radius,
+        *about,
+        n_samples=n_samples,
+        sampling=sampling,
+        seed=seed,
+        **rows,
+    )
+    attacks = None
+    if decide is None and not _classifies(forward_func, inputs, additional_forward_args, internal_batch_size):
+        notes.append("No attacks: the output has no classes, (N, C). Pass decide=, from the output to classes.")
+    else:
+        attacks = post_hoc(
+            forward_func, inputs, taylors, radius, additional_forward_args, bounds=bounds, decide=decide, **rows
+        )
+    return MethodComparison(float(radius), results, surrogates, attacks, tuple(notes))
+
+
+def _taylors(results: Mapping[str, Interactions]) -> dict[str, Taylor]:
+    """The surrogates that a result stands for: of second order, of first order, or both."""
+    taylors: dict[str, Taylor] = {}
+    for name, result in results.items():
+        second, *first = {"smoothhess": OURS, **NAMES}.get(name, ("", name))
+        if second:
+            taylors[second] = result.taylor()
+        for other in first:
+            taylors[other] = result.taylor(1)
+    return taylors
+
+
+def _spread(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    args: Any,
+    sigma: float,
+    internal_batch_size: int | None,
+    seed: int,
+) -> float | None:
+    """τ: root mean square over units and inputs of a pre-activation's standard deviation under the noise.
+
+    None where no relu is seen. A few of the inputs are enough to know a scale.
+    """
+    if activation_hooks.is_opaque(forward_func):
+        return None
+    oracle = Oracle(forward_func, inputs, None, args, check_batch_size(internal_batch_size))
+    noise = torch.randn(PROBES, *inputs.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    total, count = 0.0, 0
+    with borrowed(forward_func, inputs.device), torch.no_grad():
+        for i in torch.linspace(0, len(inputs) - 1, min(len(inputs), PROBED)).long().tolist():
+            points = inputs[i] + (sigma * noise).to(inputs)
+            parts = []
+            for rows in points.split(min(oracle.batch_size, PROBES)):
+                owner = torch.full((len(rows),), i, device=inputs.device)
+                calls = activation_hooks.record(oracle.bound(owner), rows).calls
+                parts.append([c.pre.double() for c in calls if c.kind in _BENT and len(c.pre) == len(rows)])
+            for seen in zip(*parts, strict=True):
+                variance = torch.cat(seen).var(0)
+                total, count = total + float(variance.sum()), count + variance.numel()
+    return math.sqrt(total / count) if total > 0 else None
+
+
+def _classifies(forward_func: Callable[..., Any], inputs: Tensor, args: Any, internal_batch_size: int | None) -> bool:
+    """Whether the model gives scores (N, C) of several classes."""
+    oracle = Oracle(forward_func, inputs, None, args, check_batch_size(internal_batch_size))
+    with borrowed(forward_func, inputs.device), torch.no_grad():
+        output = oracle.bound(torch.zeros(1, dtype=torch.long, device=inputs.device))(inputs[:1])
+    return isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] > 1
+
+
+def _check_baselines(names: Any) -> None:
+    known = (*BASELINES, "hessian")
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(name in known for name in names):
+        raise ValueError(f"baselines must be some of {', '.join(map(repr, known))}, got {names!r}.")

@@ -1,0 +1,285 @@
+"""Records of a data set, one after the other: each explained from draws of its own, none kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from smoothhess.draws.designs import find_design
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
+from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.model import targets as targets
+from smoothhess.model.gradients import check_inputs
+from smoothhess.model.state import borrowed
+from smoothhess.result.exact import Exact
+from smoothhess.result.interactions import Interactions
+
+LEAST_CALLS, MOST_CALLS = 64, 1024  # of a record, when none are asked for: the noise of records averages out
+CHUNK_BYTES, MOST_RECORDS = 1 << 28, 256  # records explained at once: so many bytes of matrices, and no more than that
+MOST_FEATURES = 4096  # ten matrices of all pairs are kept, and about as many made: 3 GB
+FORWARD_ROWS = 1024  # records whose prediction is asked for at once
+
+Explain = Callable[[Tensor, Any, list[int]], Interactions]  # inputs, target, one seed per record → result
+
+
+def global_interactions(
+    explainer: SmoothHess | Explain,
+    batches: Tensor | Iterable[Any],
+    *,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    feature_mask: Tensor | None = None,
+    sigma: Any = None,
+    radius: float | None = None,
+    gaussian: Gaussian | None = None,
+    n_calls: int | None = None,
+    seed: int = 0,
+    first_record: int = 0,
+    show_progress: bool = False,
+    **options: Any,
+) -> GlobalInteractions:
+    """Interactions over a data set, streamed: nothing but a few (F, F) matrices is kept.
+
+    Every record is explained twice from draws of its own, a function of (seed, number of the record) alone, so the
+    standard errors over records are honest and any batch size gives the same result.
+
+    Args:
+        explainer: `SmoothHess(model)`, or any function (inputs, target, seeds) → Interactions that gives each record
+            the draws of its own seed. One whose results hold no draws (baselines without seed=seeds) is called once.
+        batches: a tensor (N, *shape), or an iterable of batches: tensors, or tuples that begin with the inputs, as a
+            DataLoader gives them.
+        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function gets the
+            batch, `target(inputs)` or `target(*batch)` (lambda x, y: y takes labels); with a tensor of N records also
+            one per record.
+        additional_forward_args: further arguments of the model, the same for all, or a function of the batch like
+            target, whose tensors with a row per record follow their record.
+        feature_mask: integer group ids with the shape of one input: pairs of groups, and no d × d.
+        sigma: as `radius` and `gaussian` in `SmoothHess.attribute`; exactly one of the three.
+        radius: see sigma.
+        gaussian: see sigma.
+        n_calls: gradient calls of a record, both estimates together. None: whole blocks of the orthogonal design, 4d or
+            a multiple of it, from 64 and up to 1024. Noise averages out over records and biases nothing, so more
+            records are worth more than more calls.
+        seed: of all draws.
+        first_record: number of the first record, where a data set is worked on in parts that are merged.
+        show_progress: a progress bar.
+        options: others of `SmoothHess.attribute`: design, control, internal_batch_size, precision, …
+
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)).double()
+    >>> x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0)).double()
+    >>> found = global_interactions(SmoothHess(net), x, sigma=0.5)
+    >>> found.mean_square.value.shape, len(found), len(found.top_pairs(3))
+    (torch.Size([4, 4]), 100, 3)
+    >>> parts = [global_interactions(SmoothHess(net), x[i : i + 50], sigma=0.5, first_record=i) for i in (0, 50)]
+    >>> torch.allclose(parts[0].merge(parts[1]).mean.value, found.mean.value)
+    True
+    """
+    for number, name in ((seed, "seed"), (first_record, "first_record")):
+        if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
+            raise ValueError(f"{name} must be a whole number, 0 or more, got {number!r}.")
+    asked = {"sigma": sigma, "radius": radius, "gaussian": gaussian, "n_calls": n_calls, **options}
+    maker = _Maker(explainer, additional_forward_args is not None, feature_mask, asked)
+    total: GlobalInteractions | None = None
+    record = int(first_record)
+    length = len(batches) if isinstance(batches, Tensor) else None
+    with tqdm(total=length, desc="records", unit="record", disable=not show_progress, leave=False) as bar:
+        for inputs, rows, args in _batches(batches, target, additional_forward_args, maker):
+            if total is not None and inputs.shape[1:] != maker.shape:
+                raise ValueError(f"all batches must hold inputs of one shape, {maker.shape}, got {inputs.shape[1:]}.")
+            for part in _split(len(inputs), maker.at_once(inputs)):
+                seeds = [record_seeds(int(seed), record + i) for i in range(part.stop - part.start)]
+                chunk = maker(inputs[part], _rows(rows, part), _arguments(args, part, len(inputs)), seeds)
+                chunk = replace(chunk, segments=((int(seed), record, record + len(seeds)),))
+                total = chunk if total is None else total.merge(chunk)
+                record += len(seeds)
+                bar.update(len(seeds))
+    if total is None:
+        raise ValueError("wanted at least one batch, got none. An iterator that was used up before gives none.")
+    return total
+
+
+class _Maker:
+    """Explains a chunk of records, twice where there is noise, and sums up what was found."""
+
+    def __init__(self, explainer: Any, with_args: bool, mask: Tensor | None, options: dict[str, Any]) -> None:
+        self.explainer, self.mask, self.options = explainer, mask, options
+        self.shape: tuple[int, ...] = ()
+        if isinstance(explainer, SmoothHess):
+            taken = sorted({"shrink", "tol", "max_calls", "tau_probes"} & options.keys())
+            if taken:
+                raise ValueError(
+                    f"{', '.join(taken)} cannot be chosen here: means over records want unbiased estimates from a "
+                    "fixed number of calls. Leave it out."
+                )
+            return
+        if isinstance(explainer, nn.Module) or not callable(explainer):
+            raise TypeError(
+                "explainer must be SmoothHess(model) or a function (inputs, target, seeds) → Interactions, got "
+                f"{type(explainer).__name__}."
+            )
+        given = sorted(name for name, value in options.items() if value is not None)
+        if given or with_args:
+            raise ValueError(
+                f"{', '.join(given) or 'additional_forward_args'} cannot be passed on to a function: say it inside, as "
+                "lambda x, target, seeds: …"
+            )
+
+    def at_once(self, inputs: Tensor) -> int:
+        """Records that are explained together; never changes the result."""
+        check_inputs(inputs)
+        d = inputs[0].numel()
+        features = d
+        if self.mask is not None:
+            mask = torch.as_tensor(self.mask)
+            if mask.ndim >= inputs.ndim and len(mask) != 1:
+                raise ValueError(
+                    f"feature_mask must have the shape of one input, {tuple(inputs.shape[1:])}: groups are the same "
+                    f"for all records, got {tuple(mask.shape)}."
+                )
+            features = int(mask.max()) + 1
+        if features > MOST_FEATURES:
+            raise ValueError(
+                f"{features} features are too many for matrices of all pairs ({MOST_FEATURES} at most). Pass "
+                "feature_mask, with up to that many groups."
+            )
+        rows = (self.options.get("n_calls") or MOST_CALLS) * 2 * inputs.element_size()  # of draws and of gradients
+        return max(1, min(MOST_RECORDS, CHUNK_BYTES // (8 * 8 * features**2 + rows * d)))
+
+    def __call__(self, inputs: Tensor, target: Any, args: Any, seeds: Sequence[tuple[int, int]]) -> GlobalInteractions:
+        """The summaries of these records."""
+        self.shape = tuple(inputs.shape[1:])
+        drawn, again = ([s[i] for s in seeds] for i in (0, 1))
+        first = self._explain(inputs, target, args, drawn)
+        sampled = not isinstance(first, Exact) or first.seeds == tuple(drawn)  # else chance had no say
+        results = [first, self._explain(inputs, target, args, again)] if sampled else [first]
+        one, two = (unbiased_features(r) for r in (results[0], results[-1]))
+        mean = (one + two) / 2
+        values = {
+            "mean": mean,
+            "square": one * two,
+            "abs": (sign(one, two, first.dtype) * two + sign(two, one, first.dtype) * one) / 2,
+            "abs_upper": mean.abs(),
+            "noise": ((one - two) / 2).square(),
+        }
+        method = first.method if isinstance(first, Exact) else f"SmoothHess {first.gaussian_text}"
+        return GlobalInteractions(
+            moments={name: Moments.of(v) for name, v in values.items()},
+            scales=first._scales[0].double().cpu(),
+            feature_shape=first.feature_shape,
+            segments=(),
+            method=method,
+            n_calls=sum(int(r.n_calls.sum()) for r in results),
+            n_passes=sum(float(r.n_passes.sum()) for r in results),
+        )
+
+    def _explain(self, inputs: Tensor, target: Any, args: Any, seeds: list[int]) -> Interactions:
+        if isinstance(self.explainer, SmoothHess):
+            options = {**self.options, "n_calls": self._half(inputs[0].numel())}
+            return self.explainer.attribute(
+                inputs, target, args, feature_mask=self.mask, seed=seeds, shrink=False, **options
+            )
+        result = self.explainer(inputs, target, seeds)
+        if not isinstance(result, Interactions) or len(result) != len(inputs):
+            raise ValueError(
+                f"the explainer must return Interactions of the {len(inputs)} inputs it got, got "
+                f"{f'{len(result)} examples' if isinstance(result, Interactions) else type(result).__name__}."
+            )
+        return result if self.mask is None else result.groups(self.mask)
+
+    def _half(self, d: int) -> int:
+        """Calls of one of the two estimates."""
+        n_calls = self.options["n_calls"]
+        if n_calls is None:  # whole blocks, which see a quadratic without noise
+            block = 2 * find_design("orthogonal").block_rows(d)
+            return min(block * math.ceil(LEAST_CALLS / 2 / block), MOST_CALLS // 2)
+        step = 4 if find_design(self.options.get("design", "orthogonal")).mirrored else 2
+        if isinstance(n_calls, bool) or not hasattr(n_calls, "__index__") or n_calls < 4 or n_calls % step:
+            raise ValueError(
+                f"n_calls must be a multiple of {step}, at least 4: two independent estimates share them"
+                f"{' in ± pairs' if step == 4 else ''}, got {n_calls!r}."
+            )
+        return int(n_calls) // 2
+
+    def predicted(self, inputs: Tensor) -> Tensor:
+        """Index of each record's largest output."""
+        if not isinstance(self.explainer, SmoothHess):
+            raise ValueError('target="predicted" needs SmoothHess(model). Pass a function of the batch instead.')
+        model = self.explainer.forward_func
+        rows = self.options.get("internal_batch_size") or FORWARD_ROWS
+        with borrowed(model, inputs.device), torch.no_grad():
+            output = torch.cat([model(part.clone()) for part in inputs.detach().split(rows)])
+        if output.ndim != 2 or output.shape[1] < 2:
+            raise ValueError(
+                f'target="predicted" wants outputs of shape (N, C) with several classes, got {tuple(output.shape)}.'
+            )
+        return output.argmax(1)
+
+
+def unbiased_features(result: Interactions) -> Tensor:
+    """The estimate whose error is zero in the mean, (B, F, F) float64."""
+    return (result if isinstance(result, Exact) else result.unshrunk()).hessian.double()
+
+
+def _batches(
+    batches: Any, target: Any, args: Any, maker: _Maker
+) -> Iterator[tuple[Tensor, list[tuple[int, ...]] | None, Any]]:
+    """Inputs, the indices of their outputs, and additional arguments of each batch."""
+    if isinstance(batches, Tensor):
+        check_inputs(batches)
+        items: Iterable[Any] = [(batches,)]
+    elif isinstance(batches, str | dict) or not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be a tensor or an iterable of batches, got {type(batches).__name__}.")
+    else:
+        items = batches
+    for item in items:
+        batch = tuple(item) if isinstance(item, tuple | list) else (item,)
+        inputs = batch[0] if batch else None
+        if not isinstance(inputs, Tensor):
+            raise TypeError(
+                "a batch must be a tensor, or a tuple that begins with one, got "
+                f"{type(item).__name__ if inputs is item else f'a tuple that begins with {type(inputs).__name__}'}. "
+                "Map it to its inputs: (b['x'] for b in loader)."
+            )
+        check_inputs(inputs)
+        if isinstance(target, str):
+            if target != "predicted":
+                raise ValueError(f'target must be "predicted", a function or indices, got {target!r}.')
+            chosen: Any = maker.predicted(inputs)
+        else:
+            chosen = target(*batch) if callable(target) else target
+        rows = targets.entries(chosen, len(inputs))
+        yield (
+            inputs,
+            None if rows is None else [tuple(r) for r in rows.tolist()],
+            args(*batch) if callable(args) else args,
+        )
+
+
+def _split(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _rows(rows: list[tuple[int, ...]] | None, part: slice) -> list[tuple[int, ...]] | None:
+    return None if rows is None else rows[part]
+
+
+def _arguments(args: Any, part: slice, batch: int) -> tuple[Any, ...] | None:
+    """Additional arguments of some records of a batch."""
+    if args is None:
+        return None
+    given = args if isinstance(args, tuple) else (args,)
+    return tuple(a[part] if isinstance(a, Tensor) and a.ndim and len(a) == batch else a for a in given)
+
+
+def record_seeds(seed: int, record: int) -> tuple[int, int]:
+    """The two seeds of a record's own draws."""
+    state = np.random.SeedSequence(seed, spawn_key=(record,)).generate_state(2, np.uint64)
+    return int(state[0]) >> 1, int(state[1]) >> 1

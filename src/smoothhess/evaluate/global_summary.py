@@ -1,0 +1,315 @@
+"""Interactions of a whole data set: mean H, mean |H| and E[H²] of every pair, over records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from smoothhess.estimate import student_t
+from smoothhess.estimate.statistics import ESTIMATOR_VERSION
+from smoothhess.result.files import write_atomically
+from smoothhess.result.interactions import Estimate
+from smoothhess.result.pairs import Pair, benjamini_hochberg, labels_of
+
+FORMAT, VERSION = "smoothhess.global", "1"
+SUMMARIES = ("square", "abs", "mean")  # what pairs can be ranked by
+ROUNDING = 64  # times the resolution of the largest entry: smaller ones have no sign
+BEYOND = 1e100  # t-values are cut there: one over a standard error of exactly zero is infinite
+
+
+def sign(numbers: Tensor, beside: Tensor, dtype: torch.dtype) -> Tensor:
+    """That of each entry of (n, F, F); one that is rounding alone would change with the batch, and has none."""
+    size = torch.maximum(numbers.abs().amax((-1, -2), keepdim=True), beside.abs().amax((-1, -2), keepdim=True))
+    return torch.where(numbers.abs() > ROUNDING * torch.finfo(dtype).eps * size, numbers.sign(), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Mean and summed squared deviations of one matrix per record, (F, F) each, float64."""
+
+    n: int
+    mean: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(values: Tensor) -> Moments:
+        """Of the records of (n, F, F)."""
+        mean = values.mean(0)
+        return Moments(len(values), mean, (values - mean).square().sum(0))
+
+    def merge(self, other: Moments) -> Moments:
+        """Of the records of both, without cancellation (Chan, Golub & LeVeque)."""
+        n, step = self.n + other.n, other.mean - self.mean
+        squares = self.squares + other.squares + step.square() * (self.n * other.n / n)
+        return Moments(n, self.mean + step * (other.n / n), squares)
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean with its standard error over records; infinite for a single one."""
+        spread = self.squares / (self.n - 1) if self.n > 1 else torch.full_like(self.squares, torch.inf)
+        df = torch.tensor([self.n - 1.0], dtype=torch.float64, device=self.mean.device)
+        return Estimate(self.mean, (spread / self.n).sqrt(), df)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GlobalInteractions:
+    """Which pairs (or groups) of features act together over a data set, with standard errors over records.
+
+    Made by `global_interactions`. Every record was explained twice, from draws of its own, and the two independent
+    estimates H′ and H″ take the Monte-Carlo noise out of what it would bias:
+
+    - `mean`: mean H, from (H′ + H″)/2; unbiased. Interactions that change sign cancel in it.
+    - `mean_square`: E[H²], from H′H″; unbiased, also where the noise is larger than the signal, and not zero exactly
+      where a pair interacts anywhere (Friedman & Popescu's definition).
+    - `mean_abs`: mean |H|. No unbiased estimate exists; this one, from sign(H′)H″, has mean zero where H is zero and is
+      otherwise too small, while `mean_abs_upper`, the mean of |H′ + H″|/2, is too large: the truth lies between.
+
+    Each is an `Estimate` of shape (F, F). `noise` is the mean Monte-Carlo variance of a record's (H′ + H″)/2.
+    """
+
+    moments: dict[str, Moments]  # "mean", "square", "abs", "abs_upper", "noise"
+    scales: Tensor  # (F,) size of a usual move of each feature, float64 on the CPU
+    feature_shape: tuple[int, ...]
+    segments: tuple[tuple[int, int, int], ...]  # (seed, first record, last + 1): whose draws are in here
+    method: str
+    n_calls: int  # gradients at perturbed inputs, of all records together
+    n_passes: float  # all work in units of a gradient call
+    estimator_version: int = ESTIMATOR_VERSION  # of the estimator that explained the records
+
+    def __len__(self) -> int:
+        """Records."""
+        return self.moments["mean"].n
+
+    @property
+    def mean(self) -> Estimate:
+        """Mean H."""
+        return self.moments["mean"].estimate
+
+    @property
+    def mean_square(self) -> Estimate:
+        """E[H²]; estimates of a zero may be negative."""
+        return self.moments["square"].estimate
+
+    @property
+    def mean_abs(self) -> Estimate:
+        """Mean |H| from below: zero where H is zero, too small where noise hides the sign."""
+        return self.moments["abs"].estimate
+
+    @property
+    def mean_abs_upper(self) -> Estimate:
+        """Mean |H| from above: the noise of each record counts as interaction."""
+        return self.moments["abs_upper"].estimate
+
+    @property
+    def noise(self) -> Tensor:
+        """Monte-Carlo variance of a record's estimate, in the mean over records, (F, F)."""
+        return self.moments["noise"].mean
+
+    @property
+    def noise_share(self) -> Tensor:
+        """Share of the mean squared estimate that is Monte-Carlo noise, (F, F); 0 where nothing was seen."""
+        energy = self.moments["square"].mean + self.noise  # in the mean over records of ((H′ + H″)/2)²
+        return torch.where(energy > 0, self.noise / energy.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+
+    @property
+    def monte_carlo_stderr(self) -> Tensor:
+        """Standard error of `mean` for these very records, were they the whole population, (F, F)."""
+        return (self.noise / len(self)).sqrt()
+
+    # --- reading it -----------------------------------------------------------------------------------------------
+
+    def top_pairs(
+        self,
+        k: int = 10,
+        names: Sequence[str] | None = None,
+        *,
+        by: str = "square",
+        q: float = 0.05,
+        level: float = 0.95,
+        scales: Tensor | None = None,
+    ) -> list[Pair]:
+        """The k strongest pairs i < j with confidence intervals over records and q-values.
+
+        `by` says what is ranked, tested against zero and given as value: "square" (E[H²]) and "abs" (`mean_abs`), from
+        above zero only, or "mean" (mean H), from both sides. `effect` is in units of the output: √E[H²], mean |H| or
+        mean H times the usual moves of both features, the σ of the Gaussian or `scales`. `q` is the share of false
+        discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
+        """
+        if by not in SUMMARIES:
+            raise ValueError(f"by must be {', '.join(map(repr, SUMMARIES))}, got {by!r}.")
+        if k < 1 or not 0 < q < 1:
+            raise ValueError(f"wanted k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
+        size = len(self.scales)
+        labels = labels_of(names, size, self.feature_shape)
+        moves = self.scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1).cpu()
+        if len(moves) != size:
+            raise ValueError(f"wanted one scale per feature, {size}, got {len(moves)}.")
+        i, j = torch.triu_indices(size, size, 1)
+        frozen = (moves[i] == 0) | (moves[j] == 0)  # no candidates
+        i, j = i[~frozen], j[~frozen]
+        if not len(i):
+            return []
+        estimate = self.moments[by].estimate
+        value, stderr = (x.cpu()[i, j] for x in (estimate.value, estimate.stderr))
+        p = _p_values(value, stderr, estimate.df.cpu(), one_sided=by != "mean")
+        q_values = benjamini_hochberg(p)
+        reach = torch.where(stderr > 0, student_t.quantile(level, estimate.df.cpu()) * stderr, 0.0)
+        move = moves[i] * moves[j]
+        effect = value.clamp_min(0).sqrt() * move if by == "square" else value * move
+        strength = value * move.square() if by == "square" else effect.abs() if by == "mean" else effect
+        chosen = strength.argsort(descending=True, stable=True)[:k]
+        columns = [x[chosen].tolist() for x in (i, j, value, stderr, value - reach, value + reach, effect, q_values)]
+        return [
+            Pair(a, b, (labels(a), labels(b)), v, s, low, high, e, qv, qv <= q)
+            for a, b, v, s, low, high, e, qv in zip(*columns, strict=True)
+        ]
+
+    def to_records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """One plain dictionary per pair i ≤ j, for pandas.DataFrame(…) or a csv writer."""
+        size = len(self.scales)
+        labels = labels_of(names, size, self.feature_shape)
+        columns = {"mean": "mean", "mean_abs": "abs", "mean_abs_upper": "abs_upper", "mean_square": "square"}
+        tables: dict[str, Tensor] = {}
+        for name, kept in columns.items():
+            estimate = self.moments[kept].estimate
+            tables |= {name: estimate.value, f"{name}_stderr": estimate.stderr}
+        tables["noise"] = self.noise
+        i, j = torch.triu_indices(size, size)
+        listed = {name: table.cpu()[i, j].tolist() for name, table in tables.items()}
+        return [
+            {"i": a, "j": b, "name_i": labels(a), "name_j": labels(b), **{name: x[row] for name, x in listed.items()}}
+            for row, (a, b) in enumerate(zip(i.tolist(), j.tolist(), strict=True))
+        ]
+
+    def merge(self, other: GlobalInteractions) -> GlobalInteractions:
+        """Of the records of both, as if made in one pass.
+
+        Parts of one data set get their own `first_record` (or their own seed), so that no two records share draws.
+        """
+        same = self.feature_shape == other.feature_shape and self.method == other.method
+        if not same or not torch.equal(self.scales, other.scales):
+            raise ValueError(
+                "only global interactions of the same features, groups, Gaussian and explainer can be merged, got "
+                f"{self.method} of {self.feature_shape} and {other.method} of {other.feature_shape}."
+            )
+        if self.estimator_version != other.estimator_version:
+            raise ValueError(
+                f"these were made by versions {self.estimator_version} and {other.estimator_version} of the estimator, "
+                "whose numbers are not comparable. Make the older one again with this smoothhess."
+            )
+        for seed, start, stop in self.segments:
+            for theirs, first, last in other.segments:
+                if seed == theirs and start < last and first < stop:
+                    raise ValueError(
+                        f"records {max(start, first)} to {min(stop, last) - 1} of seed {seed} are in both: their draws "
+                        "would be counted as independent. Pass each part its own first_record, or its own seed."
+                    )
+        device = self.mean.value.device
+        moved = other.to(device)
+        return replace(
+            self,
+            moments={name: m.merge(moved.moments[name]) for name, m in self.moments.items()},
+            segments=_joined(self.segments + other.segments),
+            n_calls=self.n_calls + other.n_calls,
+            n_passes=self.n_passes + other.n_passes,
+        )
+
+    def to(self, device: torch.device | str) -> GlobalInteractions:
+        """The same on another device."""
+        moments = {n: Moments(m.n, m.mean.to(device), m.squares.to(device)) for n, m in self.moments.items()}
+        return replace(self, moments=moments)
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file that `load` reads back exactly; never leaves half a file."""
+        tensors = {"scales": self.scales}
+        for name, m in self.moments.items():
+            tensors |= {f"{name}.mean": m.mean.cpu().contiguous(), f"{name}.squares": m.squares.cpu().contiguous()}
+        about = {
+            "n": len(self),
+            "feature_shape": self.feature_shape,
+            "segments": self.segments,
+            "method": self.method,
+            "n_calls": self.n_calls,
+            "n_passes": self.n_passes,
+            "estimator_version": self.estimator_version,
+        }
+        write_atomically(Path(path), tensors, {"format": FORMAT, "version": VERSION, "about": json.dumps(about)})
+
+    @staticmethod
+    def load(path: str | Path) -> GlobalInteractions:
+        """What was written by `save`."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path}.")
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file, or it is cut short ({error}).") from error
+        if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+            raise ValueError(
+                f"wanted a file written by GlobalInteractions.save, version {VERSION}, got format "
+                f"{metadata.get('format')}, version {metadata.get('version')} in {path}."
+            )
+        about = json.loads(metadata["about"])
+        names = [name.removesuffix(".mean") for name in tensors if name.endswith(".mean")]
+        return GlobalInteractions(
+            moments={n: Moments(about["n"], tensors[f"{n}.mean"], tensors[f"{n}.squares"]) for n in names},
+            scales=tensors["scales"],
+            feature_shape=tuple(about["feature_shape"]),
+            segments=tuple((s[0], s[1], s[2]) for s in about["segments"]),
+            method=about["method"],
+            n_calls=about["n_calls"],
+            n_passes=about["n_passes"],
+            estimator_version=about.get("estimator_version", 1),
+        )
+
+    def __repr__(self) -> str:
+        size = len(self.scales)
+        lines = [
+            f"Global interactions of {size} features over {len(self)} record(s), {self.method}, "
+            f"{self.n_passes / len(self):.4g} passes a record",
+            "  pair             √E[H²]·moves    E[H²] ± stderr         mean H ± stderr        mean |H|           q",
+        ]
+        mean, low, high = (e.value for e in (self.mean, self.mean_abs, self.mean_abs_upper))
+        for pair in self.top_pairs(8):
+            a, b = pair.i, pair.j
+            square = f"{pair.value:.3g} ± {pair.stderr:.1g}"
+            signed = f"{float(mean[a, b]):.3g} ± {float(self.mean.stderr[a, b]):.1g}"
+            between = f"{max(0.0, float(low[a, b])):.3g} … {float(high[a, b]):.3g}"
+            name = " × ".join(pair.names)
+            lines.append(
+                f"  {name:<16} {pair.effect:>11.3g}    {square:<22} {signed:<22} {between:<18} {pair.q_value:.2g}"
+            )
+        rest = size * (size - 1) // 2 - 8
+        return "\n".join(lines + ([f"  … and {rest} more"] if rest > 0 else []))
+
+
+def _joined(segments: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Segments in order, with those that touch made one."""
+    found: list[tuple[int, int, int]] = []
+    for seed, start, stop in sorted(segments):
+        if found and found[-1][0] == seed and found[-1][2] == start:
+            found[-1] = (seed, found[-1][1], stop)
+        else:
+            found.append((seed, start, stop))
+    return tuple(found)
+
+
+def _p_values(value: Tensor, stderr: Tensor, df: Tensor, one_sided: bool) -> Tensor:
+    """Of the hypothesis that the mean is zero; an exact zero is no evidence, nor is a single record."""
+    if float(df) < 1:
+        return torch.ones_like(value)
+    t = torch.where(value == 0, 0.0, value / stderr).clamp(-BEYOND, BEYOND)
+    p = student_t.two_sided_p(t.abs(), df)
+    if one_sided:
+        p = torch.where(t > 0, p / 2, 1 - p / 2)
+    return torch.where(value == 0, 1.0, p)

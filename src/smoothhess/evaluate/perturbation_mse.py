@@ -1,0 +1,188 @@
+"""P_MSE: how far a surrogate is from the model in a ball around each input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.evaluate.ball_samples import check_sampling, displacements
+from smoothhess.evaluate.error_covariance import Moments
+from smoothhess.linalg.memory import ROW_BYTES
+from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.state import borrowed
+from smoothhess.result.taylor import Taylor
+
+Surrogate = Taylor | Callable[[Tensor], Tensor]  # absolute points (B, n, *shape) → values (B, n)
+
+CHUNK_ROWS = 16_384  # points held at once, where ROW_BYTES allows as many
+
+
+def perturbation_mse(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    surrogate: Surrogate,
+    radius: float,
+    target: Any = None,
+    additional_forward_args: Any = None,
+    *,
+    n_samples: int = 10_000,
+    sampling: str = "ball",
+    internal_batch_size: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Mean of (f̃ − f)² over the ball of `radius` around each of B inputs, (B,).
+
+    f̃ is a `Taylor` or any callable from absolute points (B, n, *shape) to values (B, n). Only forward passes are made,
+    and all inputs see the same draws. Standard errors and several surrogates at once: `smoothhess.evaluate.compare`.
+
+    Args:
+        forward_func: the model, borrowed and given back as it was.
+        inputs: (B, *shape), floating point; examples in dimension 0.
+        surrogate: what stands in for the model, for example `result.taylor()`.
+        radius: of the ball.
+        target: which output; see `smoothhess.model.targets`.
+        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        n_samples: points in each ball.
+        sampling: "ball" is uniform in the ball, the definition; "radius" draws the radius uniformly in [0, radius],
+            as the paper's tables do.
+        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+        seed: of the draws; others than those of an estimate with the same seed.
+
+    >>> x = torch.zeros(1, 50, dtype=torch.float64)
+    >>> flat = Taylor(x, torch.zeros(1).double(), torch.zeros_like(x), None)
+    >>> f = lambda x: x.square().sum(1)  # |δ|⁴ is d/(d + 4) in the mean
+    >>> perturbation_mse(f, x, flat, 1.0).round(decimals=2), round(50 / 54, 2)
+    (tensor([0.9300], dtype=torch.float64), 0.93)
+    """
+    (moments,) = measure(
+        forward_func,
+        inputs,
+        {"surrogate": surrogate},
+        [radius],
+        target,
+        additional_forward_args,
+        n_samples=n_samples,
+        sampling=sampling,
+        internal_batch_size=internal_batch_size,
+        seed=seed,
+    )
+    return moments.mean[:-1, 0].to(inputs)
+
+
+def measure(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    surrogates: Mapping[str, Surrogate],
+    radii: Sequence[float],
+    target: Any,
+    additional_forward_args: Any,
+    *,
+    n_samples: int,
+    sampling: str,
+    internal_batch_size: int | None,
+    seed: int,
+) -> list[Moments]:
+    """For each radius the moments of all surrogates' squared errors at B + 1 places: the inputs, and their mean.
+
+    One pass over the draws: every method sees the same points and values of the model, and every radius the same
+    displacements, scaled.
+    """
+    check_inputs(inputs)
+    check_sampling(sampling)
+    check_whole(n_samples, "n_samples", 2)
+    check_whole(seed, "seed", 0)
+    for radius in radii:
+        check_radius(radius)
+    inputs = inputs.detach()
+    for name, surrogate in surrogates.items():
+        _check_surrogate(name, surrogate, inputs)
+    oracle = Oracle(forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size))
+    batch, d = len(inputs), inputs[0].numel()
+    fitting = min(CHUNK_ROWS, ROW_BYTES // (d * inputs.element_size()))
+    step = max(1, fitting // batch)  # samples per chunk; not a function of internal_batch_size
+    moments = [Moments(batch + 1, len(surrogates)) for _ in radii]
+    with borrowed(forward_func, inputs.device), torch.no_grad():
+        for start in range(0, n_samples, step):
+            unit = displacements(sampling, seed, start, min(start + step, n_samples), d)  # (c, d)
+            for radius, total in zip(radii, moments, strict=True):
+                delta = (radius * unit).to(inputs)
+                truth = _values(oracle, inputs, delta)
+                guesses = [_guess(name, s, inputs, delta) for name, s in surrogates.items()]
+                errors = (torch.stack(guesses) - truth).square()  # (M, B, c)
+                total.add(torch.cat([errors, errors.mean(1, keepdim=True)], 1))
+    return moments
+
+
+def _values(oracle: Oracle, inputs: Tensor, delta: Tensor) -> Tensor:
+    """The model's values (B, c) at displacements (c, d) from each of the inputs."""
+    points = _points(inputs, delta).flatten(0, 1)
+    owner = torch.arange(len(inputs), device=inputs.device).repeat_interleave(len(delta))
+    return oracle.values(points, owner).reshape(len(inputs), len(delta))
+
+
+def _points(inputs: Tensor, delta: Tensor) -> Tensor:
+    """Absolute points (B, c, *shape)."""
+    return inputs[:, None] + delta.reshape(1, len(delta), *inputs.shape[1:])
+
+
+def _guess(name: str, surrogate: Surrogate, inputs: Tensor, delta: Tensor) -> Tensor:
+    """The surrogate's values, (B, c)."""
+    wanted = (len(inputs), len(delta))
+    if isinstance(surrogate, Taylor):
+        guess = surrogate.displaced(delta.expand(len(inputs), -1, -1))
+    else:
+        guess = surrogate(_points(inputs, delta))
+    if not isinstance(guess, Tensor) or guess.shape != wanted:
+        got = tuple(guess.shape) if isinstance(guess, Tensor) else type(guess).__name__
+        raise ValueError(
+            f"surrogate {name!r} must map points {(*wanted, *inputs.shape[1:])} to values {wanted}, got {got}. "
+            "Points are (B, n, *shape): flatten the first two dimensions for a model that wants one."
+        )
+    if not torch.isfinite(guess).all():
+        raise ValueError(
+            f"surrogate {name!r} gives NaN or infinite values in this neighbourhood. Look at its gradient and Hessian, "
+            "or use a smaller radius."
+        )
+    return guess.double()
+
+
+# --- what is refused at the door --------------------------------------------------------------------------------------
+
+
+def check_whole(number: Any, name: str, least: int) -> None:
+    """Raise unless `number` is an integer of at least `least`."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {type(number).__name__}.")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}.")
+
+
+def _check_surrogate(name: str, surrogate: Any, inputs: Tensor) -> None:
+    if not callable(surrogate):
+        advice = " Pass result.taylor()." if hasattr(surrogate, "taylor") else ""
+        raise TypeError(
+            f"surrogate {name!r} must be a Taylor or a callable points (B, n, *shape) → (B, n), "
+            f"got {type(surrogate).__name__}.{advice}"
+        )
+    if isinstance(surrogate, Taylor):
+        check_centre(name, surrogate, inputs, ", or lambda points: surrogate(points) if other centres are meant")
+
+
+def check_centre(name: str, surrogate: Taylor, inputs: Tensor, otherwise: str = "") -> None:
+    """Raise unless a surrogate was made around exactly these inputs."""
+    centre = surrogate.inputs
+    if centre.shape != inputs.shape or centre.dtype != inputs.dtype or centre.device != inputs.device:
+        wanted, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
+        raise ValueError(
+            f"surrogate {name!r} must be made around these inputs, {wanted}, got one around {got}. "
+            "Make it from the same batch."
+        )
+    if not torch.equal(centre, inputs):
+        raise ValueError(
+            f"surrogate {name!r} must be made around these inputs, got one around others of the same shape. Pass the "
+            f"same batch in the same order{otherwise}."
+        )

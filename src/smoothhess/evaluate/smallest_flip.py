@@ -1,0 +1,172 @@
+"""The smallest joint change of the features that flips a prediction, and how much of it is interaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.evaluate.attack import AttackPath
+from smoothhess.evaluate.attack_comparison import Judge
+from smoothhess.evaluate.perturbation_mse import check_whole
+from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.model.state import borrowed
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.taylor import Taylor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Flip:
+    """Where the path of an attack first leaves the predicted class, for each of B examples. Made by `smallest_flip`.
+
+    Examples that keep their class up to `max_radius` have radius ∞ and NaN elsewhere.
+    """
+
+    max_radius: float
+    radius: Tensor  # (B,) of the ball in which the attack flips the prediction
+    change: Tensor  # (B, *shape) the joint change of the features, x′ − x
+    before: Tensor  # (B,) predicted class
+    after: Tensor  # (B,) the class at x + change; that of `before` where nothing flips
+    gradient_part: Tensor  # (B,) Gᵀδ, the surrogate's change of the explained output due to features one by one
+    interaction_part: Tensor  # (B,) ½δᵀHδ, due to features together
+
+    def __len__(self) -> int:
+        return len(self.radius)
+
+    @property
+    def flipped(self) -> Tensor:
+        """Whether the prediction changed within `max_radius`, (B,)."""
+        return self.radius.isfinite()
+
+    @property
+    def size(self) -> Tensor:
+        """‖change‖, (B,); below `radius` where the surrogate has its minimum inside the ball, or a box stops it."""
+        return self.change.flatten(1).norm(dim=1)
+
+    @property
+    def predicted_change(self) -> Tensor:
+        """Of the explained output, by the surrogate: Gᵀδ + ½δᵀHδ, (B,)."""
+        return self.gradient_part + self.interaction_part
+
+    @property
+    def interaction_share(self) -> Tensor:
+        """½δᵀHδ over the whole predicted change, (B,); negative where the two parts work against each other."""
+        return self.interaction_part / self.predicted_change + 0.0  # no −0
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Smallest flips of {len(self)} example(s), {int(self.flipped.sum())} of them within radius "
+            f"{self.max_radius:g}",
+            "  example  class → class  radius    gradient's part  interaction's part  share",
+        ]
+        for i in range(min(len(self), 8)):
+            if not self.flipped[i]:
+                lines.append(f"  {i:7d}  {int(self.before[i]):5d} → –      none")
+                continue
+            lines.append(
+                f"  {i:7d}  {int(self.before[i]):5d} → {int(self.after[i]):<5d}  {float(self.radius[i]):<8.4g}  "
+                f"{float(self.gradient_part[i]):<15.4g}  {float(self.interaction_part[i]):<18.4g}  "
+                f"{float(self.interaction_share[i]):.1%}"
+            )
+        return "\n".join(lines + ([f"  … and {len(self) - 8} more"] if len(self) > 8 else []))
+
+
+def smallest_flip(
+    forward_func: Callable[..., Any],
+    surrogate: Interactions | Taylor | AttackPath,
+    max_radius: float,
+    additional_forward_args: Any = None,
+    *,
+    bounds: Any = None,
+    decide: Callable[[Any], Tensor] | None = None,
+    n_radii: int = 64,
+    tol: float = 1e-5,
+    internal_batch_size: int | None = None,
+) -> Flip:
+    """The smallest radius at which the attack flips each prediction, the joint change there, and its two parts.
+
+    The path of attacks is scanned at `n_radii` equal steps up to `max_radius`, then the first step that flips is halved
+    until the radius is known to the relative tolerance `tol`; all radii come from one eigendecomposition. A class that
+    is left and entered again within one step is not seen.
+
+    Args:
+        forward_func: the classifier, as in `post_hoc`.
+        surrogate: a result or a Taylor around the inputs (of order 1: the first-order path), or an AttackPath.
+        max_radius: how far to look.
+        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        bounds: (low, high) of the inputs; see `attack`.
+        decide: from the model's output to classes (N,); the largest of (N, C) scores when None.
+        n_radii: steps of the scan.
+        tol: of the radius, relative.
+        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+
+    >>> from smoothhess import SmoothHess
+    >>> model = lambda x: torch.stack([1 + x[:, 0] * x[:, 1], torch.zeros(len(x)).to(x)], 1)
+    >>> result = SmoothHess(model).attribute(torch.zeros(1, 2).double(), target=0, sigma=0.1, n_calls=40)
+    >>> flip = smallest_flip(model, result, 3.0)  # one feature alone changes nothing: x₁ = 1, x₂ = −1 does
+    >>> flip.radius.round(decimals=3), flip.interaction_share.round(decimals=3)
+    (tensor([1.4140], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
+    check_radius(max_radius)
+    check_whole(n_radii, "n_radii", 1)
+    if not 0 < tol < 1:
+        raise ValueError(f"tol must lie between 0 and 1, the relative tolerance of the radius, got {tol!r}.")
+    if isinstance(surrogate, AttackPath):
+        if bounds is not None:
+            raise ValueError("an AttackPath has bounds of its own: pass them to AttackPath.of.")
+        path = surrogate
+    else:
+        path = AttackPath.of(surrogate, bounds=bounds)
+    path = path.widened([max_radius * k / 8 for k in range(1, 9)])
+    inputs = path.taylor.inputs
+    judge = Judge(forward_func, inputs, additional_forward_args, decide, internal_batch_size)
+    with borrowed(forward_func, inputs.device), torch.no_grad():
+        before = judge(inputs)
+        low, high = _scan(path, judge, before, float(max_radius), int(n_radii))
+        high = _halve(path, judge, before, low, high, tol)
+        found = high.isfinite()
+        points = path(torch.where(found, high, float(max_radius)))
+        after, change = judge(points), points - inputs
+        parts = path.change(change.flatten(1))
+    nothing = torch.where(found, 0.0, torch.nan).to(inputs)
+    return Flip(
+        float(max_radius),
+        high,
+        change + nothing.reshape(-1, *[1] * (inputs.ndim - 1)),
+        before,
+        torch.where(found, after, before),
+        parts[0] + nothing,
+        parts[1] + nothing,
+    )
+
+
+def _scan(path: AttackPath, judge: Judge, before: Tensor, most: float, n_radii: int) -> tuple[Tensor, Tensor]:
+    """The last radius of the scan before the first flip (0: none), and that of the flip (∞: none), each (B,)."""
+    inputs = path.taylor.inputs
+    low = torch.zeros(len(inputs), dtype=inputs.dtype, device=inputs.device)
+    high = torch.full_like(low, torch.inf)
+    for k in range(1, n_radii + 1):
+        radius = most * k / n_radii
+        open_ = high.isinf()
+        if not open_.any():
+            break
+        flips = judge(path(radius)) != before
+        high = torch.where(open_ & flips, radius, high)
+        low = torch.where(open_ & ~flips, radius, low)
+    return low, high
+
+
+def _halve(path: AttackPath, judge: Judge, before: Tensor, low: Tensor, high: Tensor, tol: float) -> Tensor:
+    """The interval (low, high] of each example, which holds a flip, narrowed down; `high` always flips."""
+    while True:
+        middle = (low + high) / 2
+        wide = high.isfinite() & (high - low > tol * high) & (low < middle) & (middle < high)
+        if not wide.any():
+            return high
+        radius = torch.where(wide, middle, torch.where(high.isfinite(), high, low))
+        flips = judge(path(radius)) != before
+        high = torch.where(wide & flips, middle, high)
+        low = torch.where(wide & ~flips, middle, low)

@@ -1,0 +1,1 @@
+"""What users call: SmoothHess and its kin, from the options of a call to a result."""

@@ -1,0 +1,395 @@
+"""One run: what was asked for, the control variate, and draws until every example may stop."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from smoothhess.curvature.control_variate import CONTROL_LIMIT, MOST_BYTES, thin_rank
+from smoothhess.curvature.one_flip import Kinks, NoKinksError
+from smoothhess.draws.designs import SMALL, Design, find_design
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
+from smoothhess.estimate.variance import Noise
+from smoothhess.explainers.sampler import OtherPathError, Sampler
+from smoothhess.linalg.memory import is_out_of_memory, release
+from smoothhess.model.float_precision import check_precision
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.result.interactions import Interactions
+
+FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
+LEAST_ROWS = 32  # and does not judge its own error from fewer rows;
+LEAST_DF = 8  # with fewer degrees of freedom than this it asks for a smaller error,
+LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
+EXACT = 1e-6  # relative error that is never reached by luck
+PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
+WORTH = 3  # the closed form must leave less open than this power of the share of passes that it does not take
+ROWS_BYTES = 1 << 31  # of all features' rows that are kept for sums over groups; beyond, the sums are streamed
+UNMOVED_ROWS = 512  # after which a run stops in which no gradient has changed at all
+ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What `SmoothHess.attribute` makes of its arguments, before it draws."""
+
+    sampler: Sampler
+    budget: Budget
+    seeds: Sequence[int]
+    calls: float  # that the closed form is weighed against
+    control: str | None
+    shrink: bool
+    sums: Grouping | None = None  # groups whose sums are asked for, where the rows of all features are kept for them
+
+    @staticmethod
+    def prepare(
+        forward_func: Callable[..., Any],
+        inputs: Tensor,
+        target: Any,
+        additional_forward_args: Any,
+        *,
+        sigma: Any,
+        radius: float | None,
+        gaussian: Gaussian | None,
+        n_calls: int | None,
+        tol: float,
+        max_calls: int,
+        design: str,
+        control: str | None,
+        tau_probes: int | None,
+        shrink: bool,
+        feature_mask: Tensor | None,
+        internal_batch_size: int | None,
+        seed: int | Sequence[int],
+        precision: str,
+        compile: bool,
+        found_out: dict[Any, int],
+    ) -> Run:
+        """With all that is refused at the door; the model is not called."""
+        plan = find_design(design)
+        if control not in ("auto", "kink", None):
+            raise ValueError(f'control must be "auto", "kink" or None, got {control!r}.')
+        check_inputs(inputs)
+        inputs = inputs.detach()
+        d = inputs[0].numel()
+        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d)
+        grouping = None
+        if feature_mask is not None:
+            grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
+        oracle = Oracle(
+            forward_func,
+            inputs,
+            target,
+            additional_forward_args,
+            check_batch_size(internal_batch_size),
+            check_precision(precision, inputs.device, inputs.dtype),
+            compile,
+            found_out,
+        )
+        budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
+        if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
+            budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d), d)))
+        if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
+            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
+        white, sums = gaussian.to(inputs.device, inputs.dtype), None
+        if grouping is not None and shrink and _rows_fit(inputs, gaussian.rank(d), budget.most):
+            grouping, sums = None, grouping
+        sampler = Sampler(oracle, inputs, white, plan, grouping, tau_probes=tau_probes)
+        calls = n_calls if n_calls is not None else max_calls / 4
+        return Run(sampler, budget, seeds_of(seed, len(inputs)), calls, control, shrink, sums)
+
+    def finish(self, result: Interactions) -> Interactions:
+        """What was asked for of the result of all features: itself, or the sums over groups."""
+        return result if self.sums is None else replace(result.grouped(self.sums), status=result.status)
+
+    def progress(self, show: bool) -> tqdm:
+        """A bar for all draws."""
+        return progress_bar(show, self.budget.most, len(self.seeds))
+
+    def result(self, bar: tqdm) -> Interactions:
+        """The run itself; where the memory does not take all examples, some at a time."""
+
+        def some(index: Tensor) -> Interactions:
+            self.sampler.control = None  # of all of them, which makes room
+            return self._select(index).result(bar)
+
+        return in_parts(
+            self.sampler.oracle, self.sampler.inputs.device, bar, partial(self.lead, self.sampler, bar), some
+        )
+
+    def _select(self, index: Tensor) -> Run:
+        """For the examples at `index`, from its beginning."""
+        whole = self.sampler
+        sampler = Sampler(
+            whole.oracle.select(index),
+            whole.inputs[index],
+            whole.gaussian,
+            whole.plan,
+            None if whole.grouping is None else whole.grouping.select(index),
+            tau_probes=whole.tau_probes,
+        )
+        sums = None if self.sums is None else self.sums.select(index)
+        return replace(self, sampler=sampler, seeds=[self.seeds[i] for i in index.tolist()], sums=sums)
+
+    def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
+        """All examples at once, by the run's own sampler or by one in its place."""
+        precision, drawn = sampler.oracle.precision, bar.n
+        rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
+        note = _take_control(sampler, self.control, self.seeds, self.calls)
+        try:
+            result = self._sampled(sampler, bar, note)
+        except OtherPathError as error:
+            if self.control != "auto":
+                raise
+            sampler.control, note = None, str(error)
+            bar.update(drawn - bar.n)
+            result = self._sampled(sampler, bar, note)
+        return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
+
+    def _sampled(self, sampler: Sampler, bar: tqdm, note: str) -> Interactions:
+        return sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note, self.sums)
+
+
+def in_parts(
+    oracle: Oracle,
+    device: torch.device,
+    bar: tqdm,
+    everyone: Callable[[], Interactions],
+    some: Callable[[Tensor], Interactions],
+) -> Interactions:
+    """`everyone()`; where the memory does not take all examples, `some(index)` at a time, side by side.
+
+    How many fit is kept for the explainer's later runs.
+    """
+    together, drawn = oracle.batch, bar.n
+    if together <= oracle.most_examples:
+        before = oracle.batch_size, oracle.measured
+        try:
+            return everyone()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if together == 1:
+                oracle.most_examples = None
+                raise
+        oracle.begin_again(*before)  # rows were halved for want of room that the others took
+        oracle.most_examples = -(-together // 2)
+        bar.update(drawn - bar.n)
+    parts = []
+    for index in torch.arange(together, device=device).split(oracle.most_examples):
+        release()
+        parts.append(some(index)._lean())
+    return Interactions.cat(parts)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many rows to draw, and when to stop."""
+
+    first: int  # rows before the first look
+    most: int
+    tol: float | None  # None: draw `most` rows without looking
+
+    @staticmethod
+    def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> Budget:
+        """From what a user asked for."""
+        if n_calls is not None:
+            rows = rows_of_calls(n_calls, plan, "n_calls")
+            return Budget(rows, rows, None)
+        if not tol > 0:
+            raise ValueError(f"tol must be positive, got {tol}. Or pass n_calls.")
+        most = rows_of_calls(max_calls, plan, "max_calls")
+        return Budget(min(first, most), most, tol)
+
+
+def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
+    """Whether the rows of all features of each example, or a matrix of them, can be kept."""
+    numbers = min(rows, head_rows(k)) * k * 3 + (3 * k * k if rows > head_rows(k) else 0)
+    return k > SMALL and rows <= most_rows(k, k) and numbers * inputs.element_size() * len(inputs) <= ROWS_BYTES
+
+
+def sample_until(
+    sampler: Sampler,
+    stats: Statistics,
+    budget: Budget,
+    bar: tqdm,
+    shrink: bool,
+    note: str,
+    sums: Grouping | None = None,
+) -> Interactions:
+    """Double the rows of every example until it may stop; by the error of `sums` over groups where they are given."""
+    index = torch.arange(len(stats), device=sampler.inputs.device)
+    rows, finished = budget.first, []
+    while True:
+        stats = sampler.extend(stats, rows - int(stats.n[0]), index, bar)
+        result = replace(_result(sampler, stats, index, shrink), control_note=note)
+        judged = result if sums is None or budget.tol is None else result.grouped(sums.select(index))
+        verdicts = _verdicts(judged, budget, rows)
+        stop = torch.tensor([v != "" for v in verdicts])
+        done = torch.nonzero(stop).reshape(-1).to(index.device)
+        if len(done):
+            part = result if len(done) == len(index) else result[done]
+            finished.append((index[done], part.with_status(tuple(v for v in verdicts if v))))
+        if stop.all():
+            break
+        going = torch.nonzero(~stop).reshape(-1).to(index.device)
+        stats, index = stats.select(going), index[going]
+        rows = min(2 * rows, budget.most)
+    order = torch.cat([i for i, _ in finished]).argsort()
+    return finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
+
+
+def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) -> Interactions:
+    entries, control = sampler.oracle.entries, sampler.control
+    zero = None
+    still = torch.nonzero(unmoved(stats)).reshape(-1)
+    if len(still):
+        zero = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+        zero[still] = sampler.exactly_zero(index[still])
+    return Interactions(
+        inputs=sampler.inputs[index],
+        statistics=stats,
+        gaussian=sampler.gaussian,
+        grouping=None if sampler.grouping is None else sampler.grouping.select(index),
+        target=None if entries is None else entries[index.cpu()],
+        n_passes=sampler.passes(stats.n.double(), index),
+        status=("calls",) * len(index),
+        control=None if control is None else "kink",
+        control_weights=None if control is None else torch.stack([control.linear, control.flip], 1)[index],
+        unbiased=control is None or control.drift is None or not bool(control.flip.any()),
+        control_rank=sampler.thin_rank if control is not None and control.expected.hessian.is_thin else None,
+        tau_probes=None if control is None else sampler.tau_probes,
+        shrink=shrink and sampler.grouping is None and stats.k > SMALL,
+        exactly_zero=zero,
+    )
+
+
+def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
+    """Why each example stops here; empty where it goes on."""
+    if budget.tol is None:
+        return ["calls"] * len(result)
+    error = result.relative_error
+    noise = result._noise
+    only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
+    scrambled = result.design == "sobol"
+    least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
+    enough = (rows >= LEAST_ROWS) & (noise.df >= least)
+    if not only_units:  # an error that few directions share is known less well, and must be smaller for it
+        error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
+    # a few rows without a kink, or with nothing that the closed form does not know, prove nothing
+    plain = torch.ones(len(result), dtype=torch.bool, device=error.device)
+    if result.control_weights is not None:
+        plain = ~result.control_weights.any(1)
+    exact = (error <= EXACT) & (((error > 0) & plain) | (rows >= LEAST_ROWS))
+    met = (error <= budget.tol) & (enough | exact)
+    zero = enough & _looks_zero(noise)
+    # where no gradient has changed, more draws could still meet a kink, but not for ever
+    zero = torch.where(noise.unmoved & noise.unknown, torch.full_like(zero, rows >= UNMOVED_ROWS), zero)
+    last = rows >= budget.most
+    return [
+        "zero" if z or (m and nothing) else "tolerance" if m else "budget" if last else ""
+        for m, z, nothing in zip(met.tolist(), zero.tolist(), (noise.squared_norm == 0).tolist(), strict=True)
+    ]
+
+
+def _looks_zero(noise: Noise) -> Tensor:
+    """Where H cannot be told from zero, and is seen to explain less than ZERO_SHARE of the gradient's variation, (B,).
+
+    A row's estimate has E‖A‖² ≈ k/2 times that variation, and ‖W‖² is the part of it that H explains.
+    """
+    stats = noise.features
+    signal = noise.squared_norm - noise.of_frobenius
+    score = noise.zero_score()
+    spread = torch.where(score != 0, signal / score, torch.inf)
+    s, g = stats.head.score.double(), stats.head.odd.double()
+    squares = (s.square().sum(-1) * g.square().sum(-1) + (s * g).sum(-1).square()) / 2
+    row_energy = squares.sum(-1) / stats.n_head
+    share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
+    # correlated noise: entries of directions in which hardly anything moves outweigh all others
+    return (score < 2) & (share < ZERO_SHARE) & noise.gaussian.has_mean_curvature
+
+
+def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], calls: float) -> str:
+    """Give the sampler its control variate, or say why it goes without; `calls` is how many the run may take."""
+    if control is None:
+        return "none was asked for"
+    sampler.thin_rank = thin_rank(calls)
+    if control == "kink":
+        kinks = insist(sampler)
+        try:
+            sampler.take_control(kinks, sampler.pilot(kinks, seeds))
+        except NoKinksError as error:
+            raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
+        return ""
+    k = sampler.gaussian.rank(sampler.inputs[0].numel())
+    rows = k if k <= CONTROL_LIMIT else 2 * sampler.thin_rank
+    size = len(sampler.inputs) * k * rows * sampler.inputs.element_size()
+    if size > MOST_BYTES * (4 if sampler.inputs.is_cuda else 1):
+        return f"the closed form of {len(sampler.inputs)} examples would hold {size / 2**30:.1f} GiB"
+    try:
+        kinks = sampler.see_kinks(PRICE * calls)
+        pilot = sampler.pilot(kinks, seeds)
+        price, unexplained = sampler.price(kinks), pilot.unexplained
+        worth = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
+        if not len(worth):
+            least = float(unexplained.min())
+            return f"single flips leave {least:.0%} of the gradient's variation open: not worth {price:.0f} passes"
+        sampler.take_control(kinks, pilot, worth, always=False)
+    except NoKinksError as error:
+        return str(error)
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        sampler.control = None
+        return f"freezing the activations fails ({error})"
+    return ""
+
+
+def insist(sampler: Sampler, refusal: str = "control='kink' cannot be used") -> Kinks:
+    """The frozen model, or an error that says why there is none."""
+    try:
+        return sampler.see_kinks(math.inf)
+    except NoKinksError as error:
+        raise ValueError(f"{refusal}: {error}. Use attribute with control=None.") from error
+
+
+# --- what is refused at the door --------------------------------------------------------------------------------------
+
+
+def rows_of_calls(n: Any, plan: Design, name: str) -> int:
+    """Rows of a design that so many calls pay for."""
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
+    n = int(n)
+    if n < 2:
+        raise ValueError(f"{name} must be at least 2, got {n}.")
+    if plan.mirrored and n % 2:
+        raise ValueError(
+            f"{name} must be even: each direction is used twice (±), got {n}. Pass {n - 1} or {n + 1}, or design='iid'."
+        )
+    return n // plan.calls_per_row
+
+
+def seeds_of(seed: Any, batch: int) -> list[int]:
+    """One seed for each example, from one for all or one for each."""
+    given: Any = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
+    seeds = [operator.index(s) for s in given]
+    if len(seeds) != batch:
+        raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
+    if min(seeds) < 0:
+        raise ValueError(f"seeds must not be negative, got {min(seeds)}. Use 0, 1, 2, …")
+    return seeds
+
+
+def progress_bar(show: bool, rows: int, batch: int) -> tqdm:
+    """Over the draws of all examples."""
+    return tqdm(total=rows * batch, desc="SmoothHess", unit="draw", disable=not show, leave=False)

@@ -1,0 +1,106 @@
+"""What the user of an estimate should know of it, said as warnings."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from smoothhess.estimate.stein_check import combined
+from smoothhess.explainers.adaptive import ZERO_SHARE
+from smoothhess.result.interactions import Interactions
+
+STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| beyond which a warning is given, and the rows below which it must be larger
+
+FEW_ROWS = 4  # draws that meet a change of the gradient, below which a warning is given
+
+
+class FewEventsWarning(UserWarning):
+    """Too few draws, or none, met a change of the gradient: the error of the interactions is unknown or known badly."""
+
+
+def warn_of(result: Interactions, tol: float | None) -> None:
+    """Say what the user of a method that calls this should know of its result."""
+    _warn_unfinished(result, tol)
+    _warn_unmoved(result)
+    warn_inconsistent(result)
+
+
+def _warn_unfinished(result: Interactions, tol: float | None) -> None:
+    stopped = [i for i, s in enumerate(result.status) if s == "budget"]
+    if stopped:
+        part = result[stopped]
+        needed = part.calls_for(tol or 0.1)
+        estimate = f" About {int(needed.max())} calls would do." if torch.isfinite(needed).all() else ""
+        low, high = (f"{float(e):.3g}" for e in part.relative_error.aminmax())
+        reached = low if low == high else f"{low} to {high}"
+        warnings.warn(
+            f"{len(stopped)} of {len(result)} example(s) stopped at max_calls={int(part.n_calls.max())} before "
+            f"relative_error ≤ {tol}: reached {reached}.{estimate} "
+            "Raise max_calls, or accept the error bars as they are.",
+            stacklevel=4,
+        )
+    zeros = sum(s == "zero" and not u for s, u in zip(result.status, result._noise.unknown.tolist(), strict=True))
+    if zeros:
+        warnings.warn(
+            f"{zeros} of {len(result)} example(s): H cannot be told from zero. Interactions explain less than "
+            f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
+            "model is linear there, its output is saturated (explain a logit instead), or no kink was met and a larger "
+            "sigma would meet some. smoothhess.diagnose tells which.",
+            stacklevel=4,
+        )
+
+
+def _warn_unmoved(result: Interactions) -> None:
+    jumping = result.discontinuous
+    if jumping.any():
+        warnings.warn(
+            f"the function of {int(jumping.sum())} of {len(result)} example(s) is discontinuous: its values change "
+            "within sigma and its gradients do not, as those of a step function or a tree. Its jumps are missing from "
+            "the interactions, whose error is unknown (NaN).",
+            stacklevel=4,
+        )
+    unknown = result._noise.unknown & ~jumping
+    head = result.statistics.head
+    moved = ((head.along != 0) | (head.across != 0)).sum(1)
+    few = (moved > 0) & (moved < FEW_ROWS) & (result.statistics.n_head >= 2 * moved.clamp_min(3))
+    if few.any():
+        warnings.warn(
+            f"at most {int(moved[few].max())} of {int(result.statistics.n[few].max())} draws of {int(few.sum())} of "
+            f"{len(result)} example(s) met a change of the gradient: so few events carry the estimate that its error "
+            "is known badly. Use more calls or a larger sigma.",
+            FewEventsWarning,
+            stacklevel=4,
+        )
+    if unknown.any():
+        rows = int(result.n_calls[unknown].max())
+        warnings.warn(
+            f"no gradient of {int(unknown.sum())} of {len(result)} example(s) changed in {rows} calls, and the model "
+            "has operations with kinks that a draw could meet: whether features interact there is unknown, and so is "
+            "the error (NaN). Use a larger sigma, more calls, or explain a logit instead of a saturated output.",
+            FewEventsWarning,
+            stacklevel=4,
+        )
+
+
+def warn_inconsistent(result: Interactions, stacklevel: int = 4) -> None:
+    """Say where gradients and values do not belong together, or the function jumps."""
+    z = result.stein_z
+    exact = result.precision == "float32"  # less exact gradients differ from the values' by rounding alone
+    limit = STEIN_LIMIT * (STEIN_ROWS / result.statistics.n).clamp_min(1)
+    flagged = (combined(z) > limit) & exact
+    first = flagged & (z[:, 0].abs() > limit)
+    if first.any():
+        warnings.warn(
+            f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "
+            f"E[∇f] differ by {float(z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
+            "straight-through steps, jumps, or a wrong gradient function; the interactions describe the gradients.",
+            stacklevel=stacklevel,
+        )
+    elif flagged.any():
+        warnings.warn(
+            f"the function of {int(flagged.sum())} of {len(result)} example(s) curves in a way that its gradients do "
+            f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(z[:, 1].abs().max()):.0f} standard "
+            "errors. It probably jumps (is discontinuous) near the input; jumps are missing from the interactions.",
+            stacklevel=stacklevel,
+        )

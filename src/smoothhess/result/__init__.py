@@ -1,0 +1,1 @@
+"""What users hold: results, what can be read off them, and their files."""

@@ -1,0 +1,642 @@
+"""Results without sampling error: a gradient and a Hessian that are known, read like those that are estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from smoothhess.draws.gaussian import Diagonal, Isotropic
+from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, symmetric
+from smoothhess.estimate.variance import Noise, Variance
+from smoothhess.linalg.krylov import leading_eigenpairs
+from smoothhess.model.gradients import check_inputs
+from smoothhess.result import files
+from smoothhess.result.files import Parts
+from smoothhess.result.interactions import Eigenpairs, Estimate, Interactions
+from smoothhess.result.taylor import Taylor
+
+Operator = Callable[[Tensor], Tensor]  # rows (B, n, d) → H applied to each of them
+
+ASYMMETRY = 1e-3  # share of the largest entry by which H and its transpose may differ: rounding, no more
+ROW_BYTES = 1 << 26  # of directions that an operator is given at once
+
+
+@dataclass(frozen=True, eq=False)
+class Derivatives:
+    """What an exact result holds in the place of statistics, for B examples of d features or groups."""
+
+    output: Tensor  # (B,) f(x)
+    value: Tensor  # (B,) of the function whose derivatives these are: the softened network, where there is one
+    gradient: Tensor  # (B, d)
+    curvature: Tensor | Operator | None  # H as (B, d, d) or as an operator; None is zero
+    n_calls: Tensor  # (B,) gradients at perturbed inputs, where the gradient is a mean of those
+    value_stderr: Tensor | None = None  # (B,); None is zero
+    gradient_stderr: Tensor | None = None  # (B, d); None is zero
+    relative_error: Tensor | None = None  # (B,) of what the curvature was made of, where that was sampled; None is zero
+
+    def product(self, rows: Tensor) -> Tensor:
+        """H applied to each row of (B, n, d)."""
+        if self.curvature is None:
+            return torch.zeros_like(rows)
+        if isinstance(self.curvature, Tensor):
+            return rows @ self.curvature
+        product = self.curvature(rows)
+        if product.shape != rows.shape:
+            raise ValueError(
+                f"the operator must map rows {tuple(rows.shape)} to rows of that shape, got {tuple(product.shape)}."
+            )
+        return product.to(rows)
+
+    def grouped(self, grouping: Grouping) -> Derivatives:
+        """Of group sums: PᵀHP through one product for each of the K groups."""
+        groups = grouping.directions(Isotropic(1.0)).expand(len(self.output), -1, -1)  # (B, K, d)
+        stderr, weight = self.gradient_stderr, grouping.direction
+        unsigned = replace(grouping, direction=None if weight is None else weight.abs())
+        return replace(
+            self,
+            gradient=grouping.sum(self.gradient),
+            # never too small: the standard error of a sum is at most the sum of the standard errors
+            gradient_stderr=None if stderr is None else unsigned.sum(stderr),
+            curvature=None if self.curvature is None else symmetric(grouping.sum(self.product(groups))),
+        )
+
+    def select(self, index: Tensor) -> Derivatives:
+        """Of the examples at `index`."""
+        curvature = self.curvature
+        if isinstance(curvature, Tensor):
+            curvature = curvature[index]
+        elif curvature is not None:
+            own = getattr(curvature, "select", None)
+            curvature = _Selected(curvature, index, len(self.output)) if own is None else own(index)
+        tensors = {name: t[index] for name, t in self.tensors().items() if name != "curvature"}
+        return Derivatives(curvature=curvature, **tensors)
+
+    @staticmethod
+    def cat(parts: Sequence[Derivatives]) -> Derivatives:
+        """Of different examples, side by side."""
+        if any(p.gradient_stderr is not None or p.value_stderr is not None for p in parts):
+            parts = [
+                replace(p, value_stderr=p.error_of("value"), gradient_stderr=p.error_of("gradient")) for p in parts
+            ]
+        if any(p.relative_error is not None for p in parts):
+            none = [p.output.new_zeros(len(p.output)) for p in parts]
+            parts = [
+                replace(p, relative_error=zero if p.relative_error is None else p.relative_error)
+                for p, zero in zip(parts, none, strict=True)
+            ]
+        curvatures = [p.curvature for p in parts]
+        whole: Tensor | Operator | None = None
+        if any(callable(c) for c in curvatures):
+            whole = _Beside(parts)
+        elif any(c is not None for c in curvatures):
+            d = parts[0].gradient.shape[1]
+            blocks = [p.gradient.new_zeros(len(p.output), d, d) if p.curvature is None else p.curvature for p in parts]
+            whole = torch.cat([b for b in blocks if isinstance(b, Tensor)])
+        names = [name for name in parts[0].tensors() if name != "curvature"]
+        return Derivatives(curvature=whole, **{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
+
+    def to(self, device: torch.device | str) -> Derivatives:
+        """On another device; an operator stays where its model is."""
+        if callable(self.curvature) and torch.empty(0, device=device).device != self.output.device:
+            raise ValueError(
+                f"a matrix-free Hessian stays on {str(self.output.device)!r}, with the model that it calls. Move "
+                "groups(mask), or make the result on the other device."
+            )
+        tensors = {name: t.to(device) for name, t in self.tensors().items()}
+        return Derivatives(**{"curvature": self.curvature, **tensors})
+
+    def error_of(self, name: str) -> Tensor:
+        """The standard error of the "value" or the "gradient"."""
+        stderr = getattr(self, f"{name}_stderr")
+        return torch.zeros_like(getattr(self, name)) if stderr is None else stderr
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name; without an operator they are the whole of it."""
+        names = ("output", "value", "gradient", "curvature", "n_calls", "value_stderr", "gradient_stderr")
+        names += ("relative_error",)
+        return {name: t for name in names if isinstance(t := getattr(self, name), Tensor)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Selected:
+    """Some of the examples of an operator that always wants all of them."""
+
+    operator: Operator
+    index: Tensor
+    batch: int
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        product, left = torch.empty_like(rows), torch.arange(len(rows), device=rows.device)
+        index = self.index.to(rows.device)
+        while len(left):  # an example that was chosen twice has its turn twice
+            order = torch.zeros(self.batch, dtype=torch.long, device=rows.device)
+            order[index[left]] = left
+            now = order[index[left].unique()]
+            whole = rows.new_zeros(self.batch, *rows.shape[1:])
+            whole[index[now]] = rows[now]
+            product[now] = self.operator(whole)[index[now]].to(rows)
+            left = left[~torch.isin(left, now)]
+        return product
+
+
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """Hessians of different examples, in whatever form each of them has."""
+
+    parts: Sequence[Derivatives]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        sizes = [len(p.output) for p in self.parts]
+        return torch.cat([p.product(r) for p, r in zip(self.parts, rows.split(sizes), strict=True)])
+
+
+class _Certain(Noise):
+    """Variances of what was not sampled: zero, whatever is asked; unknown, so infinite, of what was made of samples."""
+
+    def __init__(self, result: Exact) -> None:
+        self.shape, self.device = result.shape, result.device
+        self.sampled = result.relative_error > 0
+
+    def _zero(self, *sizes: int) -> Variance:
+        b = self.shape[0]
+        each = torch.where(self.sampled, torch.inf, 0.0).double().reshape(b, *[1] * len(sizes))
+        return Variance(each.expand(b, *sizes), torch.full((b,), torch.inf, dtype=torch.float64, device=self.device))
+
+    def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
+        return self._zero(*rows.shape[2:])
+
+    def of_value(self) -> Variance:
+        return self._zero()
+
+    def of_gradient(self) -> Variance:
+        return self._zero(self.shape[1])
+
+    def of_row(self, i: int) -> Variance:
+        return self._zero(self.shape[1])
+
+    def of_diagonal(self) -> Variance:
+        return self._zero(self.shape[1])
+
+    def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
+        return self._zero()
+
+    def of_entries(self) -> Variance:
+        return self._zero(*self.shape[1:])
+
+    def operator_norms(self) -> tuple[Tensor, Tensor]:
+        zero = self._zero().value
+        return zero, zero
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Exact(Interactions):
+    """A gradient and a Hessian that are known without sampling error, with all that an `Interactions` offers.
+
+    Made by `Exact.make` and by the functions of `smoothhess.baselines`. Standard errors are 0, `relative_error` is 0, `r2`
+    is NaN. There are no draws: `statistics` is refused, and so are `merge` and `SmoothHess.more`. `gaussian` holds the
+    size of a usual move of each feature, which pairs are ranked by.
+
+    The Hessian is dense, zero, or an operator that is asked for products. An operator may call the model: such a result
+    works at any size, but it cannot be saved, and `hessian` takes one product for each feature.
+
+    >>> x = torch.tensor([[1.0, 2.0, 3.0]])
+    >>> hessian = torch.tensor([[[0.0, 3.0, 2.0], [3.0, 0.0, 1.0], [2.0, 1.0, 0.0]]])
+    >>> result = Exact.make(x, x.prod(1), torch.tensor([[6.0, 3.0, 2.0]]), hessian)
+    >>> [(p.names, p.value, p.significant) for p in result.top_pairs(2)[0]]
+    [(('0', '1'), 3.0, True), (('0', '2'), 2.0, True)]
+    >>> result.taylor()(x[:, None] + 1), (x + 1).prod(1)
+    (tensor([[23.]]), tensor([24.]))
+    """
+
+    statistics: Statistics = field(init=False, repr=False)
+    derivatives: Derivatives = field(kw_only=True)
+    method: str = ""  # how the derivatives were made
+    note: str = ""  # what to know about them
+    seeds: tuple[int, ...] = ()  # one per example, where chance had a say
+
+    @classmethod
+    def make(
+        cls,
+        inputs: Tensor,
+        output: Tensor,
+        gradient: Tensor,
+        hessian: Tensor | None = None,
+        *,
+        operator: Operator | None = None,
+        value: Tensor | None = None,
+        scales: Any = None,
+        target: Tensor | None = None,
+        n_passes: Tensor | float | None = None,
+        gradient_stderr: Tensor | None = None,
+        n_calls: Tensor | None = None,
+        relative_error: Tensor | None = None,
+        seed: int | Sequence[int] = 0,
+        method: str = "",
+        note: str = "",
+    ) -> Self:
+        """From numbers that are known.
+
+        Args:
+            inputs: (B, *shape); the derivatives follow their dtype and device.
+            output: f(x), (B,).
+            gradient: (B, *shape), or flat.
+            hessian: (B, d, d), or (B, *shape, *shape); zero where neither it nor `operator` is given.
+            operator: rows (B, n, d) → H applied to each; H is never made. A method `select(index)` of it, if there is
+                one, gives the operator of some of the examples.
+            value: of the function whose derivatives these are, (B,), where that is not f: a softened network.
+            scales: the size of a usual move of each feature, (*shape); 1 if None.
+            target: (B, q) indices into the model's output.
+            n_passes: all work in units of a gradient call, (B,) or one number for all; 0 if None.
+            gradient_stderr: standard errors of the gradient, where that was sampled.
+            n_calls: gradients at perturbed inputs, (B,), where there were any.
+            relative_error: of a sampled Hessian that these were made of, (B,): what that does to each entry is not
+                known, so standard errors are infinite and no pair is significant.
+            seed: of what chance had a say in, one or one per example.
+            method: how they were made, in a few words.
+            note: what to know about them.
+        """
+        check_inputs(inputs)
+        inputs = inputs.detach()
+        b, d = len(inputs), inputs[0].numel()
+        if hessian is not None and operator is not None:
+            raise ValueError("a Hessian is given as a matrix or as an operator: pass one of hessian and operator.")
+        curvature: Tensor | Operator | None = operator
+        if hessian is not None:
+            curvature = _given(hessian, inputs, (b, d, d), "hessian")
+            _refuse_asymmetric(curvature)
+            curvature = symmetric(curvature)
+        elif operator is not None and not callable(operator):
+            raise TypeError(f"operator must be callable, rows (B, n, d) → (B, n, d), got {type(operator).__name__}.")
+        elif operator is not None and not hasattr(operator, "select"):  # those of this library are symmetric
+            _refuse_asymmetric_operator(operator, inputs, d)
+        passes = torch.as_tensor(0.0 if n_passes is None else n_passes, dtype=torch.float64, device=inputs.device)
+        stderr = None if gradient_stderr is None else _given(gradient_stderr, inputs, (b, d), "gradient_stderr")
+        calls = torch.zeros(b, dtype=torch.long, device=inputs.device) if n_calls is None else n_calls.to(inputs.device)
+        return cls(
+            inputs=inputs,
+            gaussian=Isotropic(1.0) if scales is None else Diagonal(torch.as_tensor(scales).reshape(-1)).check(d),
+            grouping=None,
+            target=target,
+            n_passes=passes.expand(b),
+            status=("exact",) * b,
+            derivatives=Derivatives(
+                output=_given(output, inputs, (b,), "output"),
+                value=_given(output if value is None else value, inputs, (b,), "value"),
+                gradient=_given(gradient, inputs, (b, d), "gradient"),
+                curvature=curvature,
+                n_calls=calls,
+                gradient_stderr=stderr,
+                relative_error=None if relative_error is None else relative_error.to(inputs).expand(b),
+            ),
+            method=method,
+            note=note,
+            seeds=_each_seed(seed, b),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "statistics":  # not absent by mistake: say what it would take
+            raise ValueError(
+                f"this result ({self.method or 'exact'}) was not sampled: it keeps no draws that could be merged, "
+                "extended or asked for their noise. Use SmoothHess.attribute for a result that does."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # --- what the readings rest on --------------------------------------------------------------------------------
+
+    @property
+    def design(self) -> str:
+        """Always "exact"."""
+        return "exact"
+
+    @property
+    def seed(self) -> int | tuple[int, ...]:
+        """The seed, or one per example; 0 where chance had no say."""
+        return self.seeds[0] if len(set(self.seeds)) == 1 else self.seeds
+
+    @property
+    def n_calls(self) -> Tensor:
+        """Gradients of the model at perturbed inputs, per example, (B,); 0 unless the gradient is a mean of those."""
+        return self.derivatives.n_calls
+
+    @property
+    def output(self) -> Tensor:
+        """f(x), (B,)."""
+        return self.derivatives.output
+
+    @property
+    def value(self) -> Tensor:
+        """Of the function whose derivatives these are, (B,): f(x), or the softened network's output."""
+        return self.derivatives.value
+
+    @property
+    def value_stderr(self) -> Tensor:
+        """Standard error of `value`, (B,): 0, unless that was sampled."""
+        return self.derivatives.error_of("value")
+
+    @property
+    def gradient(self) -> Tensor:
+        """(B, *feature shape)."""
+        return self.derivatives.gradient.reshape(len(self), *self.feature_shape)
+
+    @cached_property
+    def gradient_stderr(self) -> Tensor:
+        """Standard error of `gradient`, (B, *feature shape): 0, unless the gradient was sampled.
+
+        That of a group's sum is at most what is said here, the sum over its features.
+        """
+        return self.derivatives.error_of("gradient").reshape(len(self), *self.feature_shape)
+
+    def value_estimate(self) -> Estimate:
+        """`value` with its standard error, (B,); intervals are those of a normal distribution."""
+        return Estimate(self.value, self.value_stderr, self._no_df)
+
+    def gradient_estimate(self) -> Estimate:
+        """`gradient` with its standard errors, (B, *feature shape); intervals are those of a normal distribution."""
+        return Estimate(self.gradient, self.gradient_stderr, self._no_df)
+
+    @property
+    def _no_df(self) -> Tensor:
+        return torch.full((len(self),), torch.inf, dtype=torch.float64, device=self.device)
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        """The Hessian, dense and symmetric, (B, d, d)."""
+        if isinstance(self.derivatives.curvature, Tensor):
+            return self.derivatives.curvature
+        self._refuse_dense()
+        whole = self.inputs.new_zeros(self.shape)
+        if self.derivatives.curvature is not None:
+            for start, rows in self._unit_rows():
+                whole[:, start : start + rows.shape[1]] = self.derivatives.product(rows)
+        return symmetric(whole)
+
+    @property
+    def _unbiased_hessian(self) -> Tensor:
+        return self.hessian
+
+    def _unit_rows(self) -> Any:
+        """All unit directions, some at a time: the first one's number and (B, n, d)."""
+        b, d, _ = self.shape
+        step = max(1, ROW_BYTES // (b * d * self.inputs.element_size()))
+        for start in range(0, d, step):
+            rows = self.inputs.new_zeros(min(step, d - start), d)
+            rows[:, start:].fill_diagonal_(1)
+            yield start, rows.expand(b, -1, -1)
+
+    @property
+    def _known(self) -> Derivatives:
+        """The derivatives, with a Hessian that was made dense in the place of its operator."""
+        made = callable(self.derivatives.curvature) and "hessian" in self.__dict__
+        return replace(self.derivatives, curvature=self.hessian) if made else self.derivatives
+
+    def _product(self, rows: Tensor) -> Tensor:
+        return self._known.product(rows)
+
+    def _unbiased_product(self, rows: Tensor) -> Tensor:
+        return self._product(rows)
+
+    @cached_property
+    def _noise(self) -> Noise:
+        return _Certain(self)
+
+    @cached_property
+    def relative_error(self) -> Tensor:
+        """0, (B,); of an attribution made of a sampled Hessian, the error of that."""
+        known = self.derivatives.relative_error
+        return torch.zeros_like(self.output) if known is None else known
+
+    @cached_property
+    def r2(self) -> Tensor:
+        """NaN, (B,): no gradients in the neighbourhood were looked at."""
+        return torch.full_like(self.output, torch.nan)
+
+    @cached_property
+    def stein_z(self) -> Tensor:
+        """NaN, (B, 2): no gradients in the neighbourhood were looked at."""
+        return self.inputs.new_full((len(self), 2), torch.nan)
+
+    # --- readings that go another way than through statistics ---------------------------------------------------
+
+    def diagonal(self) -> Estimate:
+        """H_ii of each feature, (B, *feature shape); of an operator, by one product for each feature."""
+        known = self._known
+        if known.curvature is None:
+            value = torch.zeros_like(known.gradient)
+        elif isinstance(known.curvature, Tensor):
+            value = known.curvature.diagonal(dim1=-2, dim2=-1)
+        else:
+            self._refuse_dense()
+            parts = [
+                known.product(rows)[:, :, start : start + rows.shape[1]].diagonal(dim1=-2, dim2=-1)
+                for start, rows in self._unit_rows()
+            ]
+            value = torch.cat(parts, 1)
+        return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
+
+    def eigh(self, k: int | None = None) -> Eigenpairs:
+        """The k leading eigenpairs of H by |λ|, 8 by default; of an operator, by products alone."""
+        b, d, _ = self.shape
+        k = min(8, d) if k is None else k
+        if not 1 <= k <= d:
+            raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
+        if isinstance(self._known.curvature, Tensor):
+            values, vectors = torch.linalg.eigh(self.hessian)
+            order = values.abs().argsort(dim=-1, descending=True)[:, :k]
+            values, vectors = values.gather(1, order), vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
+        else:
+            values, vectors = leading_eigenpairs(self._product, self.derivatives.gradient, k)
+        return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
+
+    def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Self:
+        """Interactions of groups of features, as `Interactions.groups`; one product for each group, no d × d matrix."""
+        shape = (len(self), *self.feature_shape)
+        grouping = Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs)
+        whole = grouping
+        if self.grouping is not None:
+            whole = grouping.after(self.grouping, self.gaussian.scales(self.inputs[0].numel()))
+        return replace(self, derivatives=self._known.grouped(grouping), grouping=whole)
+
+    # --- examples, devices, files ---------------------------------------------------------------------------------
+
+    def _at(self, chosen: Tensor) -> Self:
+        where = chosen.to(self.device)
+        return replace(
+            self,
+            inputs=self.inputs[where],
+            derivatives=self._known.select(where),
+            grouping=None if self.grouping is None else self.grouping.select(where),
+            target=None if self.target is None else self.target[chosen],
+            n_passes=self.n_passes[where],
+            status=tuple(self.status[i] for i in chosen.tolist()),
+            seeds=tuple(self.seeds[i] for i in chosen.tolist()),
+        )
+
+    def _beside(self, results: Sequence[Interactions]) -> Self:
+        alike = [r for r in results if isinstance(r, type(self)) and r.method == self.method]
+        if len(alike) != len(results):
+            methods = sorted({r.method for r in results if isinstance(r, Exact)})
+            raise ValueError(f"only results of one method can be put side by side, got {', '.join(methods)}.")
+        targets = [r.target for r in alike if r.target is not None]
+        groupings = [r.grouping for r in alike if r.grouping is not None]
+        return replace(
+            self,
+            inputs=torch.cat([r.inputs for r in alike]),
+            derivatives=Derivatives.cat([r._known for r in alike]),
+            grouping=Grouping.cat(groupings, [*map(len, alike)]) if groupings else None,
+            target=torch.cat(targets) if len(targets) == len(alike) else None,
+            n_passes=torch.cat([r.n_passes for r in alike]),
+            status=tuple(s for r in alike for s in r.status),
+            seeds=tuple(s for r in alike for s in r.seeds),
+            note=" ".join(dict.fromkeys(r.note for r in alike if r.note)),
+        )
+
+    def merge(self, other: Interactions) -> Interactions:
+        """Refused: there are no draws to add to."""
+        raise ValueError(
+            f"exact results ({self.method or 'exact'}) hold no draws, so there is nothing to merge. To put different "
+            "examples side by side use Interactions.cat."
+        )
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same result on another device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            derivatives=self._known.to(device),
+            gaussian=self.gaussian.to(device, self.dtype),
+            grouping=None if self.grouping is None else self.grouping.to(device),
+            n_passes=self.n_passes.to(device),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file that `Interactions.load` reads back exactly; never leaves half a file."""
+        if callable(self._known.curvature):
+            raise ValueError(
+                "a matrix-free Hessian calls the model and cannot be saved. Save groups(mask), or read .hessian first "
+                "(one product for each feature): it is kept with the result and saved."
+            )
+        Interactions.save(replace(self, derivatives=self._known), path)
+
+    def __repr__(self) -> str:
+        b, d, _ = self.shape
+        what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
+        h = self._known.curvature
+        form = "zero Hessian" if h is None else "dense Hessian" if isinstance(h, Tensor) else "matrix-free Hessian"
+        name = type(self).__name__
+        lines = [
+            f"{name} of {b} example(s) × {what}{f', {self.method}' if self.method else ''}, {form}",
+            *([f"  {self.note}"] if self.note else []),
+            "  example      f(x)      value  |gradient|   passes",
+        ]
+        for i in range(min(b, 8)):
+            slope = float(torch.linalg.vector_norm(self.derivatives.gradient[i]))
+            lines.append(
+                f"  {i:7d}  {float(self.output[i]):8.4g}  {float(self.value[i]):9.4g}  {slope:10.4g}  "
+                f"{float(self.n_passes[i]):7.0f}"
+            )
+        return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
+
+    def _refuse_dense(self) -> None:
+        if self.shape[1] > DENSE_LIMIT:
+            raise ValueError(
+                f"{self.shape[1]} features are too many for a dense matrix, or one product for each ({DENSE_LIMIT} at "
+                "most). Use groups(mask), row(i), bilinear(u, v), eigh(k) or result @ v."
+            )
+
+    def parts(self) -> Parts:
+        """This result as plain data, for files and stores."""
+        about, tensors = files.common_parts(self)
+        about |= {"method": self.method, "note": self.note, "seeds": self.seeds}
+        return Parts(about, tensors | {f"derivatives.{name}": t for name, t in self.derivatives.tensors().items()})
+
+
+class Attribution(Exact):
+    """Interactions of pairs that are not second derivatives: same pairs, groups and figures, but no surrogate.
+
+    `gradient` holds the first-order attribution that belongs to them, where there is one.
+
+    >>> x = torch.ones(1, 2)
+    >>> found = Attribution.make(x, x.sum(1), x, torch.eye(2)[None], method="some index")
+    >>> found.taylor()  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: some index is an attribution, not a Hessian: it has no Taylor surrogate...
+    """
+
+    @property
+    def has_surrogate(self) -> bool:
+        """False: the numbers are no derivatives."""
+        return False
+
+    def taylor(self, order: int = 2) -> Taylor:
+        """Refused: an attribution is not a Hessian."""
+        raise ValueError(
+            f"{self.method or 'this'} is an attribution, not a Hessian: it has no Taylor surrogate and no attack. Use "
+            "SmoothHess, or a derivative among smoothhess.baselines (gradient, hessian, softplus, swish)."
+        )
+
+
+def _given(numbers: Any, inputs: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """Finite numbers of that shape, or of one with the features unflattened, that follow the inputs."""
+    tensor = torch.as_tensor(numbers).detach()
+    features = tuple(inputs.shape[1:])
+    loose = (shape[0], *features * (len(shape) - 1))
+    if tuple(tensor.shape) not in (shape, loose):
+        wanted = f"{shape}" if loose == shape else f"{shape} or {loose}"
+        raise ValueError(f"{name} must have shape {wanted}, got {tuple(tensor.shape)}.")
+    tensor = tensor.to(inputs, copy=True).reshape(shape)  # a record does not change when its maker's tensor does
+    if not torch.isfinite(tensor).all():
+        raise ValueError(f"{name} must be finite, got NaN or infinity. Check the inputs' scale and the model.")
+    return tensor
+
+
+def _each_seed(seed: Any, batch: int) -> tuple[int, ...]:
+    seeds = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
+    if len(seeds) != batch:
+        raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
+    return tuple(map(int, seeds))
+
+
+def _refuse_asymmetric_operator(operator: Operator, inputs: Tensor, d: int) -> None:
+    """Raise where uᵀHv and vᵀHu differ for random u and v by more than rounding."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 2, d, generator=rng, dtype=torch.float64).to(inputs).expand(len(inputs), 2, d)
+    product = operator(rows)
+    if not isinstance(product, Tensor) or product.shape != rows.shape:
+        got = tuple(product.shape) if isinstance(product, Tensor) else type(product).__name__
+        raise ValueError(f"the operator must map rows {tuple(rows.shape)} to rows of that shape, got {got}.")
+    between = rows.double() @ product.double().mT  # uᵀHv and vᵀHu beside the diagonal
+    size = rows.double().norm(dim=-1).amax(1) * product.double().norm(dim=-1).amax(1)
+    if bool(((between[:, 0, 1] - between[:, 1, 0]).abs() > ASYMMETRY * size).any()):
+        raise ValueError(
+            "a Hessian is symmetric, this operator is not: uᵀHv and vᵀHu differ for random directions. Pass rows "
+            "(B, n, d) → H applied to each of them."
+        )
+
+
+def _refuse_asymmetric(hessian: Tensor) -> None:
+    for i, matrix in enumerate(hessian):
+        apart, largest = (matrix - matrix.mT).abs().max(), matrix.abs().max()
+        if bool(apart > ASYMMETRY * largest):
+            raise ValueError(
+                f"hessian must be symmetric, that of example {i} differs from its transpose by {float(apart):.2g} "
+                f"(largest entry {float(largest):.2g}). Pass (H + H.mT) / 2 if its symmetric part is meant."
+            )
+
+
+@files.restorer("Exact")
+@files.restorer("Attribution")
+def _restored(parts: Parts) -> Exact:
+    about, common = parts.about, files.common_fields(parts)
+    cls = {"Exact": Exact, "Attribution": Attribution}[about["kind"]]
+    derivatives = Derivatives(**{"curvature": None, **parts.under("derivatives.")})
+    seeds = tuple(about["seeds"])
+    if derivatives.gradient_stderr is None and derivatives.relative_error is None:  # nothing in it was sampled
+        del common["estimator_version"]
+    return cls(**common, derivatives=derivatives, method=about["method"], note=about["note"], seeds=seeds)

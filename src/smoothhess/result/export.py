@@ -1,0 +1,145 @@
+"""Results in the hands of other packages: a pandas table of pairs, and shapiq's InteractionValues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from smoothhess.result.one_example import batch_of_one
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import shapiq
+
+Result = Any  # an Interactions: its methods call these functions
+
+__all__ = ["COLUMNS", "rows", "to_frame", "to_shapiq"]
+
+COLUMNS = (
+    "example",
+    "i",
+    "j",
+    "first",
+    "second",
+    "value",
+    "stderr",
+    "low",
+    "high",
+    "effect",
+    "q_value",
+    "significant",
+)
+MOST_PLAYERS = 1000  # shapiq keeps a Python object for each pair
+
+
+def rows(
+    result: Result,
+    names: Sequence[str] | None = None,
+    *,
+    k: int | None = None,
+    q: float = 0.05,
+    level: float = 0.95,
+    scales: Tensor | None = None,
+) -> list[tuple[Any, ...]]:
+    """One tuple of COLUMNS for each of the k strongest pairs (all when None) of each example, strongest first."""
+    d = result.shape[1]
+    most = max(1, d * (d - 1) // 2) if k is None else k
+    found = result.top_pairs(most, names, q=q, level=level, scales=scales)
+    return [
+        (example, p.i, p.j, *p.names, p.value, p.stderr, p.low, p.high, p.effect, p.q_value, p.significant)
+        for example, pairs in enumerate(found)
+        for p in pairs
+    ]
+
+
+def to_frame(
+    result: Result,
+    names: Sequence[str] | None = None,
+    *,
+    k: int | None = None,
+    q: float = 0.05,
+    level: float = 0.95,
+    scales: Tensor | None = None,
+) -> pd.DataFrame:
+    """A pandas table with one row per pair of each example, strongest first.
+
+    Columns: `example`, the numbers `i` < `j` and names `first`, `second` of the features, `value` (H_ij) with `stderr`
+    and the interval `low` … `high`, `effect` (H_ij σ_i σ_j, in units of the output), `q_value` and `significant`. They
+    are those of `Interactions.top_pairs`, whose options these are; `k` keeps the strongest pairs alone.
+
+    >>> import smoothhess as sh
+    >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
+    >>> to_frame(result, ["age", "dose", "height"])[["first", "second", "significant"]].iloc[0].tolist()
+    ['age', 'dose', True]
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("to_frame needs pandas: pip install pandas") from error
+    return pd.DataFrame(rows(result, names, k=k, q=q, level=level, scales=scales), columns=list(COLUMNS))
+
+
+def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.InteractionValues:
+    """One example as shapiq.InteractionValues of order ≤ 2, for shapiq's plots.
+
+    The numbers are those of a game: its players are the features (or groups), and a coalition S moves each of its
+    members by `move` while the others stay where they are. The value of S is the surrogate there,
+    v(S) = f(x) + Σ_S G_i m_i + ½ Σ_S Σ_S H_ij m_i m_j with SmoothGrad G and SmoothHess H. The interactions are the
+    Möbius transform of v, which is exact and ends at pairs:
+
+        order 0:  f(x)
+        order 1:  G_i m_i + ½ H_ii m_i²     what moving feature i alone does
+        order 2:  H_ij m_i m_j              what moving i and j together does beyond that
+
+    so the entries of the subsets of S add up to v(S), everything in units of the output. They are no Shapley
+    interactions, and `index` says so: "Moebius". The numbers are those of `gradient` and `hessian`; intervals do not
+    travel along.
+
+    `move` is a number or one per feature (group): one standard deviation of the noise by default; `baseline − x` asks
+    about replacing features. Of a group, every feature moves by that much. Names go to shapiq's plots as
+    `feature_names`; what its waterfall calls E[f(X)] is f(x) here, and what it calls f(x) is v of all features.
+
+    >>> import pytest; _ = pytest.importorskip("shapiq")
+    >>> import smoothhess as sh
+    >>> result = sh.SmoothHess(lambda x: 3 * x[:, 0] * x[:, 1]).attribute(torch.ones(1, 3), sigma=0.5, n_calls=4000)
+    >>> game = to_shapiq(result, move=1.0)
+    >>> game.index, [round(game[s]) for s in ((), (0,), (1,), (0, 1), (0, 2))]
+    ('Moebius', [3, 3, 3, 3, 0])
+    """
+    if not result.has_surrogate:
+        raise ValueError(
+            f"{result.method or 'this'} is an attribution, not a Hessian: it has no surrogate, and so no game. "
+            "Use SmoothHess, or a derivative among smoothhess.baselines (hessian, softplus, swish)."
+        )
+    try:
+        import shapiq
+    except ImportError as error:
+        raise ImportError("to_shapiq needs shapiq: pip install shapiq") from error
+    one = batch_of_one(result, example)
+    d = one.shape[1]
+    if d > MOST_PLAYERS:
+        raise ValueError(f"{d} features are too many players for shapiq ({MOST_PLAYERS} at most). Use groups(mask).")
+    moves = one._scales[0] if move is None else torch.as_tensor(move, dtype=torch.float64).detach().cpu().reshape(-1)
+    if len(moves) not in (1, d):
+        raise ValueError(f"move must be a number, or one per feature, {d}, got {len(moves)}.")
+    moves = moves.double().cpu().expand(d)
+    gradient = one.gradient[0].detach().double().cpu().reshape(-1)
+    pairs = one.hessian[0].detach().double().cpu() * moves[:, None] * moves
+    alone = gradient * moves + pairs.diagonal() / 2
+    i, j = torch.triu_indices(d, d, 1)
+    values: dict[tuple[int, ...], float] = {(): float(one.output[0])}
+    values |= {(a,): v for a, v in enumerate(alone.tolist())}
+    values |= dict(zip(zip(i.tolist(), j.tolist(), strict=True), pairs[i, j].tolist(), strict=True))
+    return shapiq.InteractionValues(
+        values,
+        index="Moebius",
+        max_order=2,
+        min_order=0,
+        n_players=d,
+        estimated=one.design != "exact",
+        estimation_budget=int(one.n_calls[0]),
+        baseline_value=float(one.output[0]),
+    )

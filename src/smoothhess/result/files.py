@@ -1,0 +1,157 @@
+"""Results as files: safetensors for the numbers, JSON for the rest; nothing is ever unpickled.
+
+A file holds a plain record: what JSON can hold of a result, and its tensors by name. Each kind of result makes its
+record and is made of one again; `restorer` says which function does the latter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate.grouping import Grouping
+
+FORMAT = "smoothhess.interactions"
+VERSION = 3
+READABLE = ("1", "2", "3")  # 1 had neither denoising nor weights of a control variate, 2 no exact results
+
+
+class Parts(NamedTuple):
+    """A result as plain data."""
+
+    about: dict[str, Any]  # what JSON can hold
+    tensors: dict[str, Tensor]
+
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with a prefix, without it."""
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+_RESTORE: dict[str, Callable[[Parts], Any]] = {}
+
+
+def restorer(kind: str) -> Callable[[Callable[[Parts], Any]], Callable[[Parts], Any]]:
+    """Decorates the function that makes a result of this kind of its parts."""
+
+    def register(function: Callable[[Parts], Any]) -> Callable[[Parts], Any]:
+        _RESTORE[kind] = function
+        return function
+
+    return register
+
+
+def restore(parts: Parts) -> Any:
+    """The result that the parts were made of."""
+    return _RESTORE[parts.about.get("kind", "Interactions")](parts)
+
+
+def save(parts: Parts, path: str | Path) -> None:
+    """Write the parts of a result to `path`, whole or not at all."""
+    metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(parts.about)}
+    write_atomically(Path(path), {name: t.cpu().contiguous() for name, t in parts.tensors.items()}, metadata)
+
+
+def write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file that is complete the moment it is there."""
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder {path.parent} does not exist. Make it first.")
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, name, metadata)
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are private, an ordinary file is not
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def load(path: str | Path) -> Any:
+    """The result that was saved to `path`."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is not a safetensors file, or it is cut short ({error}). Load files written by Interactions.save; "
+            "copy it again if it was copied."
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} holds tensors but no smoothhess result. Load files written by Interactions.save.")
+    if metadata.get("version") not in READABLE:
+        raise ValueError(
+            f"{path} has format version {metadata.get('version')}, this smoothhess reads versions "
+            f"{' and '.join(READABLE)}. Use the smoothhess that wrote it, or make the result again."
+        )
+    try:
+        return restore(Parts(json.loads(metadata["about"]), tensors))
+    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__} {error} is missing or wrong in it.") from error
+
+
+def common_parts(result: Any) -> Parts:
+    """What all kinds of results have: inputs, Gaussian, groups, target, work done."""
+    tensors: dict[str, Tensor] = {"inputs": result.inputs, "n_passes": result.n_passes}
+    gaussian: dict[str, Any] = {}
+    for name, v in result.gaussian.state().items():
+        if isinstance(v, Tensor):
+            tensors[f"gaussian.{name}"] = v
+        else:
+            gaussian[name] = v
+    about: dict[str, Any] = {
+        "kind": type(result).__name__,
+        "gaussian": [type(result.gaussian).__name__, gaussian],
+        "estimator_version": result.estimator_version,
+        "status": result.status,
+        "groups": None if result.grouping is None else result.grouping.count,
+    }
+    if result.target is not None:
+        tensors["target"] = result.target
+    if result.grouping is not None:
+        grouping = result.grouping
+        tensors |= {
+            "grouping.mask": grouping.mask,
+            "grouping.scales": grouping.scales,
+            "grouping.r2": grouping.r2,
+        }
+        if grouping.direction is not None:
+            tensors["grouping.direction"] = grouping.direction
+    return Parts(about, tensors)
+
+
+def common_fields(parts: Parts) -> dict[str, Any]:
+    """The inverse: fields that all kinds of results have, by name."""
+    about, tensors = parts
+    grouping = None
+    if about["groups"] is not None:
+        kept = parts.under("grouping.")
+        grouping = Grouping(kept["mask"], kept.get("direction"), about["groups"], kept["scales"], kept["r2"])
+    kind, numbers = about["gaussian"]
+    return {
+        "inputs": tensors["inputs"],
+        "gaussian": Gaussian.from_state(kind, {**numbers, **parts.under("gaussian.")}),
+        "grouping": grouping,
+        "target": tensors.get("target"),
+        "n_passes": tensors["n_passes"],
+        "status": tuple(about["status"]),
+        "estimator_version": about.get("estimator_version", 1),  # files from before there were versions
+    }

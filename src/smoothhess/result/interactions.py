@@ -1,0 +1,904 @@
+"""The result: which features act together around each input, how strongly, and how sure we are."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smoothhess.draws.designs import find_design
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate import student_t
+from smoothhess.estimate.grouping import Grouping, probes
+from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
+from smoothhess.estimate.statistics import (
+    DENSE_LIMIT,
+    ESTIMATOR_VERSION,
+    Segment,
+    Statistics,
+    concatenate,
+    merge,
+    symmetric,
+)
+from smoothhess.estimate.stein_check import z_scores
+from smoothhess.estimate.unbiased import Unbiased
+from smoothhess.estimate.variance import Noise, Variance
+from smoothhess.linalg.krylov import leading_eigenpairs
+from smoothhess.result import export, files
+from smoothhess.result.files import Parts
+from smoothhess.result.pairs import Columns, Pair, labels_of, strongest_pairs
+from smoothhess.result.taylor import Taylor
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+# Rows that `eigh` turns into a basis; where they are more it goes by products alone, to a residual far below the noise
+# of any estimate that large. Products are faster for a few pairs of a spectrum that falls off, which denoised ones do.
+DENSE_EIGH = 2048  # features up to which a matrix is made for eigenpairs where its rows do not span it
+TOLD_FROM_ZERO = 1.0  # standard deviations of ‖H‖² were H zero that its estimate must exceed
+JUMP_ROUNDING = 1e3  # units in the last place that values of an affine function may differ by
+FEW_BYTES, SPAN_BYTES, EIGH_TOLERANCE = 1 << 25, 1 << 30, 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Numbers with their standard errors; intervals by Student's t with `df` degrees of freedom."""
+
+    value: Tensor
+    stderr: Tensor
+    df: Tensor
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of the confidence interval."""
+        width = student_t.quantile(level, self.df).to(self.stderr).reshape(-1, *[1] * (self.stderr.ndim - 1))
+        reach = torch.where(self.stderr == 0, 0.0, width * self.stderr)  # NaN stays NaN: nothing is known
+        return self.value - reach, self.value + reach
+
+
+class Eigenpairs(NamedTuple):
+    """Leading interaction directions, largest |eigenvalue| first."""
+
+    values: Tensor  # (B, k)
+    vectors: Tensor  # (B, k, *feature shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Interactions:
+    """SmoothHess and SmoothGrad of B examples with their Monte-Carlo error.
+
+    Made by `SmoothHess.attribute`. It holds the raw statistics of the draws and never the model, so it can be saved,
+    merged, moved and asked anything later. `hessian` is made dense only when asked for.
+
+    Two estimates live in it. The *unbiased* one stands behind everything that comes with an interval: `top_pairs`,
+    `row`, `diagonal`, `bilinear`, `stderr`, `gradient` and `value`. The *denoised* one, when `shrink` is True, is
+    closer to the truth as a whole and serves `hessian`, `@`, `eigh`, `taylor`, `groups(mask).hessian` and the figures;
+    `relative_error` and `r2` are its own. `unshrunk()` shows the unbiased one everywhere.
+    """
+
+    inputs: Tensor  # (B, *shape)
+    statistics: Statistics  # whitened, or of group sums
+    gaussian: Gaussian
+    grouping: Grouping | None
+    target: Tensor | None  # (B, q) indices into the model's output
+    n_passes: Tensor  # (B,) all work in units of a gradient call
+    status: tuple[str, ...]  # why sampling stopped, per example
+    control: str | None = None  # what was really applied
+    control_weights: Tensor | None = (
+        None  # (B, 2) μ and β of smoothhess.curvature.control_variate; β = 0: no frozen pass per call
+    )
+    control_rank: int | None = None  # directions that the closed form acts in, where it is not kept as a matrix
+    tau_probes: int | None = None  # random directions that the closed form's τ was estimated from; None: exact
+    control_note: str = ""  # why no control variate was applied
+    shrink: bool = False  # whether hessian, @, eigh, taylor and relative_error are those of the denoised estimate
+    unbiased: bool = True  # whether the other one, behind stderr(), pairs and intervals, is free of bias
+    precision: str = "float32"  # with which the model was evaluated
+    precision_error: Tensor | None = None  # (B,) noise of a gradient's half-difference for it, relative to its size
+    exactly_zero: Tensor | None = None  # (B,) where the model's operations are known to have no curvature at all
+    denoised: Shrunk | None = None  # of group sums alone, which cannot be denoised from their own statistics
+    estimator_version: int = ESTIMATOR_VERSION  # of the formulas that the draws went through
+
+    @property
+    def has_surrogate(self) -> bool:
+        """Whether the numbers are derivatives, so that f can be approximated by them; False of attributions."""
+        return True
+
+    # --- what was asked -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of the features of one example: that of an input, or (K,) for K groups."""
+        return tuple(self.inputs.shape[1:]) if self.grouping is None else (self.grouping.count,)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, d, d), that of `hessian`."""
+        d = 1
+        for size in self.feature_shape:
+            d *= size
+        return len(self), d, d
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the inputs."""
+        return self.inputs.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers live."""
+        return self.inputs.device
+
+    @property
+    def design(self) -> str:
+        """Where the draws went: "iid", "antithetic", …"""
+        return self.statistics.design
+
+    @property
+    def seed(self) -> int | tuple[int, ...]:
+        """The seed, or one per example."""
+        seeds = tuple(segments[-1].seed for segments in self.statistics.stream)
+        return seeds[0] if len(set(seeds)) == 1 else seeds
+
+    @property
+    def n_calls(self) -> Tensor:
+        """Gradients of the model at perturbed inputs, per example, (B,)."""
+        return self.statistics.n * find_design(self.design).calls_per_row
+
+    @property
+    def converged(self) -> Tensor:
+        """False where sampling stopped at max_calls before the tolerance was reached, (B,)."""
+        return torch.tensor([s != "budget" for s in self.status], device=self.device)
+
+    # --- estimates ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _features(self) -> Statistics:
+        """The statistics in the coordinates of the features."""
+        return self.statistics if self.grouping is not None else self.statistics.map(self.gaussian.push)
+
+    @cached_property
+    def _noise(self) -> Noise:
+        white = self.statistics if self.grouping is None else None
+        return Noise(white, self._features, self.gaussian, self.exactly_zero)
+
+    @property
+    def _unbiased(self) -> Unbiased:
+        return self._noise.estimate
+
+    @property
+    def output(self) -> Tensor:
+        """f(x), (B,)."""
+        return self.statistics.value
+
+    @property
+    def value(self) -> Tensor:
+        """Estimate of the smoothed function h(x) = E f(x + δ), (B,)."""
+        stats = self.statistics
+        return stats.value + (stats.value_sum / stats.n).to(self.dtype)
+
+    @property
+    def value_stderr(self) -> Tensor:
+        """Standard error of `value`, (B,)."""
+        return self.value_estimate().stderr
+
+    def value_estimate(self) -> Estimate:
+        """`value` with its standard error and degrees of freedom, (B,)."""
+        return self._estimate(self.value, self._noise.of_value())
+
+    @property
+    def gradient(self) -> Tensor:
+        """SmoothGrad, ∇h(x), (B, *feature shape)."""
+        stats = self._features
+        flat = stats.gradient + (stats.even_sum / stats.n[:, None]).to(self.dtype)
+        return flat.reshape(len(self), *self.feature_shape)
+
+    @cached_property
+    def gradient_stderr(self) -> Tensor:
+        """Standard error of `gradient`, (B, *feature shape)."""
+        return self.gradient_estimate().stderr
+
+    def gradient_estimate(self) -> Estimate:
+        """`gradient` with its standard errors and degrees of freedom, (B, *feature shape).
+
+        >>> from smoothhess import SmoothHess
+        >>> f = lambda x: x.prod(1)
+        >>> result = SmoothHess(f).attribute(torch.ones(1, 3).double(), sigma=0.5, n_calls=600)
+        >>> low, high = result.gradient_estimate().interval()
+        >>> bool(((low < 1) & (1 < high)).all())
+        True
+        """
+        return self._estimate(self.gradient, self._noise.of_gradient())
+
+    @cached_property
+    def _denoised(self) -> Denoised | None:
+        """The denoised estimate in whitened coordinates; None where there is none, or of groups."""
+        if not self.shrink or self.grouping is not None:
+            return None
+        return denoise(self.statistics, self.gaussian, self.shape[1])
+
+    def with_status(self, status: tuple[str, ...]) -> Interactions:
+        """The same result, and all that was found out about it, with another reason for stopping."""
+        same = replace(self, status=status)
+        same.__dict__.update({k: v for k, v in self.__dict__.items() if k not in same.__dict__})
+        return same
+
+    def _lean(self) -> Interactions:
+        """Itself without what was worked out on the way, the denoised estimate aside."""
+        same, known = replace(self, statistics=replace(self.statistics)), self.__dict__.get("_denoised")
+        return same if known is None else same._knowing(known)
+
+    def unshrunk(self) -> Interactions:
+        """The same result with the unbiased estimate everywhere."""
+        return replace(self, shrink=False, denoised=None)
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        """SmoothHess, ∇²h(x), dense and symmetric, (B, d, d); denoised where `shrink` is True."""
+        if self.denoised is not None:
+            return self.denoised.hessian
+        if self._denoised is not None:
+            self._refuse_dense()
+            white = self._denoised.dense().to(self.dtype)
+            return symmetric(self.gaussian.push(self.gaussian.push(white).mT))
+        return self._unbiased_hessian.to(self.dtype)
+
+    @property
+    def _unbiased_hessian(self) -> Tensor:
+        """The unbiased estimate, (B, d, d) float64."""
+        return self._unbiased.dense()
+
+    def stderr(self) -> Tensor:
+        """Standard error of each entry of the unbiased estimate, (B, d, d); the denoised one errs less on the whole."""
+        self._refuse_dense()
+        return self._noise.of_entries().value.sqrt().to(self.dtype)
+
+    @cached_property
+    def relative_error(self) -> Tensor:
+        """Estimated ‖Ĥ − H‖_F / ‖H‖_F of `hessian`, (B,); 0 where both vanish.
+
+        Unshrunk it is inf while the noise exceeds the signal. Denoised, it never exceeds 1: nothing is known.
+        """
+        error = self._estimated_error()
+        if self.exactly_zero is not None:
+            error = torch.where(self._noise.unmoved & self.exactly_zero, 0.0, error)
+        return torch.where(self._noise.unknown, torch.nan, error).to(self.dtype)
+
+    def _estimated_error(self) -> Tensor:
+        """`relative_error` where draws have shown something, (B,)."""
+        if self.denoised is not None:
+            return _ratio(self.denoised.error2, self.denoised.true2)
+        if self._denoised is not None:
+            more = self._noise.of_drift + self._noise.of_unseen
+            error2, true2 = self._denoised.error2 + more, self._denoised.true2
+            return _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
+        variance = self._noise.of_frobenius
+        signal = self._noise.squared_norm - variance
+        return _ratio(variance, torch.where(self._noise.zero_score() > TOLD_FROM_ZERO, signal, 0.0))
+
+    @cached_property
+    def discontinuous(self) -> Tensor:
+        """Where values changed although no gradient did, (B,): the function jumps, and its jumps are not seen.
+
+        Known for designs that use each direction twice (±).
+        """
+        stats, head = self.statistics, self.statistics.head
+        still = self._noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
+        if stats.known is not None:  # what is left of the gradients is not that of the function
+            still = still & stats.known.is_zero
+        if not find_design(self.design).mirrored or not bool(still.any()):
+            return torch.zeros_like(still)
+        size = stats.value.double().abs() + torch.linalg.vector_norm(stats.gradient.double(), dim=1)
+        moved = (head.value_even.double() / head.weight.double().clamp_min(1e-300)).abs().amax(1)
+        return still & (moved > JUMP_ROUNDING * torch.finfo(self.dtype).eps * size)
+
+    @cached_property
+    def r2(self) -> Tensor:
+        """Share of the gradient's variation in the neighbourhood that pairwise interactions explain, (B,).
+
+        Scored on gradients that the fit has not seen; 1 for a quadratic. NaN where the gradient does not vary, and for
+        group sums made with feature_mask, which do not keep what it needs.
+        """
+        if self.grouping is not None:
+            return self.grouping.r2
+        if self._denoised is not None:
+            variation = self._noise.variation
+            share = (self._denoised.explained / variation).clamp_max(1)
+            return torch.where(variation > 0, share, torch.nan).to(self.dtype)
+        return self._noise.explained.to(self.dtype)
+
+    @cached_property
+    def stein_z(self) -> Tensor:
+        """Self-check as z-scores, (B, 2): do the gradients belong to the values?
+
+        Stein's identities tie the two together: E[f z] = E[γ] (first column, the worse of two directions) and
+        E[f (|z|² − k)] = E[z·γ] (second). Scores beyond 5 mean jumps, detached or straight-through gradients, or a
+        wrong gradient function. What rounding can explain is not counted.
+        """
+        return z_scores(self.statistics.stein, self.statistics.n).to(self.dtype)
+
+    # --- reading interactions off ---------------------------------------------------------------------------------
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """H v without making H.
+
+        `v` is, in this order of trial, (B, *features), (*features), flat (B, d) or (d,), or columns (B, d, n) or
+        (d, n). What comes back has the shape of v with the examples in front.
+        """
+        b, d, _ = self.shape
+        v = torch.as_tensor(v, dtype=self.dtype, device=self.device)
+        features = self.feature_shape
+        if v.shape in ((b, *features), features, (b, d), (d,)):
+            flat = v.reshape(-1, d).expand(b, d)
+            return self._product(flat[:, None])[:, 0].reshape(
+                b, *(features if v.shape[-len(features) :] == features else (d,))
+            )
+        if v.ndim in (2, 3) and v.shape[-2] == d and v.shape[:-2] in ((), (b,)):
+            return self._product(v.mT.expand(b, -1, -1)).mT
+        raise ValueError(
+            f"wanted a vector of {d} features, {features} or with {b} examples in front, got {tuple(v.shape)}."
+        )
+
+    def product(self, rows: Tensor) -> Tensor:
+        """H applied to each row of (B, n, d), of that shape: `@` where no shape has to be guessed."""
+        b, d, _ = self.shape
+        if rows.ndim != 3 or rows.shape[0] != b or rows.shape[2] != d:
+            raise ValueError(f"wanted rows ({b}, n, {d}), got {tuple(rows.shape)}.")
+        return self._product(rows.to(self.device, self.dtype))
+
+    def _product(self, rows: Tensor) -> Tensor:
+        """The reported H applied to each row of (B, n, d)."""
+        if "hessian" in self.__dict__ or self.denoised is not None:
+            return rows @ self.hessian
+        if self._denoised is not None:
+            return self.gaussian.push(self._denoised.product(self.gaussian.whiten(rows)))
+        return self._unbiased_product(rows)
+
+    def _unbiased_product(self, rows: Tensor) -> Tensor:
+        """The unbiased H applied to each row of (B, n, d)."""
+        return self._unbiased.product(rows)
+
+    def row(self, i: int | tuple[int, ...]) -> Estimate:
+        """Interactions of feature i with every feature, (B, *feature shape)."""
+        index = self._flat_index(i)
+        unit = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
+        unit[index] = 1
+        value = self._unbiased_product(unit.expand(len(self), 1, -1))
+        return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_row(index))
+
+    def diagonal(self) -> Estimate:
+        """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
+        value = self._unbiased.diagonal()
+        return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
+
+    def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
+        """uᵀHv: the interaction of two directions, (B,)."""
+        u, v = self._rows_of(u), self._rows_of(v)
+        value = (u * self._unbiased_product(v[:, None])[:, 0]).sum(-1)
+        return self._estimate(value, self._noise.of_bilinear(u, v))
+
+    def _estimate(self, value: Tensor, variance: Variance) -> Estimate:
+        return Estimate(value, variance.value.sqrt().to(self.dtype).reshape(value.shape), variance.df)
+
+    def eigh(self, k: int | None = None) -> Eigenpairs:
+        """The k leading eigenpairs of H by |λ|, 8 by default; fewer where the estimate has lower rank."""
+        b, d, _ = self.shape
+        k = min(8, d) if k is None else k
+        if not 1 <= k <= d:
+            raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
+        rows = self._unbiased.factors()[1].shape[1] if self._features.is_factored else d
+        lifted = not self.shrink and self._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows as well
+        if lifted and d > DENSE_EIGH:
+            values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True)
+            return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
+        if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None and not lifted:
+            few = 8 * k <= rows and self._denoised is not None
+            if 2 * rows * d * self.inputs.element_size() > (FEW_BYTES if few else SPAN_BYTES):
+                values, vectors = leading_eigenpairs(
+                    self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True
+                )
+                return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
+            # H lives in the span of the rows: rotate into it, solve there, rotate back.
+            span, _ = torch.linalg.qr(torch.cat(self._unbiased.factors(), 1).mT)
+            small = span.mT @ self._product(span.mT).mT
+            values, vectors = torch.linalg.eigh(symmetric(small))
+            vectors = span @ vectors
+        else:
+            self._refuse_dense()
+            values, vectors = torch.linalg.eigh(self.hessian)
+        k = min(k, values.shape[-1])
+        order = values.abs().argsort(dim=-1, descending=True)[:, :k]
+        values = values.gather(1, order)
+        vectors = vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
+        return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
+
+    def eigh_residuals(self, pairs: Eigenpairs) -> Tensor:
+        """Rayleigh residuals |Hv − λv| of eigenpairs from `eigh`, as a share of the largest |λ|, (B, k).
+
+        How well the eigenvalue problem of the estimate was solved; how sure an eigenvalue is says bilinear(v, v).
+        """
+        vectors = pairs.vectors.reshape(*pairs.values.shape, -1)
+        left = self._product(vectors) - pairs.values[..., None] * vectors
+        largest = pairs.values.abs().amax(1, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
+        return torch.linalg.vector_norm(left, dim=-1) / largest
+
+    def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Interactions:
+        """Interactions of groups of features: entry (I, J) sums H_ij over i ∈ I, j ∈ J.
+
+        `feature_mask` holds integer group ids with the shape of one input (or of the batch). A diagonal entry sums all
+        ordered pairs inside the group, H_ii included. With a `direction` v each term is v_i H_ij v_j: v = x − baseline
+        asks what removing both groups does beyond removing each. No d × d matrix is made.
+        """
+        shape = (len(self), *self.feature_shape)
+        return self.grouped(Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs))
+
+    def grouped(self, grouping: Grouping) -> Interactions:
+        """As `groups`, of a grouping that was made before."""
+        grouping = replace(grouping, r2=self.r2)
+        stats = self._features.map(grouping.sum)
+        whole = grouping
+        if self.grouping is not None:  # kept as one grouping of the features, so that `more` can go on with it
+            whole = grouping.after(self.grouping, self.gaussian.scales(self.inputs[0].numel()))
+        if self._noise.skew is not None:  # what the skew says of the groups is kept with their sums
+            q = grouping.directions(self.gaussian).double()
+            watched = torch.cat([q, probes(stats.rank, q).expand(len(q), -1, -1)], 1).expand(len(self), -1, -1)
+            skew = self._noise.skew.apply(watched).mT * stats.n[:, None, None]
+            stats = replace(stats, skew=skew, gram=q @ q.mT)
+        elif stats.skew is not None and stats.gram is not None:
+            k = self.shape[1]
+            skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
+            stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
+        status = tuple("calls" if s == "tolerance" else s for s in self.status)  # the tolerance was that of all pairs
+        sums = replace(self, statistics=stats, grouping=whole, status=status, denoised=None, shrink=False)
+        denoised = self._denoised_groups(grouping, sums)
+        return sums if denoised is None else replace(sums, denoised=denoised, shrink=True)
+
+    def _denoised_groups(self, grouping: Grouping, unbiased: Interactions) -> Shrunk | None:
+        """Sums that make use of the denoised Hessian; None where there is none, and of groups of groups."""
+        if self._denoised is None:
+            return None
+        q = grouping.directions(self.gaussian).expand(len(self), -1, -1)
+        hessian = symmetric(self._denoised.product(q) @ q.mT).double()
+        risk = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
+        noise = unbiased._noise
+        rows = noise.estimate.odd.double()
+        gram, missed = noise.estimate.identity.dense(), noise.of_drift + noise.of_unseen  # which both share
+        found = Shrunk.combine(
+            noise.estimate.dense(), noise.of_entries().value, hessian, risk + missed, gram, rows.mT @ rows
+        )
+        return replace(found, hessian=found.hessian.to(self.dtype))
+
+    def top_pairs(
+        self,
+        k: int = 10,
+        names: Sequence[str] | None = None,
+        *,
+        q: float = 0.05,
+        level: float = 0.95,
+        scales: Tensor | None = None,
+    ) -> list[list[Pair]]:
+        """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
+
+        Values and intervals are those of the unbiased estimate. The ranking is that of `hessian`: where it is denoised,
+        chance has less say in which pairs come first.
+
+        `scales` replaces the σ_i of the Gaussian by the size of a usual move of each feature. `q` is the share of
+        false discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
+        """
+        label = labels_of(names, self.shape[1], self.feature_shape)
+        return [pairs for part in self._strongest_pairs(k, q, level, scales) for pairs in part.named(label)]
+
+    def _strongest_pairs(
+        self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None
+    ) -> list[Columns]:
+        """The same as tensors."""
+        self._refuse_dense()
+        given = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
+        variance = self._noise.of_entries()
+        return strongest_pairs(
+            self._unbiased_hessian,
+            self.hessian,
+            variance.value,
+            variance.df,
+            given.expand(len(self), -1),
+            k,
+            q,
+            level,
+        )
+
+    @property
+    def _scales(self) -> Tensor:
+        if self.grouping is not None:
+            return self.grouping.scales
+        return self.gaussian.scales(self.shape[1]).double()[None]
+
+    def taylor(self, order: int = 2) -> Taylor:
+        """The surrogate f(x₀) + Gᵀδ + ½δᵀHδ (order 2), or without its last term (order 1)."""
+        if self.grouping is not None:
+            raise ValueError(
+                "group sums have no Taylor surrogate: the features inside are gone. Use the result before groups()."
+            )
+        if order not in (1, 2):
+            raise ValueError(f"order must be 1 or 2, got {order}.")
+        return Taylor(self.inputs, self.output, self.gradient.flatten(1), self._product if order == 2 else None)
+
+    def calls_for(self, error: float, norm: Literal["fro", "op"] = "fro") -> Tensor:
+        """Gradient calls that would bring the relative error down to `error`, (B,); from the 1/√n of Theorem 1.
+
+        `norm="op"` counts the error in the operator norm, relative to ‖H‖₂. Infinite where no signal is seen yet.
+
+        Where a control variate was applied, never fewer than `n_calls`: with a smaller budget control="auto" may decide
+        to do without. A denoised estimate gains less from further calls than 1/√n, since denoising gains less: on
+        multilayer perceptrons its error fell by 1.3 to 1.9 where 2 was asked for, and by 2 to 3.5 where 4 was. Call it
+        again on the longer run; `unshrunk()` has the rate of 1/√n.
+        """
+        if error <= 0:
+            raise ValueError(f"error must be positive, got {error}.")
+        if norm == "fro":
+            reached = self.relative_error.double()
+        elif norm == "op":
+            self._refuse_dense()
+            size, deviation = self._noise.operator_norms()
+            reached = torch.where(size > 0, deviation / size, 0.0)
+        else:
+            raise ValueError(f'norm must be "fro" or "op", got {norm!r}.')
+        needed = torch.ceil(self.n_calls * (reached / error).square())
+        if self.control_weights is None:
+            return needed
+        return torch.where(self.control_weights.any(1), needed.maximum(self.n_calls.to(needed)), needed)
+
+    # --- examples, devices, files ---------------------------------------------------------------------------------
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Interactions:
+        """The example at an index (still a batch, of one), or several."""
+        if isinstance(index, int) and not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        chosen = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index].reshape(-1)
+        if not len(chosen):
+            raise IndexError("wanted at least one example.")
+        return self._at(chosen)
+
+    def _at(self, chosen: Tensor) -> Interactions:
+        """The examples at these indices, which lie on the CPU."""
+        where = chosen.to(self.device)
+        part = replace(
+            self,
+            inputs=self.inputs[where],
+            statistics=self.statistics.select(where),
+            grouping=None if self.grouping is None else self.grouping.select(where),
+            target=None if self.target is None else self.target[chosen],
+            n_passes=self.n_passes[where],
+            status=tuple(self.status[i] for i in chosen.tolist()),
+            control_weights=None if self.control_weights is None else self.control_weights[where],
+            precision_error=None if self.precision_error is None else self.precision_error[where],
+            exactly_zero=None if self.exactly_zero is None else self.exactly_zero[where],
+            denoised=None if self.denoised is None else self.denoised.select(where),
+        )
+        known = self.__dict__.get("_denoised")
+        return part if known is None else part._knowing(known.select(where))
+
+    def _knowing(self, denoised: Denoised) -> Interactions:
+        """Itself, with a denoised estimate that was worked out before."""
+        self.__dict__["_denoised"] = denoised
+        return self
+
+    def __iter__(self) -> Iterator[Interactions]:
+        return (self[i] for i in range(len(self)))
+
+    @staticmethod
+    def cat(results: Sequence[Interactions]) -> Interactions:
+        """Results of different examples, side by side."""
+        if not results:
+            raise ValueError("wanted at least one result.")
+        first = results[0]
+        for result in results:
+            _refuse_other_version(first, result)
+            if differ := _differences(first, result):
+                raise ValueError(f"results can be put side by side only when they agree; they differ in {differ[0]}.")
+        return first._beside(results)
+
+    def _beside(self, results: Sequence[Interactions]) -> Interactions:
+        """Results that are like this one, the first of them, side by side."""
+        first, targets = self, [r.target for r in results if r.target is not None]
+        whole = replace(
+            first,
+            inputs=torch.cat([r.inputs for r in results]),
+            statistics=concatenate([r.statistics for r in results]),
+            grouping=None
+            if first.grouping is None
+            else Grouping.cat([r.grouping for r in results if r.grouping], [*map(len, results)]),
+            target=torch.cat(targets) if len(targets) == len(results) else None,
+            n_passes=torch.cat([r.n_passes for r in results]),
+            status=tuple(s for r in results for s in r.status),
+            control="kink" if any(r.control for r in results) else None,
+            control_weights=_weights([*results]),
+            control_note=next((r.control_note for r in results if r.control_note), ""),
+            control_rank=next((r.control_rank for r in results if r.control_rank is not None), None),
+            tau_probes=next((r.tau_probes for r in results if r.tau_probes is not None), None),
+            unbiased=all(r.unbiased for r in results),
+            precision_error=_cat([r.precision_error for r in results]),
+            exactly_zero=_flags([*results]),
+            denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
+        )
+        known = [k for r in results if (k := r.__dict__.get("_denoised")) is not None]
+        return whole._knowing(Denoised.cat(known)) if len(known) == len(results) else whole
+
+    def merge(self, other: Interactions) -> Interactions:
+        """This result and another of the same inputs from other draws, as if made in one run."""
+        _refuse_other_version(self, other)
+        differ = _differences(self, other)
+        if not differ and self.grouping is not None and not self.grouping.same_as(other.grouping):
+            differ = ["groups"]
+        if not differ and not torch.equal(self.inputs, other.inputs):
+            differ = ["inputs"]
+        if differ:
+            raise ValueError(f"only results of the same question can be merged; these differ in {', '.join(differ)}.")
+        if not torch.allclose(self.output, other.output, rtol=1e-4, atol=1e-6):
+            raise ValueError("the outputs of the two results differ: they come from different models or targets.")
+        status = tuple(a if a == b else "calls" for a, b in zip(self.status, other.status, strict=True))
+        return replace(
+            self,
+            statistics=merge(
+                self.statistics, other.statistics, self.inputs[0].numel() if self.grouping is None else None
+            ),
+            control=self.control or other.control,
+            control_weights=self.control_weights if self.control else other.control_weights,
+            unbiased=self.unbiased and other.unbiased,
+            grouping=None if self.grouping is None else self.grouping.without_r2(),
+            n_passes=self.n_passes + other.n_passes,
+            status=status,
+            denoised=None,
+            shrink=self.shrink and self.denoised is None,
+        )
+
+    def to(self, device: torch.device | str) -> Interactions:
+        """The same result on another device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            statistics=self.statistics.to(device),
+            gaussian=self.gaussian.to(device, self.dtype),
+            grouping=None if self.grouping is None else self.grouping.to(device),
+            n_passes=self.n_passes.to(device),
+            control_weights=None if self.control_weights is None else self.control_weights.to(device),
+            precision_error=None if self.precision_error is None else self.precision_error.to(device),
+            exactly_zero=None if self.exactly_zero is None else self.exactly_zero.to(device),
+            denoised=None if self.denoised is None else self.denoised.to(device),
+        )
+
+    def parts(self) -> Parts:
+        """This result as plain data, for files and stores."""
+        about, tensors = files.common_parts(self)
+        tensors |= {f"statistics.{name}": t for name, t in self.statistics.tensors().items()}
+        about |= {
+            "design": self.design,
+            "rank": self.statistics.rank,
+            "stream": self.statistics.stream,
+            "control": self.control,
+            "shrink": self.shrink,
+            "unbiased": self.unbiased,
+            "control_note": self.control_note,
+            "precision": self.precision,
+            "tau_probes": self.tau_probes,
+            "control_rank": self.control_rank,
+        }
+        if self.control_weights is not None:
+            tensors["control_weights"] = self.control_weights
+        if self.precision_error is not None:
+            tensors["precision_error"] = self.precision_error
+        if self.denoised is not None:
+            tensors |= {f"denoised.{name}": getattr(self.denoised, name) for name in ("hessian", "error2", "true2")}
+        if self.exactly_zero is not None:
+            tensors["exactly_zero"] = self.exactly_zero
+        return Parts(about, tensors)
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file that `load` reads back exactly; never leaves half a file."""
+        files.save(self.parts(), path)
+
+    @staticmethod
+    def load(path: str | Path) -> Interactions:
+        """A result written by `save`."""
+        return files.load(path)
+
+    def to_frame(self, names: Sequence[str] | None = None, **options: Any) -> Any:
+        """A pandas table with one row for each pair of each example; see smoothhess.result.export.to_frame."""
+        return export.to_frame(self, names, **options)
+
+    def to_shapiq(self, example: int = 0, **options: Any) -> Any:
+        """One example as shapiq.InteractionValues of order ≤ 2; see smoothhess.result.export.to_shapiq."""
+        return export.to_shapiq(self, example, **options)
+
+    def to_scipy(self) -> LinearOperator:
+        """H of a single example as a scipy LinearOperator, for eigsh and friends."""
+        from scipy.sparse.linalg import LinearOperator
+
+        if len(self) != 1:
+            raise ValueError(
+                f"a scipy operator holds one example, this result has {len(self)}. Use result[i].to_scipy()."
+            )
+
+        def product(v: Any) -> Any:
+            return (self @ torch.as_tensor(v).reshape(self.shape[1], -1)).squeeze(0).cpu().numpy().reshape(v.shape)
+
+        kind = str(self.dtype).removeprefix("torch.")
+        return LinearOperator(self.shape[1:], matvec=product, rmatvec=product, matmat=product, dtype=kind)  # pyright: ignore
+
+    def plot(self, kind: str = "heatmap", **options: Any) -> Any:
+        """Matplotlib Axes showing one example (`example=`, `ax=`): see smoothhess.view for the options of each kind.
+
+        "heatmap", "pairs", "graph" and "image": which features act together; "segment": what acts together with one
+        segment of an image; "series": a curve, its SmoothGrad by interval and interactions; "gradient", "diagonal":
+        each feature by itself; "eigen": the directions in which f bends most. pyplot does not know these figures:
+        `ax.figure` shows them in a notebook, `ax.figure.savefig(path)` keeps them.
+        """
+        from smoothhess import view
+
+        return view.plot(self, kind, **options)
+
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """Write one interactive HTML page that needs no network; options are those of smoothhess.view.report.report."""
+        from smoothhess.view.report import report
+
+        return report(self, path, **options)
+
+    def _repr_html_(self) -> str:
+        from smoothhess.view.report import html
+
+        return html(self)
+
+    def __repr__(self) -> str:
+        b, d, _ = self.shape
+        what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
+        lines = [
+            f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
+            f"{'' if self.control is None else f', control {self.control}'}{', denoised' if self.shrink else ''}"
+            f"{'' if self.unbiased else ', biased'}{self._precision_text}, "
+            f"seed {self.seed}",
+            "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
+        ]
+        for i in range(min(b, 8)):
+            value = f"{float(self.value[i]):.4g} ± {float(self.value_stderr[i]):.1g}"
+            lines.append(
+                f"  {i:7d}  {float(self.output[i]):8.4g}  {value:<20} {float(self.relative_error[i]):9.3g}  "
+                f"{float(self.r2[i]):6.3f}  {int(self.n_calls[i]):7d}  {self.status[i]}"
+            )
+        return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
+
+    @property
+    def _precision_text(self) -> str:
+        if self.precision_error is None:
+            return ""
+        return f", {self.precision} (noise up to {float(self.precision_error.max()):.0%} of a gradient's change)"
+
+    @property
+    def gaussian_text(self) -> str:
+        """The Gaussian in a few words."""
+        scales = self.gaussian.scales(self.inputs[0].numel())
+        low, high = float(scales.min()), float(scales.max())
+        sigma = f"σ = {low:.3g}" if high - low <= 1e-6 * high else f"σ = {low:.3g} … {high:.3g}"
+        return f"{type(self.gaussian).__name__} {sigma}"
+
+    def _refuse_dense(self) -> None:
+        if self.shape[1] > DENSE_LIMIT:
+            raise ValueError(
+                f"{self.shape[1]} features are too many for a dense matrix ({DENSE_LIMIT} at most). Use groups(mask), "
+                "row(i), diagonal(), bilinear(u, v) or result @ v."
+            )
+
+    def _flat_index(self, i: int | tuple[int, ...]) -> int:
+        shape = self.feature_shape
+        if isinstance(i, str):
+            raise TypeError(f"features are counted, not named: wanted an index, got {i!r}. Use names.index({i!r}).")
+        single = hasattr(i, "__index__") and not isinstance(i, tuple)
+        index = tuple(map(operator.index, (i,) if single else i))  # type: ignore[arg-type]
+        sizes = (self.shape[1],) if single else shape
+        if len(index) != len(sizes) or not all(-s <= j < s for j, s in zip(index, sizes, strict=True)):
+            raise ValueError(f"feature {i!r} is not among the {self.shape[1]} features of shape {shape}.")
+        flat = 0
+        for j, size in zip(index, sizes, strict=True):
+            flat = flat * size + j % size
+        return flat
+
+    def _rows_of(self, v: Tensor) -> Tensor:
+        """A direction as (B, d)."""
+        b, d, _ = self.shape
+        v = torch.as_tensor(v, dtype=self.dtype, device=self.device)
+        if v.shape not in ((b, *self.feature_shape), self.feature_shape, (b, d), (d,)):
+            raise ValueError(
+                f"wanted a direction of shape {self.feature_shape}, or with {b} examples in front, got "
+                f"{tuple(v.shape)}."
+            )
+        return v.reshape(-1, d).expand(b, d)
+
+
+def _ratio(error2: Tensor, true2: Tensor) -> Tensor:
+    """√(error²/‖H‖²); infinite where ‖H‖² cannot be told from zero and the error can."""
+    ratio = (error2 / true2.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
+    return torch.where(true2 > 0, ratio, torch.where(error2 > 0, torch.inf, 0.0))
+
+
+def _weights(results: Sequence[Interactions]) -> Tensor | None:
+    """Of all examples; zero where a result went without a control variate."""
+    like = next((r.control_weights for r in results if r.control_weights is not None), None)
+    if like is None:
+        return None
+    return torch.cat([like.new_zeros(len(r), 2) if (w := r.control_weights) is None else w for r in results])
+
+
+def _flags(results: Sequence[Interactions]) -> Tensor | None:
+    """`exactly_zero` of all examples; False where a result says nothing of it."""
+    if all(r.exactly_zero is None for r in results):
+        return None
+    none = [torch.zeros(len(r), dtype=torch.bool, device=r.device) for r in results]
+    return torch.cat([z if r.exactly_zero is None else r.exactly_zero for r, z in zip(results, none, strict=True)])
+
+
+def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    given = [t for t in tensors if t is not None]
+    return torch.cat(given) if given else None
+
+
+def _refuse_other_version(a: Interactions, b: Interactions) -> None:
+    if a.estimator_version != b.estimator_version:
+        raise ValueError(
+            f"the results were made by versions {a.estimator_version} and {b.estimator_version} of the estimator, "
+            "whose numbers are not comparable. Make the older one again with this smoothhess."
+        )
+
+
+def _differences(a: Interactions, b: Interactions) -> list[str]:
+    """What two results differ in beside examples and draws, in words."""
+
+    def kinds(r: Interactions) -> dict[str, object]:
+        return {
+            "kind": type(r).__name__,
+            "design": r.design,
+            "feature shape": r.feature_shape,
+            "input shape": tuple(r.inputs.shape[1:]),
+            "dtype": r.dtype,
+            "shrink": r.shrink,
+            "precision": r.precision,
+            "grouped": r.grouping is not None,
+        }
+
+    mine, other = kinds(a), kinds(b)
+    found = [f"{name} ({mine[name]} and {other[name]})" for name in mine if mine[name] != other[name]]
+    return found if a.gaussian.same_as(b.gaussian) else [*found, f"Gaussian ({a.gaussian_text} and {b.gaussian_text})"]
+
+
+@files.restorer("Interactions")
+def _restored(parts: Parts) -> Interactions:
+    about, tensors = parts
+    stream = tuple(tuple(Segment(*s) for s in example) for example in about["stream"])
+    return Interactions(
+        **files.common_fields(parts),
+        statistics=Statistics.from_tensors(about["design"], stream, about["rank"], parts.under("statistics.")),
+        control=about["control"],
+        shrink=about["shrink"],
+        unbiased=about["unbiased"],
+        control_weights=tensors.get("control_weights"),
+        control_note=about.get("control_note", ""),
+        precision=about.get("precision", "float32"),
+        tau_probes=about.get("tau_probes"),
+        control_rank=about.get("control_rank"),
+        precision_error=tensors.get("precision_error"),
+        denoised=_sums(parts.under("denoised.")),
+        exactly_zero=tensors.get("exactly_zero"),
+    )
+
+
+def _sums(tensors: dict[str, Tensor]) -> Shrunk | None:
+    """Group sums that were served; files of the first estimator do not hold their squared norm."""
+    if "hessian" not in tensors:
+        return None
+    if "true2" not in tensors:
+        tensors["true2"] = tensors["hessian"].double().square().sum((-1, -2)) + tensors["error2"]
+    return Shrunk(**tensors)

@@ -1,0 +1,182 @@
+"""The exact minimum of a quadratic on a ball: the trust-region problem behind second-order attacks.
+
+    min gᵀδ + ½δᵀHδ   over ‖δ‖ ≤ r
+
+It is not convex where H has a negative eigenvalue, and still has no local trap: δ is the global minimum if and only if
+(H + λI)δ = −g, λ ≥ 0, H + λI ⪰ 0, and λ = 0 unless ‖δ‖ = r. An eigendecomposition turns these conditions into one
+equation for λ (`secular`). It is that of H, where H is dense; of H in the few directions that matter, where it is low
+rank beside a multiple of the identity (`few_directions`); or of H in a Krylov space, where products are all there is
+(`lanczos`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from smoothhess.estimate.statistics import HEAD_LEAST
+from smoothhess.linalg.trust_region.certified import minimize_certified
+from smoothhess.linalg.trust_region.lanczos import Product
+from smoothhess.linalg.trust_region.scaling import eigenvalues, exponent, norm, power, unit
+from smoothhess.linalg.trust_region.spectrum import Spectrum, check_radii, count_kept
+from smoothhess.result.exact import Exact
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.quadratic import DENSE_PAYS, Hessian, check_gradient, dense, few_directions, rows_of, spectrum_of
+
+__all__ = ["kkt_residual", "minimize_in_ball"]
+
+CERTIFIED_PAYS = 128  # features from which on an eigendecomposition is worth avoiding
+CHUNK_BYTES = 1 << 28  # that the matrices and eigenvectors of the examples at hand may take,
+ON_CUDA = 16  # and how many times more on a GPU
+
+
+def minimize_in_ball(
+    gradient: Tensor, hessian: Hessian, radius: float | Tensor, *, keep: float | None = None
+) -> Tensor:
+    """The global minimiser of gᵀδ + ½δᵀHδ over ‖δ‖ ≤ radius for each of B examples, (B, d).
+
+    Exact to rounding, also where H is indefinite or singular and where g has no part along its lowest eigenvector. The
+    arithmetic is in float64; the step has the gradient's dtype and device. Where several minima are equally low it is
+    one of them: the shortest, where it lies inside the ball.
+
+    Args:
+        gradient: (B, d), or (B, *shape), floating point.
+        hessian: (B, d, d), symmetric; or an `Interactions` of the same examples, which is never made dense above
+            some thousand features; or a callable that maps rows (B, n, d) to H times each, like `Taylor.product`.
+        radius: of the ball, or one per example (B,). Many radii from one eigendecomposition: `spectrum_of`.
+        keep: the paper's reduction, for comparison: the share T of Σ|λ| that the kept eigenvectors must hold, above 0
+            and at most 1. What the gradient has outside of them is dropped, so the step is not the minimum.
+
+    >>> g, H = torch.tensor([[0.0, 2.0]]), torch.diag(torch.tensor([-1.0, 1.0]))[None]
+    >>> minimize_in_ball(g, H, 2.0)  # g has nothing along the lowest eigenvector, the step has
+    tensor([[ 1.7321, -1.0000]])
+    >>> minimize_in_ball(g, H.abs(), 4.0)  # the minimum lies inside
+    tensor([[ 0., -2.]])
+    """
+    flat = check_gradient(gradient, hessian)
+    if isinstance(radius, list | tuple):
+        raise ValueError(
+            "radius must be a number or a tensor with one per example, got a list. Many radii for every example: "
+            "spectrum_of(gradient, hessian).minimize(radii)."
+        )
+    radii = check_radii(radius, flat)
+    if radii.ndim == 2:
+        raise ValueError(
+            f"radius must be a number or one per example ({len(flat)},), got shape {tuple(radii.shape)}. Many radii "
+            "for every example: spectrum_of(gradient, hessian).minimize(radii)."
+        )
+    if keep is not None:
+        count_kept(flat.new_ones(1, 1), keep)  # refuses before any work is done
+        hessian = hessian if isinstance(hessian, Tensor) else dense(hessian, flat)
+    if isinstance(hessian, Interactions) and flat.shape[1] <= DENSE_PAYS and few_directions(hessian) is None:
+        hessian = hessian.hessian
+    steps = []
+    for start, part in _parts(flat, hessian):
+        chosen = slice(start, start + len(part)) if isinstance(part, Tensor | Interactions) else slice(None)
+        g, r = flat[chosen], radii[chosen]
+        if not isinstance(part, Tensor):
+            steps.append(spectrum_of(g, part).minimize(r))
+            continue
+        matrix = dense(part, g, start)
+        if keep is None:
+            steps.append(_minimize_dense(g, matrix, r))
+        else:
+            steps.append(Spectrum.of_dense(g, matrix).cut(keep).minimize(r))
+    return torch.cat(steps)
+
+
+def _minimize_dense(gradient: Tensor, matrix: Tensor, radii: Tensor) -> Tensor:
+    """By products and a proof where these suffice, by eigendecomposition where not."""
+    if gradient.shape[1] < CERTIFIED_PAYS:
+        return Spectrum.of_dense(gradient, matrix).minimize(radii)
+    step, proven = minimize_certified(gradient.double(), matrix, radii)
+    step, left = step.to(gradient.dtype), torch.nonzero(~proven).reshape(-1)
+    if len(left):
+        step[left] = Spectrum.of_dense(gradient[left], matrix[left]).minimize(radii[left])
+    return step
+
+
+def kkt_residual(gradient: Tensor, hessian: Hessian, radius: float | Tensor, step: Tensor) -> Tensor:
+    """How far steps (B, d) are from the global minimum on the ball, (B,): 0 is exact, 1 is nothing like it.
+
+    The largest of four numbers, for whichever of λ = 0 and the λ ≥ 0 that fits best makes it least; none changes when
+    gradient, Hessian and radius are multiplied by what leaves the problem the same:
+
+        stationarity      ‖(H + λI)δ + g‖ / (‖g‖ + (‖H‖₂ + λ)‖δ‖)
+        feasibility       (‖δ‖ − r)₊ / r
+        complementarity   λ (r − ‖δ‖)₊ / (r ‖H‖₂ + ‖g‖)
+        curvature         (−λ_min(H) − λ)₊ / (‖H‖₂ + λ)
+
+    The first is the backward error: so much must g and H be changed, relative to their size, for δ to be stationary.
+    Where H is known by its products alone, ‖H‖₂ and λ_min(H) are those of the space that the solver looks at.
+
+    >>> g, H = torch.tensor([[1.0, 0.0]]), torch.eye(2)[None]
+    >>> kkt_residual(g, H, 0.5, torch.tensor([[-0.5, 0.0]])), kkt_residual(g, H, 0.5, torch.zeros(1, 2))
+    (tensor([0.]), tensor([1.]))
+    """
+    flat = check_gradient(gradient, hessian)
+    if not isinstance(step, Tensor) or step.shape not in (flat.shape, gradient.shape):
+        got = tuple(step.shape) if isinstance(step, Tensor) else type(step).__name__
+        raise ValueError(f"step must have the gradient's shape {tuple(flat.shape)}, got {got}.")
+    radii = check_radii(radius, flat)
+    if radii.ndim == 2:
+        raise ValueError(f"radius must be a number or one per example ({len(flat)},), got shape {tuple(radii.shape)}.")
+    g, delta = flat.double(), step.detach().to(flat.device).double().reshape(flat.shape)
+    values, product = _curvature(flat, hessian, radii)
+    largest, length = values.abs().amax(1), norm(delta)
+    per = torch.where(largest > 0, largest, 1.0)
+    # forces in units of ‖H‖‖δ‖ + ‖g‖, multipliers in those of ‖H‖ + ‖g‖/‖δ‖: nothing overflows on the way
+    of_h, of_g = _shares(largest, g, length)
+    way = unit(delta)
+    force = of_h[:, None] * product(way) / per[:, None] + of_g[:, None] * unit(g)
+    lowest = of_h * values.amin(1) / per
+    fitting = -(force * way).sum(1).clamp_max(0)
+    reach = length / radii
+    found = []
+    for multiplier in (torch.zeros_like(fitting), fitting):
+        missed = torch.linalg.vector_norm(force + multiplier[:, None] * way, dim=1)
+        stationarity = _share(missed, of_g + of_h + multiplier)
+        complementarity = _share(multiplier * (1 - reach).clamp_min(0), of_h + of_g * reach)
+        curvature = _share((-lowest - multiplier).clamp_min(0), of_h + multiplier)
+        found.append(torch.stack([stationarity, complementarity, curvature]).amax(0))
+    feasibility = (reach - 1).clamp_min(0)
+    return torch.maximum(torch.stack(found).amin(0), feasibility).to(flat.dtype)
+
+
+def _parts(flat: Tensor, hessian: Hessian) -> Iterator[tuple[int, Hessian]]:
+    """Hessians of examples that fit into memory together, and the first of them."""
+    batch, d = flat.shape
+    width = d if d <= DENSE_PAYS or isinstance(hessian, Tensor) else 2 * HEAD_LEAST
+    step = max(1, CHUNK_BYTES * (ON_CUDA if flat.is_cuda else 1) // (32 * d * width))
+    # an operator may want all of its examples for each product
+    if batch <= step or isinstance(hessian, Exact) or not isinstance(hessian, Tensor | Interactions):
+        yield 0, hessian
+        return
+    for start in range(0, batch, step):
+        yield start, hessian[start : start + step]
+
+
+def _curvature(gradient: Tensor, hessian: Hessian, radii: Tensor) -> tuple[Tensor, Product]:
+    """Eigenvalues of H, at least the outermost, and H as a map of (B, d)."""
+    if isinstance(hessian, Tensor):
+        matrix = dense(hessian, gradient)
+        return eigenvalues(matrix), lambda v: (v[:, None] @ matrix)[:, 0]
+    rows = rows_of(hessian, gradient.dtype)
+    return spectrum_of(gradient, hessian).widened(radii).values, lambda v: rows(v[:, None])[:, 0]
+
+
+def _shares(largest: Tensor, g: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """‖H‖‖δ‖ and ‖g‖ as shares of their sum; all is H where g is zero, and nothing where both are."""
+    of = exponent(g)
+    slope = torch.linalg.vector_norm(g * power(-of)[:, None], dim=1)
+    ratio = of + slope.log2() - largest.log2() - length.log2()  # log₂ of ‖g‖/(‖H‖‖δ‖)
+    ratio = torch.where(slope == 0, -torch.inf, ratio)
+    nothing = (slope == 0) & (largest == 0)
+    of_h, of_g = (torch.where(nothing, 0.0, 1 / (1 + torch.exp2(sign * ratio))) for sign in (1, -1))
+    return of_h, of_g
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole > 0, part / whole, 0.0)

@@ -1,0 +1,167 @@
+"""Named pairs with confidence intervals and a bound on the share of false discoveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from smoothhess.estimate import student_t
+
+
+class Pair(NamedTuple):
+    """Two features that act together: raising both changes f by H_ij more than raising each alone, per unit of each."""
+
+    i: int
+    j: int
+    names: tuple[str, str]
+    value: float  # H_ij
+    stderr: float
+    low: float
+    high: float
+    effect: float  # H_ij σ_i σ_j, in units of the output
+    q_value: float
+    significant: bool
+
+
+class Columns(NamedTuple):
+    """The strongest pairs of B examples, strongest first, (B, k) each; as the fields of `Pair`."""
+
+    i: Tensor
+    j: Tensor
+    value: Tensor
+    stderr: Tensor
+    low: Tensor
+    high: Tensor
+    effect: Tensor
+    q_value: Tensor
+    significant: Tensor
+
+    def named(self, labels: Callable[[int], str]) -> list[list[Pair]]:
+        """One list for each example."""
+        rows = zip(*(column.tolist() for column in self), strict=True)
+        return [
+            [Pair(i, j, (labels(i), labels(j)), *rest) for i, j, *rest in zip(*columns, strict=True)]
+            for columns in rows
+        ]
+
+
+CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # of numbers of all pairs of some examples, and so many times that on a GPU
+TEMPORARIES = 16  # such numbers for each pair
+STRETCH = 512  # pairs
+FEW_PAIRS = 4 * student_t.NODES  # up to which a table of p-values would take longer than they do
+
+
+def strongest_pairs(
+    hessian: Tensor, ranking: Tensor, variance: Tensor, df: Tensor, scales: Tensor, k: int, q: float, level: float
+) -> list[Columns]:
+    """The k pairs i < j of each (d, d) estimate, with its entries' variances, whose effect in `ranking` is largest.
+
+    One item for each stretch of examples that have the same features moving.
+    """
+    if k < 1 or not 0 < q < 1:
+        raise ValueError(f"wanted k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
+    b, d = hessian.shape[:2]
+    if scales.shape[1] != d:
+        raise ValueError(f"wanted one scale per feature, {d}, got {scales.shape[1]}.")
+    scales = scales.to(hessian.device, torch.float64)
+    moving, width = scales > 0, student_t.quantile(level, df.cpu()).to(df.device)
+    df = df.clamp_min(0.05)
+    tails = student_t.Tails(df) if d * (d - 1) // 2 > FEW_PAIRS else None
+    room = CHUNK_BYTES * (ON_CUDA if hessian.is_cuda else 1)
+    step = max(1, room // (8 * TEMPORARIES * max(d * (d - 1) // 2, 1)))
+    every = torch.triu_indices(d, d, 1, device=hessian.device)
+    alike = [0, *(torch.nonzero((moving[1:] != moving[:-1]).any(1)).reshape(-1) + 1).tolist(), b]
+    found = []
+    for first, last in pairwise(alike):
+        pairs = every[:, moving[first][every].all(0)]  # frozen features are no candidates
+        parts = []
+        for start in range(first, last, step):
+            rows = slice(start, min(start + step, last))
+            value, rank, square = (x[rows][:, pairs[0], pairs[1]].double() for x in (hessian, ranking, variance))
+            moves = scales[rows][:, pairs[0]] * scales[rows][:, pairs[1]]
+            chosen = _largest((rank * moves).abs(), min(k, len(pairs[0])))
+            stderr = square.sqrt()
+            # 0/0 is an exact zero: no evidence of anything
+            t = torch.where(value == 0, 0.0, value.abs() / stderr)
+            p = student_t.two_sided_p(t, df[rows, None]) if tails is None else tails[rows](t)
+            p = torch.where(torch.isfinite(stderr), p, 1.0)
+            value, stderr, moves, own = (x.gather(1, chosen) for x in (value, stderr, moves, p))
+            q_value = _q_values(p, own)
+            reach = torch.where(stderr == 0, 0.0, width[rows, None] * stderr)
+            i, j = pairs[0][chosen], pairs[1][chosen]
+            parts.append((i, j, value, stderr, value - reach, value + reach, value * moves, q_value, q_value <= q))
+        found.append(Columns(*(torch.cat(c) for c in zip(*parts, strict=True))))
+    return found
+
+
+def _largest(strength: Tensor, k: int) -> Tensor:
+    """Places of the k largest of each row, largest first, the first ones among equals, (b, k)."""
+    if not k:
+        return strength.new_zeros(len(strength), 0, dtype=torch.long)
+    least = strength.topk(k).values[:, -1:]
+    places = torch.nonzero(strength >= least)
+    if len(places) > k * len(strength):  # more equals than are wanted
+        above, equal = strength > least, strength == least
+        places = torch.nonzero(above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True))))
+    places = places[:, 1].reshape(-1, k)
+    return places.gather(1, strength.gather(1, places).argsort(descending=True, stable=True))
+
+
+def _q_values(p: Tensor, own: Tensor) -> Tensor:
+    """As `benjamini_hochberg` of each row of (b, n), for those among its numbers that are in `own` (b, k)."""
+    if not own.numel():
+        return own
+    ordered = p.sort().values
+    ranks = torch.arange(1, p.shape[1] + 1, device=p.device)
+    return _least_from(
+        (ordered * p.shape[1] / ranks).clamp_max(1), torch.searchsorted(ordered, own.contiguous(), right=True) - 1
+    )
+
+
+def _least_from(numbers: Tensor, places: Tensor) -> Tensor:
+    """The least of each row of (b, n) from each of its `places` (b, k) on."""
+    if places.shape[1] * STRETCH > numbers.shape[1]:
+        return numbers.flip(1).cummin(1).values.flip(1).gather(1, places)
+    # one place after the other is slow on a GPU; of stretches, those that come after, and the rest of the place's own
+    whole = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % STRETCH), value=torch.inf)
+    stretches = whole.unflatten(1, (-1, STRETCH))
+    after = torch.nn.functional.pad(stretches.amin(2), (0, 1), value=torch.inf).flip(1).cummin(1).values.flip(1)
+    stretch = places // STRETCH
+    inside = stretches.gather(1, stretch[..., None].expand(-1, -1, STRETCH))
+    later = torch.arange(STRETCH, device=places.device) >= (places % STRETCH)[..., None]
+    return torch.minimum(torch.where(later, inside, torch.inf).amin(2), after.gather(1, stretch + 1))
+
+
+def benjamini_hochberg(p: Tensor) -> Tensor:
+    """q-values: the smallest false-discovery rate at which each p-value would be declared.
+
+    >>> benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03]))
+    tensor([0.0300, 0.0400, 0.0400])
+    """
+    order = p.argsort(descending=True)
+    ranks = torch.arange(len(p), 0, -1, device=p.device)
+    q = (p[order] * len(p) / ranks).clamp_max(1).cummin(0).values
+    return torch.empty_like(q).index_copy(0, order, q)
+
+
+def labels_of(names: Sequence[str] | None, d: int, feature_shape: tuple[int, ...]) -> Callable[[int], str]:
+    """A function from the number of a feature to its name: the one given, or its place in the shape."""
+    if names is not None:
+        if len(names) != d:
+            raise ValueError(f"wanted one name per feature, {d}, got {len(names)}.")
+        return lambda i: str(names[i])
+    if len(feature_shape) == 1:
+        return str
+
+    def index(i: int) -> str:
+        coordinates = []
+        for size in reversed(feature_shape):
+            i, c = divmod(i, size)
+            coordinates.append(str(c))
+        return "(" + ", ".join(reversed(coordinates)) + ")"
+
+    return index

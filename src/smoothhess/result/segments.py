@@ -1,0 +1,394 @@
+"""Groups of features to explain by: super-pixels, cells of a grid, named columns, windows of time, or a mask of yours.
+
+>>> import torch, smoothhess as sh
+>>> cells = grid((1, 8, 8), 2)
+>>> cells.names
+('cell (0, 0)', 'cell (0, 1)', 'cell (1, 0)', 'cell (1, 1)')
+>>> f = lambda x: x[:, 0, 0, 0] * x[:, 0, 7, 7]
+>>> result = sh.SmoothHess(f).attribute(torch.zeros(1, 1, 8, 8), sigma=0.5, n_calls=4000, feature_mask=cells)
+>>> result.top_pairs(1, cells.names)[0][0].names
+('cell (0, 0)', 'cell (1, 1)')
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoothhess.draws.gaussian import Gaussian, SegmentShift
+
+__all__ = ["Segments", "columns", "from_mask", "grid", "noise", "parse", "slic", "windows"]
+
+WORDS = "slic:50, grid:14 or grid:7x14, columns or columns:groups.json, window:0.5s (with --step), mask:file, none"
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Which group each feature of one input belongs to, and what the groups are called.
+
+    Pass it, or its `mask`, as feature_mask, and `names` as names. Channels of a pixel, or of a moment, share a group.
+    """
+
+    mask: Tensor  # shape of one input, ids 0 … K−1, each of them used
+    names: tuple[str, ...]  # K
+
+    def __post_init__(self) -> None:
+        found = torch.unique(self.mask)
+        if not torch.equal(found, torch.arange(len(self.names), device=found.device)):
+            raise ValueError(
+                f"wanted ids 0 … {len(self.names) - 1}, one for each of the {len(self.names)} names, each of them "
+                f"used; got {len(found)} different ids from {int(found[0])} to {int(found[-1])}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __dlpack__(self, **options: Any) -> Any:  # torch.as_tensor(segments) is its mask
+        return self.mask.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.mask.__dlpack_device__()
+
+    @property
+    def sizes(self) -> Tensor:
+        """Features in each group, (K,)."""
+        return torch.bincount(self.mask.reshape(-1), minlength=len(self))
+
+
+def slic(image: Any, n: int = 50, *, compactness: float = 10.0) -> Segments:
+    """About `n` super-pixels of an image (H, W) or (C, H, W): patches of one colour that follow its edges.
+
+    Values may be on any scale: they are stretched to 0 … 1 to look for edges. `compactness` weighs nearness against
+    colour; larger gives squarer patches. Needs scikit-image.
+    """
+    pixels = torch.as_tensor(image).detach().cpu()
+    height, width = _image_size(tuple(pixels.shape))
+    n = _count(n, "super-pixels")
+    if n > height * width:
+        raise ValueError(f"wanted at most {height * width} super-pixels, one per pixel of this image, got {n}.")
+    try:
+        from skimage.segmentation import slic as find
+    except ImportError as error:
+        raise ImportError(
+            "super-pixels need scikit-image: pip install scikit-image, or use a grid (grid:14) instead"
+        ) from error
+    planes = pixels.reshape(-1, height, width).double()
+    low, high = planes.min(), planes.max()
+    planes = (planes - low) / (high - low).clamp_min(torch.finfo(torch.float64).tiny)
+    colours = planes.permute(1, 2, 0).numpy()
+    # CIELAB, 0 … 100, is for red, green and blue; other channels are taken as they are, 0 … 1
+    coloured = colours.shape[-1] == 3
+    found = find(
+        colours,
+        n_segments=n,
+        compactness=compactness if coloured else compactness / 100,
+        start_label=0,
+        channel_axis=-1,
+        convert2lab=coloured,
+    )
+    return _numbered(found, "segment {}", tuple(pixels.shape))
+
+
+def grid(shape: Sequence[int], cells: int | tuple[int, int]) -> Segments:
+    """`cells` × `cells` rectangles (or rows × columns) of an image shape (H, W) or (C, H, W); intervals of (L,).
+
+    Cells differ by at most one pixel where the sizes do not divide.
+
+    >>> grid((4, 6), (2, 3)).mask
+    tensor([[0, 0, 1, 1, 2, 2],
+            [0, 0, 1, 1, 2, 2],
+            [3, 3, 4, 4, 5, 5],
+            [3, 3, 4, 4, 5, 5]])
+    """
+    shape = tuple(shape)
+    if len(shape) == 1:
+        n = _count(cells, "cells")
+        _refuse_more(n, shape[0])
+        return _spread(_parts(shape[0], n), [f"cell {i}" for i in range(n)], shape)
+    height, width = _image_size(shape)
+    given = (cells, cells) if not isinstance(cells, tuple | list) else tuple(cells)
+    if len(given) != 2:
+        raise ValueError(f"wanted a number of cells, or rows and columns, got {len(given)} numbers.")
+    rows, across = (_count(c, "cells") for c in given)
+    _refuse_more(rows, height)
+    _refuse_more(across, width)
+    mask = _parts(height, rows)[:, None] * across + _parts(width, across)
+    return _spread(mask, [f"cell ({r}, {c})" for r in range(rows) for c in range(across)], shape)
+
+
+def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = None) -> Segments:
+    """Columns of a table by named groups; columns in no group stay by themselves, under their own name.
+
+    >>> body = columns(["age", "height", "weight", "dose"], {"body": ["height", "weight"]})
+    >>> body.names, body.mask.tolist()
+    (('age', 'body', 'dose'), [0, 1, 1, 2])
+    """
+    names, groups = [str(name) for name in names], groups or {}
+    if len(set(names)) != len(names):
+        raise ValueError("two columns share a name: groups by name need different ones.")
+    home: dict[str, str] = {}
+    for group, members in groups.items():
+        if isinstance(members, str):
+            raise TypeError(f"group {group!r}: wanted a list of columns, got one text.")
+        for member in members:
+            if member not in names:
+                raise ValueError(f"group {group!r} names the column {member!r}, which is not among {_listed(names)}.")
+            if member in home:
+                raise ValueError(f"the column {member!r} is in the groups {home[member]!r} and {group!r}: choose one.")
+            home[member] = str(group)
+    alone = [name for name in names if name not in home]
+    if clash := sorted(set(alone) & set(home.values())):
+        raise ValueError(f"{clash[0]!r} is both a group and a column outside it. Give the group another name.")
+    labels = [home.get(name, name) for name in names]
+    order = list(dict.fromkeys(labels))
+    return Segments(torch.tensor([order.index(label) for label in labels]), tuple(order))
+
+
+def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, unit: str = "s") -> Segments:
+    """Windows of `width` seconds over a curve of `length` samples that are `step` seconds apart.
+
+    `length` may be the shape of one input, (L,) or (C, L): time runs along its last dimension and all channels of a
+    moment share a window. The last window is shorter where the width does not divide the curve.
+
+    >>> windows(10, 0.2, step=0.05).names
+    ('0–0.2 s', '0.2–0.4 s', '0.4–0.5 s')
+    >>> windows((2, 4), 2, unit="").mask
+    tensor([[0, 0, 1, 1],
+            [0, 0, 1, 1]])
+    """
+    shape = (int(length),) if hasattr(length, "__index__") else tuple(length)  # type: ignore[arg-type]
+    samples = shape[-1]
+    if not (step > 0 and math.isfinite(step)):
+        raise ValueError(f"step must be the positive time between two samples, got {step}.")
+    if not width >= step * (1 - 1e-9):
+        raise ValueError(
+            f"a window of {width:g} is shorter than the step of {step:g} between samples: no sample would be in it. "
+            "Use a wider window, or give the step."
+        )
+    per_window = width / step
+    count = max(1, math.ceil(samples / per_window - 1e-9))
+    edges = [min(samples, round(i * per_window)) for i in range(count)] + [samples]
+    mask = torch.zeros(samples, dtype=torch.long)
+    kept = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+    for i, (a, b) in enumerate(kept):
+        mask[a:b] = i
+    ending = f" {unit}" if unit else ""
+    return _spread(mask, [f"{a * step:.6g}–{b * step:.6g}{ending}" for a, b in kept], shape)
+
+
+def from_mask(mask: Any, shape: Sequence[int] | None = None) -> Segments:
+    """Groups from a file (.npy, or .png and other pictures, one colour per group) or an array of integer ids.
+
+    Ids need not be consecutive: they are numbered 0 … K−1 in increasing order, and names keep the ids of yours. `shape`
+    is that of one input: a mask of (H, W) then serves all channels of (C, H, W).
+
+    >>> from_mask(np.array([[7, 7], [9, 7]])).names
+    ('segment 7', 'segment 9')
+    """
+    ids, colours = _read_mask(Path(mask)) if isinstance(mask, str | Path) else (torch.as_tensor(mask).cpu(), None)
+    if ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"a mask holds whole numbers, one id per feature, got {ids.dtype}.")
+    ids = ids.long()
+    if shape is not None:
+        try:
+            ids = ids.expand(tuple(shape))
+        except RuntimeError as error:
+            raise ValueError(
+                f"the mask has shape {tuple(ids.shape)}, but one input has {tuple(shape)}: wanted an id for every "
+                "feature, or for every pixel."
+            ) from error
+    found, mask_ids = torch.unique(ids, return_inverse=True)
+    names = [f"segment {i}" if colours is None else f"colour {colours[i]}" for i in found.tolist()]
+    return Segments(mask_ids, tuple(names))
+
+
+def noise(parts: Any, sigma: Any) -> Gaussian:
+    """Noise that moves whole segments: all features of a segment shift by one N(0, σ²), for `gaussian=`.
+
+    It asks what happens when two segments move, each as a whole: with feature_mask=parts, entry (I, J) of the result is
+    the mixed second derivative of the smoothed model with respect to the shifts of segments I and J, and the rank of
+    the problem is K, the number of segments, whatever the number of features. Independent noise on every feature, as
+    of sigma= or radius=, asks about the features inside the segments and needs many more calls for their sums.
+
+    Args:
+        parts: Segments, or integer ids 0 … K−1 with the shape of one input, each of them used; one for all examples.
+        sigma: standard deviation of the shift, a number or one per segment; a segment with 0 does not move.
+
+    Returns:
+        A Gaussian of rank K. No d × d matrix is made.
+
+    >>> import smoothhess as sh
+    >>> halves = grid((1, 8, 8), (1, 2))
+    >>> f = lambda x: x[:, 0, :, :4].mean((1, 2)) * x[:, 0, :, 4:].mean((1, 2))
+    >>> explainer, x = sh.SmoothHess(f), torch.zeros(1, 1, 8, 8, dtype=torch.float64)
+    >>> result = explainer.attribute(x, gaussian=noise(halves, 0.5), feature_mask=halves, n_calls=8)
+    >>> [[round(value, 6) for value in row] for row in result.hessian[0].abs().tolist()]
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    try:
+        mask = torch.as_tensor(parts).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"wanted one mask of integer ids or Segments, got {type(parts).__name__}. Where examples have segments of "
+            "their own, explain them one by one, each with its own segments.noise."
+        ) from error
+    if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
+        raise TypeError(f"a mask holds integer ids 0 … K−1, one per feature, got {mask.dtype}.")
+    mask = mask.reshape(-1).long()
+    if not mask.numel() or int(mask.min()) < 0:
+        got = "none" if not mask.numel() else int(mask.min())
+        raise ValueError(f"segment ids must be 0, 1, 2, …, got {got}. segments.from_mask(mask) numbers any ids so.")
+    count = int(mask.max()) + 1
+    sizes = torch.bincount(mask)
+    if not bool(sizes.all()):
+        empty = torch.nonzero(sizes == 0).reshape(-1).tolist()
+        raise ValueError(
+            f"{len(empty)} of the ids 0 … {count - 1} have no features (such as {empty[0]}): there is nothing to "
+            "move. segments.from_mask(mask) numbers the ids that are used without gaps."
+        )
+    try:
+        sigmas = torch.as_tensor(sigma, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"sigma must be a number or one per segment, got {type(sigma).__name__}.") from error
+    if sigmas.ndim > 0 and sigmas.shape != (count,):
+        raise ValueError(f"sigma must be a number or one per segment, {count} here, got shape {tuple(sigmas.shape)}.")
+    if not bool(((sigmas >= 0) & sigmas.isfinite()).all()) or not bool((sigmas > 0).any()):
+        raise ValueError(
+            "sigma must be positive and finite, a standard deviation (0 for segments that must not move), got "
+            f"{float(sigmas.min()):g} … {float(sigmas.max()):g}."
+        )
+    return SegmentShift(mask, sigmas.expand(count).clone())
+
+
+def parse(words: str, inputs: Tensor, names: Sequence[str] | None = None, step: float | None = None) -> Segments | None:
+    """The segments that the command line's words ask for, of one input (*shape); None for "none".
+
+    >>> len(parse("grid:2x3", torch.zeros(3, 8, 9)))
+    6
+    >>> parse("window:0.1s", torch.zeros(1, 5), step=0.05).names
+    ('0–0.1 s', '0.1–0.2 s', '0.2–0.25 s')
+    """
+    kind, _, rest = words.strip().partition(":")
+    shape = tuple(inputs.shape)
+    if kind == "none" and not rest:
+        return None
+    if kind == "slic":
+        return slic(inputs, _number(rest or "50", words))
+    if kind == "grid" and rest:
+        across = [_number(part, words) for part in rest.lower().replace("×", "x").split("x")]
+        if len(across) > 2:
+            raise ValueError(f"wanted grid:14 or grid:7x14, got {words!r}.")
+        return grid(shape, across[0] if len(across) == 1 else (across[0], across[1]))
+    if kind == "columns":
+        if names is None:
+            raise ValueError("segments by columns need the names of the columns: use a csv with a header.")
+        return columns(names, _read_groups(Path(rest)) if rest else None)
+    if kind == "window" and rest:
+        return _parse_window(rest, words, shape, step)
+    if kind == "mask" and rest:
+        return from_mask(rest, shape)
+    raise ValueError(f"segments can be {WORDS}; got {words!r}.")
+
+
+def _parse_window(rest: str, words: str, shape: tuple[int, ...], step: float | None) -> Segments:
+    seconds = rest.endswith("s")
+    try:
+        width = float(rest.removesuffix("s").removesuffix("m")) / (1000 if rest.endswith("ms") else 1)
+    except ValueError as error:
+        raise ValueError(f"wanted window:0.5s, window:20ms or window:20 (samples), got {words!r}.") from error
+    if step is None:
+        if seconds:
+            raise ValueError(
+                f"{words} is in seconds: give --step, the seconds between two samples, or a width in samples."
+            )
+        return windows(shape, width, unit="")
+    return windows(shape, width if seconds else width * step, step)
+
+
+def _number(text: str, words: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"wanted a whole number in {words!r}. Segments can be {WORDS}.") from error
+
+
+def _read_groups(path: Path) -> dict[str, list[str]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}: wanted json like {{'body': ['height', 'weight']}}.")
+    try:
+        groups = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not json ({error}).") from error
+    if not isinstance(groups, dict) or not all(isinstance(v, list) for v in groups.values()):
+        raise ValueError(f"{path}: wanted an object of lists of column names, group by group.")
+    return groups
+
+
+def _read_mask(path: Path) -> tuple[Tensor, list[str] | None]:
+    """Ids, and of a coloured picture the colours they stand for."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no mask at {path}: wanted a .npy or .png file.")
+    if path.suffix == ".npy":
+        try:
+            return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.int64, casting="same_kind")), None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is not an array of whole numbers ({error}).") from error
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ImportError("masks as pictures need pillow: pip install pillow, or save the mask as .npy") from error
+    try:
+        with Image.open(path) as picture:
+            ids = np.asarray(picture)
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{path} is not a picture that pillow can read; pass .png or .npy.") from error
+    if ids.ndim == 2:  # grey levels, black and white, or numbers of a palette
+        return torch.from_numpy(ids.astype(np.int64)), None
+    colours, inverse = np.unique(ids.reshape(-1, ids.shape[-1])[:, :3], axis=0, return_inverse=True)
+    names = ["#" + "".join(f"{int(c):02x}" for c in colour) for colour in colours]
+    return torch.from_numpy(inverse.reshape(ids.shape[:2]).astype(np.int64)), names
+
+
+def _numbered(found: Any, name: str, shape: tuple[int, ...]) -> Segments:
+    ids, mask = torch.unique(torch.from_numpy(np.asarray(found).astype(np.int64)), return_inverse=True)
+    return _spread(mask, [name.format(i) for i in range(len(ids))], shape)
+
+
+def _spread(mask: Tensor, names: Sequence[str], shape: Sequence[int]) -> Segments:
+    """A mask of the trailing dimensions for all channels."""
+    return Segments(mask.expand(tuple(shape)).contiguous(), tuple(names))
+
+
+def _parts(size: int, n: int) -> Tensor:
+    """Which of n nearly equal parts each of `size` places is in."""
+    return torch.arange(size) * n // size
+
+
+def _image_size(shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) not in (2, 3):
+        raise ValueError(f"wanted the shape of one image, (H, W) or (C, H, W), got {shape}.")
+    return shape[-2], shape[-1]
+
+
+def _count(n: Any, what: str) -> int:
+    if isinstance(n, bool) or not hasattr(n, "__index__") or int(n) < 1:
+        raise ValueError(f"wanted a whole number of {what}, at least 1, got {n!r}.")
+    return int(n)
+
+
+def _refuse_more(n: int, size: int) -> None:
+    if n > size:
+        raise ValueError(f"{n} cells are more than the {size} features along that side.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

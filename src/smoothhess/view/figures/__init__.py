@@ -1,0 +1,1 @@
+"""Figures of a result, one file for each kind."""

@@ -1,0 +1,149 @@
+"""One signed number for every feature of an example: a map for images and segments, a profile or bars for others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoothhess.result.pairs import labels_of
+from smoothhess.view import captions
+from smoothhess.view.figures import canvas, image_background, text_layout
+from smoothhess.view.figures.canvas import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+    from smoothhess.result.interactions import Interactions
+
+MOST_BARS = 40  # unnamed features of one dimension are a profile beyond that
+BARS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """What is drawn: one number for every feature, group or pixel, and what it means."""
+
+    value: Array  # (d,), or one per pixel where channels were put together
+    stderr: Array | None  # likewise; None where it is not known: then `faint` holds for all
+    faint: Array  # bool, of the same shape
+    title: str
+    caption: str
+    sentence: str  # both ends of the scale in words
+    unit: str
+    rank: Array  # by how much they count, for a choice of the strongest
+
+
+def draw(
+    one: Interactions,
+    numbers: Numbers,
+    *,
+    k: int | None,
+    names: Sequence[str] | None,
+    limit: float | None,
+    ax: Axes | None,
+) -> Axes:
+    """A map where the features are pixels or segments, a profile along a curve, else bars of the k strongest."""
+    labels = canvas.check_names(names, one.shape[1])
+    size, segments = captions.image_size(one.feature_shape), image_background.segments_of(one)
+    if size is not None:
+        return _map(numbers, numbers.value.reshape(size), numbers.faint.reshape(size), None, limit, ax)
+    if segments is not None and k is None:
+        return _map(numbers, numbers.value[segments], numbers.faint[segments], segments, limit, ax)
+    if k is None and is_profile(one, labels):
+        return _profile(numbers, ax)
+    return _bars(one, numbers, BARS if k is None else canvas.check_count(k, "bars"), labels, ax)
+
+
+def is_profile(one: Interactions, labels: list[str] | None) -> bool:
+    """Whether there are too many unnamed features of one dimension for a bar each."""
+    return labels is None and one.shape[1] > MOST_BARS and max(one.feature_shape) == one.shape[1]
+
+
+def _map(
+    numbers: Numbers, value: Array, faint: Array, segments: Array | None, limit: float | None, ax: Axes | None
+) -> Axes:
+    ax = canvas.new_axes(ax, 5.4, 4.4)
+    shown = paint(ax, value, faint, segments, canvas.symmetric_limit(value, limit))
+    text_layout.colour_bar(ax, shown, numbers.sentence, numbers.unit, {ax: (numbers.title, numbers.caption)})
+    return ax
+
+
+def paint(ax: Axes, value: Array, faint: Array, segments: Array | None, limit: float) -> AxesImage:
+    """Numbers of an (H, W) map in colour, faint where said so, with thin lines between segments."""
+    shown = ax.imshow(
+        value,
+        cmap=canvas.DIVERGING,
+        vmin=-limit,
+        vmax=limit,
+        alpha=np.where(faint, canvas.FAINT, 1.0),
+        interpolation="none",
+    )
+    image_background.outlines(ax, segments, 0.0, "#999999", 0.5)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    for spine in ax.spines.values():
+        spine.set(color="#999999", linewidth=0.8)
+    return shown
+
+
+def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
+    """Along the number of the feature, with a band of ± 2 standard errors."""
+    ax = canvas.new_axes(ax, 6.4, 3.2)
+    value, x = numbers.value, np.arange(len(numbers.value))
+    font, reach = text_layout.small(ax), _reach(numbers)
+    for sign, colour in ((1, canvas.POSITIVE), (-1, canvas.NEGATIVE)):
+        for faint in (True, False):
+            part = np.where((np.sign(value) == sign) & (numbers.faint == faint), value, 0.0)
+            alpha = canvas.FAINT if faint else 0.85
+            ax.bar(x, part, width=1.0, color=colour, alpha=alpha, linewidth=0)
+    if reach is not None:
+        ax.fill_between(x, value - reach, value + reach, color=canvas.INK, alpha=0.25, linewidth=0, zorder=3)
+    ax.axhline(0, color=canvas.INK, linewidth=0.8)
+    ax.set_xlim(-1, len(value))
+    ax.tick_params(labelsize=font)
+    name = text_layout.balanced(numbers.unit.split(",")[0], 0.5 * text_layout.cell(ax)[1], font)
+    ax.set_ylabel(f"{name}{text_layout.in_powers(ax.yaxis)}", fontsize=font)
+    canvas.hide_spines(ax, "top", "right")
+    below = ["number of the feature", numbers.sentence.replace("←", "↓").replace("→", "↑")]
+    band = "; band: ± 2 s.e." if reach is not None else ""
+    text_layout.compose(ax, numbers.title, numbers.caption + band, below)
+    return ax
+
+
+def _bars(one: Interactions, numbers: Numbers, k: int, labels: list[str] | None, ax: Axes | None) -> Axes:
+    chosen = np.argsort(-np.abs(numbers.rank), kind="stable")[:k]
+    value, faint, reach = numbers.value[chosen], numbers.faint[chosen], _reach(numbers)
+    name = labels_of(labels, one.shape[1], one.feature_shape)
+    text = [name(int(i)) for i in chosen]
+    ax = canvas.new_axes(ax, 6.4, 1.5 + 0.26 * len(chosen))
+    y, font = np.arange(len(chosen)), text_layout.small(ax)
+    bars = ax.barh(y, value, height=0.7, color=canvas.sign_colours(value))
+    for rectangle, weak in zip(bars, faint, strict=True):
+        rectangle.set_alpha(canvas.FAINT if weak else 0.85)
+    if reach is not None:
+        ax.errorbar(value, y, xerr=reach[chosen], fmt="none", ecolor="black", elinewidth=0.13 * font, capsize=2)
+    ax.axvline(0, color=canvas.INK, linewidth=0.8)
+    wide = text_layout.cell(ax)[0] >= text_layout.NARROW
+    ax.set_yticks(y, text, fontsize=font + (1.7 if wide else 0.0))
+    ax.set_ylim(len(chosen) - 0.4, -0.6)
+    ax.tick_params(axis="x", labelsize=font)
+    ax.tick_params(axis="y", length=0)
+    canvas.hide_spines(ax, "top", "right", "left")
+    whiskers = "; whiskers: ± 2 s.e." if reach is not None else ""
+    power = text_layout.in_powers(ax.xaxis, 8 if wide else 5)
+    d = len(numbers.value)
+    part = f"the {len(chosen)} strongest of {d}; " if len(chosen) < d else ""
+    below = [numbers.sentence, f"{numbers.unit}{power}{whiskers}"]
+    text_layout.compose(ax, numbers.title, part + numbers.caption, below)
+    return ax
+
+
+def _reach(numbers: Numbers) -> Array | None:
+    """Two standard errors; None where there are none, or where nothing was sampled."""
+    if numbers.stderr is None or not numbers.stderr.any():
+        return None
+    return 2 * np.where(np.isfinite(numbers.stderr), numbers.stderr, np.nan)

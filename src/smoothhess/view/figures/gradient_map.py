@@ -1,0 +1,66 @@
+"""SmoothGrad of one example: a map for images, bars for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoothhess.view import captions
+from smoothhess.view.figures import canvas, feature_map
+from smoothhess.view.figures.canvas import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from smoothhess.result.interactions import Interactions
+
+
+def gradient(
+    result: Interactions,
+    *,
+    k: int | None = None,
+    names: Sequence[str] | None = None,
+    example: int = 0,
+    limit: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """SmoothGrad: a map for inputs (H, W), (1, H, W) or (3, H, W), else bars with error bars of ± 2 standard errors.
+
+    What lies within noise is faint. Three channels are summed: what making the pixel brighter does. Groups of an image
+    are painted over their pixels. Bars show the k features with the largest |G_i| σ_i (20 if None), strongest on top;
+    more than 40 unnamed features of one dimension are drawn as a profile unless k is given. A map's colours go from
+    −limit to limit; give one limit to maps that are to be compared.
+    """
+    one = canvas.one_example(result, example)
+    value, stderr = _by_pixel(one)
+    thing = {"pixels": "the pixel", "segments": "the segment", "groups": "the group"}.get(captions.noun(one), "it")
+    whole = len(value) == one.shape[1]
+    rank = value * canvas.scales_of(one) if whole else value
+    channels = "" if whole else "channels summed; "
+    numbers = feature_map.Numbers(
+        value=value,
+        stderr=stderr,
+        faint=canvas.within_noise(value, stderr),
+        title=f"What each {captions.noun(one).removesuffix('s')} does by itself",
+        caption=f"{channels}{captions.FAINT_WORDS}" if stderr.any() else channels + captions.quality_words(one),
+        sentence=captions.alone(one, thing)[0],
+        unit=captions.alone(one, thing)[1],
+        rank=rank,
+    )
+    return feature_map.draw(one, numbers, k=k, names=names, limit=limit, ax=ax)
+
+
+def _by_pixel(one: Interactions) -> tuple[Array, Array]:
+    """SmoothGrad and its standard errors, (d,); of an image with channels their sums, (H·W,)."""
+    size = captions.image_size(one.feature_shape)
+    if size is None or one.shape[1] == size[0] * size[1]:
+        return canvas.array(one.gradient[0]).reshape(-1), canvas.array(one.gradient_stderr[0]).reshape(-1)
+    slope = canvas.array(one.gradient[0]).reshape(-1, size[0] * size[1]).sum(0)
+    if one.design == "exact":  # the standard error of a sum is at most the sum of the standard errors
+        return slope, canvas.array(one.gradient_stderr[0]).reshape(-1, size[0] * size[1]).sum(0)
+    # sums of every draw have errors of their own: as groups(pixels) would say, which is too large for photos
+    rows = one._features.head.even
+    sums = rows.reshape(*rows.shape[:2], -1, size[0] * size[1]).sum(2)
+    return slope, np.sqrt(canvas.array(one._noise.of_mean(sums).value[0]))

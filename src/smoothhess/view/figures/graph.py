@@ -1,0 +1,176 @@
+"""The strongest pairs of one example as a graph: features on a circle, or where they lie in the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from torch import Tensor
+
+from smoothhess.result.pairs import Pair, labels_of
+from smoothhess.view import captions
+from smoothhess.view.figures import canvas, image_background, image_pairs, pair_lines, text_layout
+from smoothhess.view.figures.canvas import Array
+from smoothhess.view.figures.feature_order import clustered
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+    from smoothhess.result.interactions import Interactions
+
+SLANTED = 14  # with more features on the circle, names that are no numbers stand along its rays
+
+
+def graph(
+    result: Interactions,
+    *,
+    k: int = 20,
+    names: Sequence[str] | None = None,
+    over: Literal["image"] | None = None,
+    q: float = 0.05,
+    scales: Tensor | None = None,
+    cmap: str = "gray",
+    example: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """The k strongest pairs as lines between their features, on a circle, or with `over="image"` where they lie in it.
+
+    Red lines: the two together raise the output more than apart; blue: less. The stronger the pair the wider the line;
+    dashed where not significant, faint where within noise (|z| < 2). A feature's dot says what it does by itself:
+    red raises, blue lowers the output, grey within noise, larger for a larger |G_i| σ_i. On the circle, features that
+    act together stand side by side; features without a pair among the k are left out. `names`, `q` and `scales` are
+    those of `Interactions.top_pairs`; over an image, names are written only where they are given.
+
+    >>> import torch, smoothhess as sh
+    >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
+    >>> graph(result, k=1, names=["age", "dose", "height"]).get_title(loc="left")
+    'The strongest pair of features'
+    """
+    if over not in (None, "image"):
+        raise ValueError(f"over must be None, for a circle, or 'image', got {over!r}.")
+    one = canvas.one_example(result, example)
+    labels = canvas.check_names(names, one.shape[1])
+    size = image_background.size_of(one, "'graph' without over") if over else None
+    found = canvas.strongest(one, k, labels, q=q, scales=scales)
+    ax = canvas.new_axes(ax, 5.6, 6.2 if over else 5.3)
+    nodes = sorted({i for p in found for i in (p.i, p.j)})
+    if size is None:
+        nodes, places = _circle(nodes, found)
+        where = dict(zip(nodes, places, strict=True))
+        _chords(ax, found, where)
+        _names(ax, nodes, places, labels_of(labels, one.shape[1], one.feature_shape))
+    else:
+        where = dict(enumerate(image_background.places_of(one, size)))
+        _over(ax, one, size, found, where, cmap)
+        if labels is not None:
+            _tags(ax, nodes, where, labels)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+    dots = _dots(ax, one, nodes, where)
+    pair_lines.legend(ax, one, found, q, 1 if text_layout.cell(ax)[0] < text_layout.NARROW else 2, dots)
+    count = "strongest pair" if len(found) == 1 else f"{len(found)} strongest pairs"
+    text_layout.compose(ax, f"The {count} of {captions.noun(one)}", captions.quality_words(one))
+    return ax
+
+
+def _circle(nodes: list[int], found: Sequence[Pair]) -> tuple[list[int], Array]:
+    """The features in their order around the circle, clockwise from the top, and their places."""
+    number = {node: n for n, node in enumerate(nodes)}
+    strength = np.zeros((len(nodes), len(nodes)))
+    for p in found:
+        a, b = number[p.i], number[p.j]
+        strength[a, b] = strength[b, a] = abs(p.effect)
+    order = [nodes[n] for n in clustered(strength)]
+    angle = np.pi / 2 - 2 * np.pi * np.arange(len(order)) / len(order)
+    return order, np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+def _chords(ax: Axes, found: Sequence[Pair], where: dict[int, Array]) -> None:
+    """Lines that bend towards the middle, the strongest on top."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    for p, width in reversed([*zip(found, pair_lines.widths(found), strict=True)]):
+        start, stop = where[p.i], where[p.j]
+        # neighbours bend most: their chord would lie on the circle, and hide
+        knee = (start + stop) / 2 * (0.35 + 0.1 * np.linalg.norm(start - stop))
+        path = Path(np.stack([start, knee, stop]), [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+        ax.add_patch(PathPatch(path, zorder=2, **pair_lines.style(p, width)))
+
+
+def _names(ax: Axes, nodes: Sequence[int], places: Array, name) -> None:
+    """Names outside the circle, and limits that leave room for them."""
+    font = text_layout.small(ax)
+    slanted = len(nodes) > SLANTED and max(len(name(i)) for i in nodes) > 3
+    width, height = text_layout.cell(ax)
+    # names of several words take several lines, so that the circle stays large
+    text = [text_layout.wrapped(name(i), (0.15 if slanted else 0.21) * width, font) for i in nodes]
+    free_x, free_y = (width - 0.3) / 2, (height - 1.5) / 2
+    long = max(text_layout.text_width(line, font) for t in text for line in t.split("\n")) + 0.16
+    tall = long if slanted else 0.12 + 1.3 * font / 72 * max(t.count("\n") + 1 for t in text)
+    radius = max(min(free_x - long, free_y - tall), 0.45)  # inches
+    for (x, y), label in zip(places, text, strict=True):
+        rightwards = x > -1e-9
+        turn = np.degrees(np.arctan2(y, x)) + (0 if rightwards else 180) if slanted else 0.0
+        side = "center" if not slanted and abs(x) < 0.15 else "left" if rightwards else "right"
+        level = "center" if slanted or abs(y) < 0.9 else "bottom" if y > 0 else "top"
+        ax.annotate(
+            label,
+            (x, y),
+            (9 * x, 9 * y),
+            textcoords="offset points",
+            ha=side,
+            va=level,
+            rotation=turn,
+            rotation_mode="anchor",
+            fontsize=font,
+            linespacing=1.0,
+            multialignment=side,
+            annotation_clip=False,
+        ).set_in_layout(False)
+    ax.set_xlim(-1 - long / radius, 1 + long / radius)
+    ax.set_ylim(-1 - tall / radius, 1 + tall / radius)
+
+
+def _over(
+    ax: Axes, one: Interactions, size: tuple[int, int], found: Sequence[Pair], where: dict[int, Array], cmap: str
+) -> None:
+    image_background.put(ax, image_background.pixels_of(one.inputs[0]), cmap, 0.0, 0.4, "")
+    image_background.outlines(ax, image_background.segments_of(one), 0.0)
+    for p, width in reversed([*zip(found, pair_lines.widths(found), strict=True)]):
+        image_pairs.join(ax, np.stack([where[p.i], where[p.j]]), p, width, dots=False)
+    ax.set_xlim(-0.6, size[1] - 0.4)
+    ax.set_ylim(size[0] - 0.4, -0.6)
+
+
+def _tags(ax: Axes, nodes: Sequence[int], where: dict[int, Array], labels: Sequence[str]) -> None:
+    for i in nodes:
+        ax.annotate(
+            labels[i],
+            tuple(where[i]),
+            (0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=text_layout.small(ax),
+            bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "alpha": 0.8, "linewidth": 0},
+            zorder=6,
+        )
+
+
+def _dots(ax: Axes, one: Interactions, nodes: Sequence[int], where: dict[int, Array]) -> list[Artist]:
+    """A dot for each feature by what it does alone; the entries of the legend for them."""
+    from matplotlib.lines import Line2D
+
+    slope, stderr = (canvas.array(x[0]).reshape(-1)[list(nodes)] for x in (one.gradient, one.gradient_stderr))
+    strength = np.abs(slope * canvas.scales_of(one)[list(nodes)])
+    noise = canvas.within_noise(slope, stderr)
+    colours = ["#bdbdbd" if n else c for n, c in zip(noise, canvas.sign_colours(slope), strict=True)]
+    area = 18 + 60 * strength / (strength.max() or 1.0)
+    x, y = np.array([where[i] for i in nodes]).T
+    ax.scatter(x, y, s=area, c=colours, edgecolors="white", linewidths=0.9, zorder=5, clip_on=False)
+    meant = [(canvas.POSITIVE, "by itself raises f"), (canvas.NEGATIVE, "by itself lowers f")]
+    meant.append(("#bdbdbd", "by itself within noise"))
+    look = {"marker": "o", "linestyle": "none", "markeredgecolor": "white", "markersize": 6.5}
+    return [Line2D([], [], color=c, label=text, **look) for c, text in meant if c in colours]  # type: ignore[arg-type]

@@ -1,0 +1,113 @@
+"""An image beside its strongest pairs, drawn as lines between pixels or segments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from smoothhess.result.pairs import Pair
+from smoothhess.view.figures import canvas, image_background, pair_lines, text_layout
+from smoothhess.view.figures.canvas import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from smoothhess.result.interactions import Interactions
+
+BEND = 0.18  # so that pairs along one line can be told apart
+
+
+def image(
+    result: Interactions,
+    *,
+    k: int = 10,
+    q: float = 0.05,
+    scales: Tensor | None = None,
+    beside: bool = True,
+    numbered: bool = False,
+    cmap: str = "gray",
+    example: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """The input beside its k strongest pairs, one line each between two pixels, or between the middles of two segments.
+
+    For inputs (H, W), (1, H, W) or (3, H, W), and for `groups` of them. Red lines: the two together raise the output
+    more than apart; blue: less. The stronger the pair the wider the line; dashed where not significant, faint where
+    within noise (|z| < 2). `numbered` writes the rank of each pair on its line, `beside=False` leaves out the plain
+    input, `cmap` colours one-channel images.
+    """
+    one = canvas.one_example(result, example)
+    size = image_background.size_of(one, "'heatmap', 'pairs' or 'gradient'")
+    places, segments = image_background.places_of(one, size), image_background.segments_of(one)
+    found = canvas.strongest(one, k, q=q, scales=scales)
+    height, width = size
+    shift = width * 1.08 if beside else 0.0
+    ax = canvas.new_axes(ax, 7.0 if beside else 4.4, 4.4)
+    font = 8.0 if text_layout.small(ax) < 8 else 10.0
+    pixels = image_background.pixels_of(one.inputs[0])
+    if beside:
+        image_background.put(ax, pixels, cmap, 0.0, 1.0, "input", font)
+    title = f"its {len(found)} strongest pairs"
+    image_background.put(ax, pixels, cmap, shift, 0.35, title if beside else f"the {title.removeprefix('its ')}", font)
+    image_background.outlines(ax, segments, shift)
+    lines = [places[[p.i, p.j]] + [shift, 0.0] for p in found]
+    for p, ends, thickness in reversed(
+        [*zip(found, lines, pair_lines.widths(found), strict=True)]
+    ):  # the strongest on top
+        join(ax, ends, p, thickness)
+    if numbered:
+        _numbers(ax, lines, found)
+    pair_lines.legend(ax, one, found, q, _columns(ax, beside))
+    ax.set_xlim(-0.6, shift + width - 0.4)
+    ax.set_ylim(height - 0.4, -0.6)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+    return ax
+
+
+def _columns(ax: Axes, beside: bool) -> int:
+    return 1 if not beside or text_layout.cell(ax)[0] < text_layout.NARROW else 2
+
+
+def join(ax: Axes, ends: Array, pair: Pair, width: float, dots: bool = True) -> None:
+    """A bent line between two places, with a dot at each."""
+    from matplotlib.patches import FancyArrowPatch
+
+    line = FancyArrowPatch(
+        tuple(ends[0]),
+        tuple(ends[1]),
+        arrowstyle="-",
+        connectionstyle=f"arc3,rad={BEND}",
+        shrinkA=0,
+        shrinkB=0,
+        capstyle="round" if pair.significant else "butt",
+        zorder=3,
+        **pair_lines.style(pair, width),
+    )
+    ax.add_patch(line)
+    if dots:
+        ax.scatter(*ends.T, s=22, facecolors="black", edgecolors="white", linewidths=0.8, zorder=4)
+
+
+def _numbers(ax: Axes, lines: list[Array], found: list[Pair]) -> None:
+    """The rank of each line, on it, where it is farthest from the ranks already written and from all ends."""
+    taken = [end for ends in lines for end in ends]
+    for rank, (ends, pair) in enumerate(zip(lines, found, strict=True), 1):
+        (start, stop), (dx, dy) = ends, ends[1] - ends[0]
+        knee = ends.mean(0) + BEND * np.array([-dy, dx])  # of the Bézier curve; matplotlib bends it on the screen, y up
+        spots = [(1 - t) ** 2 * start + 2 * t * (1 - t) * knee + t**2 * stop for t in np.linspace(0.25, 0.75, 11)]
+        spot = max(spots, key=lambda s: min(float(np.hypot(*(s - other))) for other in taken))
+        taken.append(spot)
+        colour = pair_lines.colour_of(pair)
+        ax.annotate(
+            str(rank),
+            tuple(spot),
+            ha="center",
+            va="center_baseline",
+            fontsize=min(7.0, text_layout.small(ax)),
+            color=colour,
+            bbox={"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": colour, "linewidth": 0.8},
+            zorder=5,
+        )

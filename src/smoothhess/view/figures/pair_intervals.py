@@ -1,0 +1,93 @@
+"""The strongest pairs of one example with their confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from smoothhess.result.pairs import Pair
+from smoothhess.view import captions
+from smoothhess.view.figures import canvas, pair_lines, text_layout
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from smoothhess.result.interactions import Interactions
+
+
+def pairs(
+    result: Interactions,
+    *,
+    k: int = 10,
+    names: Sequence[str] | None = None,
+    q: float = 0.05,
+    level: float = 0.95,
+    scales: Tensor | None = None,
+    as_effect: bool = False,
+    example: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """The k strongest pairs, strongest on top: a dot for H_ij on its confidence interval, filled where significant.
+
+    Pairs within noise (|z| < 2) are faint. `k`, `names`, `q`, `level` and `scales` are those of
+    `Interactions.top_pairs`. `as_effect` draws H_ij σ_i σ_j, in units of the output: the numbers to compare where
+    features have different units.
+    """
+    one = canvas.one_example(result, example)
+    labels = canvas.check_names(names, one.shape[1])
+    found = canvas.strongest(one, k, labels, q=q, level=level, scales=scales)
+    values = np.array([(p.value, p.low, p.high) for p in found])
+    if as_effect:
+        # an effect is the value times a positive scale; where the value is 0, so is the effect and its interval
+        values *= np.array([[p.effect / p.value if p.value else 0.0] for p in found])
+    value, low, high = values.T
+    colours = canvas.sign_colours(value)
+    alpha = [canvas.FAINT if pair_lines.is_noise(p) else 1.0 for p in found]
+    ax = canvas.new_axes(ax, 6.4, 1.5 + 0.3 * len(found))
+    from matplotlib.colors import to_rgba
+
+    y, font = np.arange(len(found)), text_layout.small(ax)
+    ax.axvline(0, color=canvas.INK, linewidth=0.8, zorder=1)
+    inks = [to_rgba(c, a) for c, a in zip(colours, alpha, strict=True)]
+    ax.hlines(y, low, high, colors=inks, linewidths=1.6, zorder=2)
+    for end in (low, high):
+        ax.scatter(end, y, s=4.8 * font, marker="|", c=inks, linewidths=1.6, zorder=2)
+    faces = [c if p.significant else "white" for c, p in zip(colours, found, strict=True)]
+    ax.scatter(value, y, s=2.2 * font, facecolors=faces, edgecolors=colours, linewidths=1.2, zorder=3)
+    _names(ax, found)
+    ax.set_ylim(len(found) - 0.4, -0.6)
+    ax.grid(axis="x", color="#e5e5e5", linewidth=0.6)
+    ax.set_axisbelow(True)
+    what, unit = ("effect $H_{ij}σ_iσ_j$", "in units of the output") if as_effect else ("interaction $H_{ij}$", "")
+    if captions.is_attribution(one):
+        what, unit = f"interaction by {captions.method(one)}", unit or "in its own units"
+    unit = unit or captions.unit_words(one)
+    wide = text_layout.cell(ax)[0] >= text_layout.NARROW
+    what = f"{what}, {unit}{text_layout.in_powers(ax.xaxis, 8 if wide else 5)}"
+    faint = f"; {captions.FAINT_WORDS}" if min(alpha) < 1 else ""
+    sampled = any(p.stderr > 0 for p in found)
+    dots = f"bars: {level * 100:g} % intervals; filled dot: q ≤ {q:g}{faint}" if sampled else ""
+    ax.tick_params(axis="x", labelsize=font)
+    ax.tick_params(axis="y", length=0)
+    canvas.hide_spines(ax, "top", "right", "left")
+    text_layout.compose(ax, "Pairs that act together, strongest first", captions.quality_words(one), [what, dots])
+    return ax
+
+
+def _names(ax: Axes, found: Sequence[Pair]) -> None:
+    """The names of both on the left, below each other where they are too long."""
+    font = text_layout.small(ax) + (1.7 if text_layout.cell(ax)[0] >= text_layout.NARROW else 0.0)
+    text = [" × ".join(p.names) for p in found]
+    most = (0.5 if text_layout.cell(ax)[0] >= text_layout.NARROW else 0.4) * text_layout.cell(ax)[0]
+    while font > 5.5 and max(text_layout.text_width(t, font) for t in text) > most:
+        font -= 0.5
+    if max(text_layout.text_width(t, font) for t in text) > most:
+        row = 72 * max(text_layout.cell(ax)[1] - 1.1, 0.5) / len(found)  # points, for two lines
+        font = max(min(text_layout.small(ax), font + 1, row / 2.3), 4.5)
+        text = [" ×\n".join(p.names) for p in found]
+    ax.set_yticks(range(len(found)), text, fontsize=font)
+    for label in ax.get_yticklabels():
+        label.set_linespacing(0.95)

@@ -1,0 +1,139 @@
+"""One segment of an image, or one pixel, and what acts together with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from smoothhess.result.pairs import labels_of
+from smoothhess.view import captions
+from smoothhess.view.figures import canvas, image_background, text_layout
+from smoothhess.view.figures.canvas import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from smoothhess.result.interactions import Interactions
+
+
+def segment(
+    result: Interactions,
+    *,
+    source: int | tuple[int, ...] | str | None = None,
+    names: Sequence[str] | None = None,
+    beside: bool = True,
+    cmap: str = "gray",
+    example: int = 0,
+    limit: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """The interactions of one segment, outlined, with every other: red where the two raise f more together than apart.
+
+    For groups of an image, `result.groups(mask)`, and for the pixels of images of one channel. Segments whose unbiased
+    interaction lies within its noise (|z| < 2) are faint. The source itself is grey: what happens inside it is no
+    interaction with another. `source` is its number, its place (row, column) for pixels, or one of `names`; None takes
+    the one with the strongest interactions. `beside=False` leaves out the plain input, `cmap` colours one-channel
+    images. The colours go from −limit to limit.
+
+    >>> import torch, smoothhess as sh
+    >>> f = lambda x: x[:, 0, 0] * x[:, 1, 1]
+    >>> result = sh.SmoothHess(f).attribute(torch.zeros(1, 2, 2), sigma=0.5, n_calls=400)
+    >>> segment(result, source=(0, 0)).images[-1].get_array().round(3).tolist()
+    [[None, 0.0], [0.0, 1.0]]
+    """
+    one = canvas.one_example(result, example)
+    size = image_background.size_of(one, "'heatmap' or 'pairs', or 'series' for curves")
+    segments = _segments(one, size)
+    labels = canvas.check_names(names, one.shape[1])
+    index = source_of(one, source, labels)
+    value, faint, sampled = interactions_with(one, index)
+    value[index] = np.nan
+    limit = canvas.symmetric_limit(value, limit)
+    colours, inside = np.ma.masked_invalid(value[segments]), segments == index
+    height, width = size
+    shift = width * 1.08 if beside else 0.0
+    ax = canvas.new_axes(ax, 7.6 if beside else 5.2, 4.4)
+    pixels = image_background.pixels_of(one.inputs[0])
+    font = text_layout.small(ax)
+    if beside:
+        image_background.put(ax, pixels, cmap, 0.0, 1.0, "", font)
+        image_background.outline_one(ax, inside, 0.0)
+    extent = image_background.extent_of(size, shift)
+    ax.imshow(np.where(inside, 0.75, np.nan), cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="none")
+    shown = ax.imshow(
+        colours,
+        cmap=canvas.DIVERGING,
+        vmin=-limit,
+        vmax=limit,
+        alpha=np.where(faint[segments], canvas.FAINT, 1.0),
+        extent=extent,
+        interpolation="none",
+    )
+    image_background.frame(ax, size, shift)
+    if one.grouping is not None:
+        image_background.outlines(ax, segments, shift, "#999999", 0.5)
+    image_background.outline_one(ax, inside, shift)
+    ax.set_xlim(-0.6, shift + width - 0.4)
+    ax.set_ylim(height - 0.4, -0.6)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+    name = labels_of(labels, one.shape[1], one.feature_shape)(index)
+    thing = captions.noun(one).removesuffix("s")
+    what = name if labels is not None else f"{thing} {name}"
+    kept = ("denoised; " if one.shrink else "") + (f"{captions.FAINT_WORDS}; " if sampled else "")
+    note = f"{captions.quality_words(one)}; {kept}grey: the {thing} itself"
+    text_layout.colour_bar(
+        ax, shown, *captions.together(one), {ax: (f"What acts together with {what} (outlined)", note)}
+    )
+    return ax
+
+
+def _segments(one: Interactions, size: tuple[int, int]) -> Array:
+    """The feature that each pixel belongs to, (H, W)."""
+    if one.grouping is None:
+        if one.shape[1] > size[0] * size[1]:
+            raise ValueError(
+                f"the pixels of {tuple(one.inputs.shape[1:])} have several channels each: put them, or whole segments, "
+                "together with result.groups(mask)."
+            )
+        return np.arange(one.shape[1]).reshape(size)
+    segments = image_background.segments_of(one)
+    if segments is None:
+        raise ValueError("the groups differ between channels, so they are no segments of the image. Use kind 'pairs'.")
+    return segments
+
+
+def source_of(one: Interactions, source: int | tuple[int, ...] | str | None, labels: list[str] | None) -> int:
+    """The number of the feature asked for; of none, that with the strongest interactions."""
+    d = one.shape[1]
+    if source is None:
+        if d > canvas.MOST_FEATURES:
+            raise ValueError(f"which of the {d} features: pass source=, its number or its place.")
+        scales = canvas.scales_of(one)
+        effect = np.abs(canvas.array(one.hessian[0])) * scales[:, None] * scales
+        np.fill_diagonal(effect, 0)
+        return int(np.linalg.norm(effect, axis=1).argmax())
+    if isinstance(source, str):
+        if labels is None or source not in labels:
+            known = "names were not given" if labels is None else f"names are {', '.join(labels[:6])}, …"
+            raise ValueError(f"there is no feature called {source!r}: {known}.")
+        return labels.index(source)
+    place = tuple(source) if isinstance(source, tuple | list) else (source,)
+    shape = one.feature_shape[-len(place) :] if len(place) > 1 else (d,)
+    fits = len(place) == len(shape) and (len(place) == 1 or int(np.prod(shape)) == d)
+    whole = all(isinstance(i, int | np.integer) and -n <= i < n for i, n in zip(place, shape, strict=False))
+    if not fits or not whole:
+        raise ValueError(f"source {source!r} is not among the {d} features of shape {one.feature_shape}.")
+    return int(np.ravel_multi_index([int(i) % n for i, n in zip(place, shape, strict=True)], shape))
+
+
+def interactions_with(one: Interactions, index: int) -> tuple[Array, Array, bool]:
+    """Row `index` of the Hessian as shown, where its unbiased estimate is within noise, (d,), and if there is any."""
+    unit = torch.zeros(one.shape[1], dtype=one.dtype, device=one.device)
+    unit[index] = 1
+    found = one.row(index)
+    unbiased, stderr = (canvas.array(x[0]).reshape(-1) for x in (found.value, found.stderr))
+    return canvas.array((one @ unit)[0]).reshape(-1), canvas.within_noise(unbiased, stderr), bool(stderr.any())

@@ -1,0 +1,179 @@
+"""A curve over time, what each of its intervals does, and what acts together with one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoothhess.view import captions
+from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures.canvas import Array
+from smoothhess.view.figures.pair_lines import FAINT_LINE
+from smoothhess.view.figures.segment_partners import source_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from smoothhess.result.interactions import Interactions
+
+SHADE = "#e3e3e3"  # of the source
+MOST_WHISKERS = 80  # more would hide the bars
+
+
+def series(
+    result: Interactions,
+    *,
+    source: int | None = None,
+    step: float | None = None,
+    k: int = 4,
+    level: float = 0.95,
+    example: int = 0,
+    ax: Axes | Sequence[Axes] | None = None,
+) -> Axes:
+    """A curve, SmoothGrad of each of its intervals, and the interactions of one interval, the source, with the others.
+
+    For inputs (T,) or (C, T), grouped by intervals of time (`result.groups(windows)`) or, with one channel, as they
+    are: then every sample is an interval. Bars of SmoothGrad have whiskers of ± 2 standard errors; those of the
+    interactions, H between the source and each other interval, unbiased, confidence intervals of `level`. Bars within
+    noise (|z| < 2) are faint. Arcs lead from the source to its k strongest partners, red where the two together raise f
+    more than apart. `step` is the time between two samples in seconds; without it, time is counted in samples. `source`
+    None takes the interval with the strongest interactions.
+
+    Three panels share the time axis: curve, SmoothGrad, interactions. `ax` is a sequence of three Axes, or one, which
+    is then divided (its parts are `ax.child_axes`); the Axes of the curve, or the one given, are returned.
+
+    >>> import torch, smoothhess as sh
+    >>> result = sh.SmoothHess(lambda x: x[:, :5].sum(1) * x[:, 5:].sum(1)).attribute(
+    ...     torch.ones(1, 10), sigma=0.5, n_calls=400, feature_mask=torch.arange(10) // 5)
+    >>> round(series(result, source=0, step=0.1).figure.axes[2].patches[1].get_height(), 3)  # 5 × 5 pairs of samples
+    25.0
+    """
+    one = canvas.one_example(result, example)
+    starts, stops = _intervals(one)
+    if step is not None and not (np.isfinite(step) and step > 0):
+        raise ValueError(f"step must be positive, the seconds between two samples, got {step}.")
+    canvas.check_count(k, "arcs")
+    pace = 1.0 if step is None else float(step)
+    index = source_of(one, source, None)
+    left, right = starts * pace, stops * pace
+    curve, slope, pair = canvas.stack_of_axes(ax, [1.25, 1.0, 1.25], 6.4, 5.6)
+    font = text_layout.small(curve)
+    samples = canvas.array(one.inputs[0]).reshape(-1, one.inputs.shape[-1])
+    middles = (np.arange(samples.shape[1]) + 0.5) * pace
+    for n, row in enumerate(samples):
+        colour = canvas.PALETTE[n % len(canvas.PALETTE)] if len(samples) > 1 else "#333333"
+        curve.plot(middles, row, linewidth=1.2, color=colour)
+    for edge in left[1:] if len(left) <= 60 else ():
+        curve.axvline(edge, color="#dddddd", linewidth=0.4, zorder=0)
+    value, stderr = (canvas.array(x[0]).reshape(-1) for x in (one.gradient, one.gradient_stderr))
+    _bars(slope, value, stderr, 2 * stderr, left, right)
+    _interactions(pair, one, index, left, right, k, level)
+    for panel in (curve, slope, pair):
+        panel.axvspan(left[index], right[index], color=SHADE, linewidth=0, zorder=0)
+        panel.set_xlim(left.min(), right.max())
+        panel.tick_params(labelsize=font)
+        canvas.hide_spines(panel, "top", "right")
+    for panel in (curve, slope):
+        panel.tick_params(labelbottom=False)
+    curve.set_ylabel("input", fontsize=font)
+    alone = "first order" if captions.is_attribution(one) else captions.slope_word(one)
+    slope.set_ylabel(f"by itself:\n{alone}{text_layout.in_powers(slope.yaxis)}", fontsize=font)
+    pair.set_ylabel(f"with the\nsource: H{text_layout.in_powers(pair.yaxis)}", fontsize=font)
+    time = "sample" if step is None else "time (s)"
+    whiskers = "" if one.design == "exact" else f"; whiskers: ± 2 s.e. (middle), {level * 100:g} % intervals (below)"
+    meaning = "above 0: raising both raises f more than the sum of the parts, below: less"
+    if captions.is_attribution(one):
+        meaning = f"interactions by {captions.method(one)}"
+    text_layout.compose(pair, "", "", [time, f"grey: the source; {meaning}{whiskers}"])
+    if step is None:
+        last = int(stops[index]) - 1
+        what = f"sample {last}" if last == starts[index] else f"samples {starts[index]}–{last}"
+    else:
+        what = f"{left[index]:.4g}–{right[index]:.4g} s"
+    title = f"What acts together with {what}"
+    noise = f"; {captions.FAINT_WORDS}" if one.design != "exact" else ""
+    text_layout.compose(curve, title, captions.quality_words(one) + noise)
+    curve.figure.align_ylabels([curve, slope, pair])
+    return curve if ax is None or isinstance(ax, Sequence | np.ndarray) else ax
+
+
+def _intervals(one: Interactions) -> tuple[Array, Array]:
+    """First and last + 1 sample of each interval."""
+    shape = tuple(one.inputs.shape[1:])
+    if not 1 <= len(shape) <= 2 or (len(shape) == 2 and one.grouping is None and shape[0] > 1):
+        advice = "group it by intervals: result.groups(windows)" if len(shape) == 2 else "use kind 'heatmap' or 'image'"
+        raise ValueError(f"a curve has shape (T,) or (C, T), grouped in time where C > 1; got {shape}: {advice}.")
+    length = int(one.inputs.shape[-1])
+    if one.grouping is None:
+        return np.arange(length), np.arange(length) + 1
+    channels = one.grouping.mask[0].cpu().numpy().reshape(-1, length)
+    mask = channels[0]
+    breaks = np.concatenate([[0], np.flatnonzero(np.diff(mask)) + 1, [length]])
+    found = mask[breaks[:-1]]
+    if (channels != mask).any() or len(set(found.tolist())) < len(found) or len(found) < one.grouping.count:
+        raise ValueError(
+            "these groups are not intervals of time, each one run of samples, the same in all channels. "
+            "Use kind 'pairs' or 'heatmap', or groups(torch.arange(T) // length)."
+        )
+    starts, stops = np.empty(len(found), dtype=int), np.empty(len(found), dtype=int)
+    starts[found], stops[found] = breaks[:-1], breaks[1:]
+    return starts, stops
+
+
+def _bars(ax: Axes, value: Array, stderr: Array, reach: Array, left: Array, right: Array) -> None:
+    """A bar over each interval, with whiskers of that length."""
+    middle, width = (left + right) / 2, right - left
+    bars = ax.bar(middle, value, width=0.86 * width if len(value) <= MOST_WHISKERS else width, zorder=2)
+    faint = canvas.within_noise(value, stderr)
+    for rectangle, colour, weak in zip(bars, canvas.sign_colours(value), faint, strict=True):
+        rectangle.set(facecolor=colour, alpha=canvas.FAINT if weak else 0.85)
+    error = np.where(np.isfinite(reach), reach, np.nan)
+    if error.any() and len(value) <= MOST_WHISKERS:
+        ax.errorbar(middle, value, yerr=error, fmt="none", ecolor="black", elinewidth=0.8, capsize=0, zorder=3)
+    elif error.any():
+        ax.fill_between(middle, value - error, value + error, color=canvas.INK, alpha=0.3, linewidth=0, zorder=3)
+    ax.axhline(0, color=canvas.INK, linewidth=0.6, zorder=4)
+
+
+def _interactions(ax: Axes, one: Interactions, index: int, left: Array, right: Array, k: int, level: float) -> None:
+    """Bars of the interactions with the source, and arcs to the strongest."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    found = one.row(index)
+    half = (found.interval(level)[1] - found.value)[0]
+    numbers, errors, reach = (canvas.array(x).reshape(-1).copy() for x in (found.value[0], found.stderr[0], half))
+    numbers[index] = errors[index] = reach[index] = 0  # its own curvature is no interaction
+    _bars(ax, numbers, errors, reach, left, right)
+    tops = np.abs(numbers) + np.where(np.isfinite(reach), reach, 0.0)
+    limit = canvas.symmetric_limit(tops)
+    effect = np.abs(numbers * canvas.scales_of(one))
+    partners = [int(j) for j in np.argsort(-effect, kind="stable") if j != index and numbers[j]][:k]
+    faint, middle = canvas.within_noise(numbers, errors), (left + right) / 2
+    farthest = np.abs(middle - middle[index]).max() or 1.0
+    reached = {1.0: 0.15 * limit, -1.0: 0.15 * limit}  # above and below 0
+    for sign in reached:
+        reached[sign] = max(reached[sign], float(tops[numbers * sign > 0].max(initial=0.0)))
+    for j in reversed(partners):
+        sign = float(np.sign(numbers[j]))
+        tip = sign * (tops[j] + 0.05 * limit)
+        # the farther apart the higher the arc, so that arcs to different partners do not lie on each other
+        lift = sign * limit * (0.03 + 0.4 * np.sqrt(abs(middle[j] - middle[index]) / farthest))
+        knee = ((middle[index] + middle[j]) / 2, 1.5 * tip + 2 * lift)  # half way the curve is at tip + lift
+        path = Path([(middle[index], 0.0), knee, (middle[j], tip)], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+        arc = PathPatch(
+            path,
+            facecolor="none",
+            edgecolor=canvas.POSITIVE if sign > 0 else canvas.NEGATIVE,
+            linewidth=0.7 + 1.3 * effect[j] / effect[partners[0]],
+            alpha=FAINT_LINE if faint[j] else 0.9,
+            zorder=5,
+            capstyle="round",
+        )
+        ax.add_patch(arc)
+        ax.plot(middle[j], tip, marker="v" if sign > 0 else "^", markersize=3.5, color=arc.get_edgecolor(), zorder=5)
+        peak = knee[1] ** 2 / abs(2 * knee[1] - tip)  # of the Bézier curve 2t(1 − t) knee + t² tip
+        reached[sign] = max(reached[sign], peak)
+    ax.set_ylim(-1.06 * reached[-1.0], 1.06 * reached[1.0])

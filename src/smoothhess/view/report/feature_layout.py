@@ -1,0 +1,183 @@
+"""Where the features of a result lie: on an image, along a curve, or in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoothhess.view import captions
+from smoothhess.view.figures import canvas
+from smoothhess.view.report.encoding import Array
+
+if TYPE_CHECKING:
+    from smoothhess.result.interactions import Interactions
+
+KINDS = ("image", "table", "series")
+SHORTEST_SERIES = 32  # samples: a shorter row of numbers in groups is taken for a table
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """`ids` holds the feature that each place belongs to: (H, W) of an image, (L,) of a series, (D,) of a table."""
+
+    kind: str
+    ids: Array  # one example's; see `of_example`
+    times: Array | None = None  # (L,) of the samples of a series
+
+    def names(self, count: int, unit: str = "") -> list[str]:
+        """What features are called that have no names; `unit` is that of the times of a series."""
+        if self.kind == "series":
+            return [self._window(i, unit) for i in range(count)]
+        if self.word == "pixel":
+            return [f"pixel ({i // self.ids.shape[1]}, {i % self.ids.shape[1]})" for i in range(count)]
+        return [f"{self.word} {i}" for i in range(count)]
+
+    @property
+    def word(self) -> str:
+        """What a feature is."""
+        alone = self.ids.size == len(np.unique(self.ids))
+        if self.kind == "series":
+            return "sample" if alone else "window"
+        if self.kind == "image":
+            return "pixel" if alone else "segment"
+        return "feature" if alone else "group"
+
+    def _window(self, i: int, unit: str) -> str:
+        where = np.flatnonzero(self.ids == i)
+        if not len(where):
+            return f"window {i} (empty)"
+        if self.times is None:
+            return f"sample {where[0]}" if len(where) == 1 else f"samples {where[0]}–{where[-1]}"
+        ends = self._edges[[where[0], where[-1] + 1]]
+        digits = max(0, 1 - math.floor(math.log10(ends[1] - ends[0])))
+        words = [f"{end:.{digits}f}" for end in ends[: len(where)]]  # a sample alone is called by its time
+        return f"{'–'.join(words)} {unit}".strip()
+
+    @property
+    def _edges(self) -> Array:
+        """Where each sample begins: at its time; the last one ends as far from it as its neighbour is."""
+        assert self.times is not None
+        return np.append(self.times, 2 * self.times[-1] - self.times[-2])
+
+
+def find_layout(result: Interactions, kind: str | None, image: Any, series: Any, b: int = 0) -> Layout:
+    """That of example b; `kind`, `image` and `series` as given to `report`."""
+    shape = tuple(result.inputs.shape[1:])
+    mask = _mask(result, b)
+    times = _times(series, shape[-1])
+    wanted = kind or ("series" if times is not None or series is True else None)
+    if wanted not in (None, *KINDS):
+        raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, got {kind!r}.")
+    if wanted in (None, "image") and series is not True:
+        size = _image_size(shape, image)
+        ids = None if size is None else _alike(mask, size)
+        if ids is not None:
+            return Layout("image", ids)
+        if wanted == "image":
+            raise ValueError(
+                f"an image has shape (H, W), (1, H, W) or (3, H, W), and segments that all channels share; the inputs "
+                f"here have {shape}. Pass image=pixels, or leave kind out."
+            )
+    if wanted == "series" or (wanted is None and series is not False and _looks_like_series(result, shape, mask)):
+        ids = _alike(mask, shape[-1:])
+        if ids is None or not _is_windows(ids):
+            raise ValueError("a series needs windows: each group one stretch of time, shared by all channels.")
+        return Layout("series", ids, times)
+    return Layout("table", mask)
+
+
+def features_of_pixels(result: Interactions, kind: str | None, series: Any) -> Interactions:
+    """The same result with the channels of each pixel, or of each sample, summed; itself where there are none."""
+    shape = tuple(result.inputs.shape[1:])
+    if result.grouping is not None or kind == "table":
+        return result
+    place = None
+    if kind == "series" or series is True or _times(series, shape[-1]) is not None:
+        place = shape[-1:]
+    elif kind == "image" or captions.image_size(shape) is not None:
+        place = shape[-2:]
+    if place is None or int(np.prod(place)) == result.shape[1]:
+        return result
+    return result.groups(torch.arange(int(np.prod(place)), device=result.device).reshape(place).expand(shape))
+
+
+def pixels(image: Any, inputs: Tensor, b: int, count: int) -> Array:
+    """Example b as bytes (H, W) or (H, W, 3): the image given, one or one for each example, or the input itself."""
+    given = inputs[b] if image is None else _one_of(image, b, count)
+    array = canvas.array(torch.as_tensor(given))
+    array = array[0] if array.ndim == 3 and len(array) == 1 else array
+    if array.ndim == 3 and len(array) == 3 and array.shape[2] != 3:
+        array = array.transpose(1, 2, 0)
+    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not np.isfinite(array).all():
+        raise ValueError(
+            f"an image is (H, W), (3, H, W) or (H, W, 3) of finite numbers, one or one per example, got "
+            f"{tuple(torch.as_tensor(given).shape)}."
+        )
+    if image is not None and getattr(given, "dtype", None) in (torch.uint8, np.dtype(np.uint8)):
+        return array.astype(np.uint8)
+    low, high = float(array.min()), float(array.max())
+    if low < 0 or high > 1:  # normalised for the network
+        array = (array - low) / max(high - low, 1e-12)
+    return np.rint(array * 255).astype(np.uint8)
+
+
+def _one_of(image: Any, b: int, count: int) -> Any:
+    """The image of example b."""
+    if isinstance(image, (list, tuple)):
+        if len(image) != count:
+            raise ValueError(f"wanted one image, or one per example: {count}, got {len(image)}.")
+        return image[b]
+    return image[b] if getattr(image, "ndim", 0) == 4 and len(image) == count else image
+
+
+def _mask(result: Interactions, b: int) -> Array:
+    """The feature that each number of the input belongs to, (D,)."""
+    if result.grouping is None:
+        return np.arange(result.inputs[0].numel())
+    mask = result.grouping.mask
+    return mask[b if len(mask) > 1 else 0].cpu().numpy()
+
+
+def _alike(mask: Array, place: Sequence[int]) -> Array | None:
+    """The ids of each place, where all channels agree; else None."""
+    channels = mask.reshape(-1, *place)
+    return channels[0] if (channels == channels[:1]).all() else None
+
+
+def _image_size(shape: tuple[int, ...], image: Any) -> tuple[int, int] | None:
+    if image is not None and len(shape) >= 2:
+        return shape[-2], shape[-1]
+    return captions.image_size(shape)
+
+
+def _looks_like_series(result: Interactions, shape: tuple[int, ...], mask: Array) -> bool:
+    if len(shape) == 2 and shape[0] == 1 and shape[1] >= SHORTEST_SERIES:
+        ids = _alike(mask, shape[-1:])
+        return ids is not None and _is_windows(ids)
+    grouped = result.grouping is not None and len(shape) == 1 and shape[0] >= SHORTEST_SERIES
+    return grouped and _is_windows(mask) and len(mask) >= 2 * result.shape[1]
+
+
+def _is_windows(ids: Array) -> bool:
+    """Whether each id is one stretch."""
+    return int((ids[1:] != ids[:-1]).sum()) + 1 == len(np.unique(ids))
+
+
+def _times(series: Any, length: int) -> Array | None:
+    """The times of the samples, where they were given."""
+    if series is None or isinstance(series, bool):
+        return None
+    times = canvas.array(torch.as_tensor(series, dtype=torch.float64)).reshape(-1)
+    if len(times) != length or not (np.diff(times) > 0).all():
+        raise ValueError(
+            f"series takes the times of the {length} samples, rising, or True; got {len(times)} numbers. The curve "
+            "itself is the input."
+        )
+    return times

@@ -1,0 +1,74 @@
+"""The numbers of one example at one scale, packed for the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoothhess.estimate import student_t
+from smoothhess.view.figures import canvas
+from smoothhess.view.report import encoding
+from smoothhess.view.report.quality_levels import readings
+
+if TYPE_CHECKING:
+    from smoothhess.result.interactions import Interactions
+
+EIGENPAIRS = 6
+
+
+def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) -> dict[str, Any]:
+    """Of a result of one example.
+
+    `value`, `stderr` and `q` are those of `top_pairs` (the unbiased estimate; q is NaN on the diagonal and where a
+    feature does not move), `denoised` is `hessian`, which ranks them. Matrices are upper triangles, row by row.
+    """
+    d = one.shape[1]
+    q_values = np.full((d, d), np.nan)
+    for p in one.top_pairs(max(1, d * (d - 1) // 2), q=q, level=level, scales=scales)[0]:
+        q_values[p.i, p.j] = p.q_value
+    moves = one._scales[0] if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
+    return {
+        "value": encoding.packed(canvas.array(one.unshrunk().hessian[0])),
+        "stderr": encoding.packed(canvas.array(one.stderr()[0])),
+        "q": encoding.packed(q_values),
+        "denoised": encoding.packed(canvas.array(one.hessian[0])) if one.shrink else None,
+        "slope": encoding.float32(canvas.array(one.gradient[0]).reshape(-1)),
+        "slope_stderr": encoding.float32(canvas.array(one.gradient_stderr[0]).reshape(-1)),
+        "slope_width": float(student_t.quantile(level, _slope_df(one))[0]),
+        "move": encoding.float32(canvas.array(moves)),
+        "still": _still(one),
+        "width": float(student_t.quantile(level, one._noise.of_entries().df)[0]),  # standard errors in half an interval
+        "smoothed": float(one.value[0]),
+        "quality": [reading._asdict() for reading in readings(one)],
+        "eigen": _eigen(one),
+    }
+
+
+def _slope_df(one: Interactions) -> Tensor:
+    """Degrees of freedom that the slopes' standard errors are known with, (1,)."""
+    if one.design == "exact":
+        return one._noise.of_entries().df
+    return one._noise.of_gradient().df
+
+
+def _still(one: Interactions) -> list[int]:
+    """Features that noise did not move: nothing is known about them."""
+    return [] if one.design == "exact" else torch.nonzero(one._scales[0] == 0).reshape(-1).tolist()
+
+
+def _eigen(one: Interactions) -> dict[str, Any]:
+    """The leading directions, with the share of ‖H‖² that each accounts for."""
+    values, vectors = one.eigh(min(EIGENPAIRS, one.shape[1]))
+    vectors = canvas.array(vectors[0]).reshape(len(values[0]), -1)
+    # The sign of a direction is free: the largest entry is made positive.
+    vectors *= np.sign(np.take_along_axis(vectors, np.abs(vectors).argmax(1)[:, None], 1))
+    total = float(one.hessian[0].double().square().sum())
+    squares = canvas.array(values[0]) ** 2
+    return {
+        "values": canvas.array(values[0]).tolist(),
+        "shares": (squares / total if total > 0 else 0 * squares).tolist(),
+        "vectors": encoding.float32(vectors),
+    }

@@ -1,0 +1,601 @@
+"""`smoothhess explain`, end to end and in the process: files, numbers, errors, going on."""
+
+import csv
+import json
+import re
+import sys
+import urllib.parse
+
+import numpy as np
+import pytest
+import torch
+
+import smoothhess as sh
+from smoothhess.cli.demo import LIMITS
+from smoothhess.cli.explain import model_factories, output_files, output_folder, run_explain
+from smoothhess.cli.main import main
+
+TABLE = "--model mine.py:table --input data.csv --drop label --sigma 0.25 --calls 200".split()
+
+
+def explain(*arguments):
+    return main(["explain", *map(str, arguments)])
+
+
+def files(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def pairs_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# --- three kinds of inputs --------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_table(here, capsys):
+    assert explain(*TABLE, "--rows", "2", "--out", "out") == 0
+    kinds = [".csv", ".html", ".safetensors", "-gradient.png", "-graph.png", "-heatmap.png", "-pairs.png"]
+    assert files(here / "out") == sorted([*(f"data-row2{kind}" for kind in kinds), "explain.json"])
+    assert str(here.resolve() / "out" / "data-row2.html") in capsys.readouterr().out
+    page = (here / "out" / "data-row2.html").read_text(encoding="utf-8")
+    assert "data.csv, row 2: what acts together for output" in page
+    assert "one standard deviation of its column over the 20 rows of data.csv" in page
+    assert {row["unit"] for row in pairs_of(here / "out" / "data-row2.csv")} == {"sd"}
+
+
+def payload(path):
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="payload">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_the_unit_of_a_feature_is_told(here, quick, capsys):
+    assert explain(*TABLE, "--rows", "2", "--out", "out") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one unit of a feature is one standard deviation of its column over the 20 rows of data.csv" in said
+    assert {row["unit"] for row in pairs_of(here / "out" / "data-row2.csv")} == {"sd"}
+    assert explain(*TABLE, "--rows", "2", "--out", "own", "--no-standardize") == 0
+    assert "one unit of a feature" not in capsys.readouterr().out
+    assert {row["unit"] for row in pairs_of(here / "own" / "data-row2.csv")} == {""}
+
+
+def test_the_page_says_which_columns_got_no_noise_and_names_no_class_that_is_none(here, monkeypatch):
+    monkeypatch.setattr(output_files, "draw", lambda *_: None)
+    (here / "x.csv").write_text("a,b,c,d\n" + "".join(f"7,{i},{i * i % 5},3\n" for i in range(9)))
+    (here / "classes.txt").write_text("sick\nhealthy\n")
+    arguments = ["--model", f"{here / 'mine.py'}:product_of_rows", "--input", "x.csv", "--rows", 0, "--sigma", 0.5]
+    assert explain(*arguments, "--calls", 40, "--classes", "classes.txt", "--out", "out") == 0
+    found = payload(here / "out" / "x-row0.html")
+    assert "No noise in a, d: they do not vary in the file." in found["note"]
+    assert found["title"] == "x.csv, row 0: what acts together for the output in mine.py:product_of_rows"
+    assert found["examples"][0]["output"] == "the output"
+
+
+def test_the_numbers_of_a_table_are_those_of_the_library(here, quick, capsys):
+    torch.manual_seed(9)
+    state = torch.get_rng_state()
+    assert explain(*TABLE, "--rows", "2,5", "--out", "out") == 0
+    assert torch.equal(state, torch.get_rng_state())
+    said = capsys.readouterr().out
+    assert " ".join(said.split()).endswith(f"{LIMITS} Written: open {here.resolve() / 'out' / 'index.html'}")
+
+    # asked in the columns' own units, and then scaled
+    raw = torch.from_numpy(np.genfromtxt("data.csv", delimiter=",", skip_header=1)[:, :4])
+    spread = raw.std(0)
+    net = model_factories.make("mine.py:table", 0)
+    for i in (2, 5):
+        found = sh.Interactions.load(here / "out" / f"data-row{i}.safetensors")
+        target = int(net(raw[i : i + 1]).argmax())
+        assert int(found.target) == target
+        own = sh.SmoothHess(net).attribute(raw[i : i + 1], target=target, sigma=0.25 * spread, n_calls=200)
+        torch.testing.assert_close(found.unshrunk().hessian, own.unshrunk().hessian * spread[:, None] * spread)
+        torch.testing.assert_close(found.gradient, own.gradient * spread)
+        rows = pairs_of(here / "out" / f"data-row{i}.csv")
+        for row, p in zip(rows, found.top_pairs(6, ["age", "dose", "height", "time"])[0], strict=True):
+            assert (row["first"], row["second"]) == p.names
+            assert [float(row[k]) for k in ("value", "stderr", "low", "high", "effect", "q_value")] == [
+                *(p.value, p.stderr, p.low, p.high, p.effect, p.q_value)
+            ]
+            assert row["significant"] == str(p.significant)
+        strongest = found.top_pairs(1, ["age", "dose", "height", "time"])[0][0]
+        assert f"{' × '.join(strongest.names)} " in said
+        assert f"{strongest.value:+.4g}" in said
+
+    index = (here / "out" / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r'href="([^"]+)"', index) == ["data-row2.html", "data-row5.html"]
+    assert LIMITS in index.replace("&#x27;", "'")
+
+
+def test_a_picture_and_an_export_of_fixed_size(here, exported, capsys):
+    (here / "classes.txt").write_text("cat\ndog\nfox\nowl\nbee\n")
+    arguments = ["--model", exported / "fixed.pt2", "--input", "colour.png", "--radius", 1, "--calls", 40]
+    assert explain(*arguments, "--classes", "classes.txt", "--segments", "grid:3", "--out", "out") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "exported for 4 rows at a time" in said
+    assert "colour.png is taken as grey" in said
+    assert "9 groups by grid:3" in said
+    names = ["colour.csv", "colour.html", "colour.safetensors"]
+    names += [f"colour-{kind}.png" for kind in ("graph", "heatmap", "pairs", "segment")]
+    assert files(here / "out") == sorted([*names, "explain.json"])
+    found = sh.Interactions.load(here / "out" / "colour.safetensors")
+    assert found.shape == (1, 9, 9)
+    assert found.inputs.shape == (1, 1, 12, 12)
+    assert float(found.gaussian.scales(144)[0]) == pytest.approx(1 / 12)
+    name = ["cat", "dog", "fox", "owl", "bee"][int(found.target)]
+    assert f"colour.png: {name} = " in said
+    assert f"what acts together for {name} in fixed.pt2" in (here / "out" / "colour.html").read_text(encoding="utf-8")
+
+
+def test_a_curve_in_windows_of_time(here, capsys):
+    np.save("curve.npy", np.sin(np.arange(100) / 5))
+    arguments = ["--model", "mine.py:curve", "--input", "curve.npy", "--sigma", 0.1, "--calls", 100]
+    assert explain(*arguments, "--segments", "window:0.5s", "--step", 0.05, "--out", "out") == 0
+    said = capsys.readouterr().out
+    assert "curve.npy: (100,) taken as one example of one channel" in said
+    assert "curve-series.png" in files(here / "out")
+    assert payload(here / "out" / "curve.html")["units"] == ["s"] * 10
+    rows = pairs_of(here / "out" / "curve.csv")
+    assert len(rows) == 45
+    assert {rows[0]["first"][-2:], rows[0]["second"][-2:]} == {" s"}
+    net, x = model_factories.make("mine.py:curve", 0), torch.from_numpy(np.load("curve.npy")).float()[None, None]
+    own = sh.SmoothHess(net).attribute(x, sigma=0.1, n_calls=100, feature_mask=torch.arange(100) // 10)
+    found = sh.Interactions.load(here / "out" / "curve.safetensors")
+    torch.testing.assert_close(found.hessian, own.hessian)
+
+
+# --- units, groups, defaults ------------------------------------------------------------------------------------------
+
+
+def test_noise_can_move_whole_segments(here, monkeypatch, capsys):
+    monkeypatch.setattr(output_files, "draw", lambda *_: None)
+    arguments = ["--model", "mine.py:pixels", "--input", "colour.png", "--radius", 2, "--calls", 36]
+    arguments += ["--segments", "grid:3"]
+    net, cells = model_factories.make("mine.py:pixels", 0), sh.segments.grid((3, 12, 12), 3)
+    said, found, pages = {}, {}, {}
+    for noise in ("pixels", "segments"):
+        assert explain(*arguments, "--segments-noise", noise, "--out", noise) == 0
+        said[noise] = " ".join(capsys.readouterr().out.split())
+        found[noise] = sh.Interactions.load(here / noise / "colour.safetensors")
+        pages[noise] = payload(here / noise / "colour.html")["noise"]
+    assert explain(*arguments, "--out", "default") == 0
+    default = sh.Interactions.load(here / "default" / "colour.safetensors")
+    assert default.gaussian.same_as(found["pixels"].gaussian)
+    sigma = 2 / 432**0.5  # the usual move of the whole picture has the same length
+    own = sh.SmoothHess(net).attribute(
+        found["segments"].inputs,
+        target=found["segments"].target[0].tolist(),
+        gaussian=sh.segments.noise(cells, sigma),
+        feature_mask=cells,
+        n_calls=36,
+    )
+    torch.testing.assert_close(found["segments"].hessian, own.hessian)
+    torch.testing.assert_close(found["segments"].grouping.scales, found["pixels"].grouping.scales)
+    whole, each = "The noise moved whole segments, all pixels of one by", "The noise moved every pixel on its own"
+    assert whole in said["segments"]
+    assert each not in said["segments"]
+    assert each in said["pixels"]
+    assert pages["segments"][0].startswith(whole)
+    assert pages["pixels"][0].startswith(each)
+
+
+def test_whole_groups_of_columns_move_without_those_that_do_not_vary(here, quick, capsys):
+    (here / "x.csv").write_text("a,b,c,d\n" + "".join(f"7,{i},{i * i % 5},3\n" for i in range(9)))
+    (here / "groups.json").write_text(json.dumps({"ab": ["a", "b"], "other": ["d"]}))
+    arguments = ["--model", f"{here / 'mine.py'}:product_of_rows", "--input", "x.csv", "--rows", 0, "--sigma", 0.5]
+    arguments += ["--calls", 40, "--segments", "columns:groups.json", "--segments-noise", "segments"]
+    assert explain(*arguments, "--out", "out") == 0
+    assert "The noise moved whole groups" in capsys.readouterr().out
+    found = sh.Interactions.load(here / "out" / "x-row0.safetensors")
+    assert found.gaussian.scales(4).tolist() == [0, 0.5, 0.5, 0]
+    assert found.grouping.scales[0].tolist() == [0.5, 0.5, 0]
+
+
+def test_whole_segments_need_segments(here, quick, capsys):
+    assert explain(*TABLE, "--rows", 0, "--segments-noise", "segments", "--out", "out") == 2
+    assert "--segments-noise segments moves whole groups of features" in capsys.readouterr().err
+    assert explain(*TABLE, "--rows", 0, "--segments-noise", "patches", "--out", "out") == 2
+    assert "patches" in capsys.readouterr().err
+
+
+def test_normalisation_is_part_of_the_explained_function(here, quick):
+    mean, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
+    arguments = ["--model", "mine.py:pixels", "--input", "colour.png", "--sigma", 0.1, "--calls", 100]
+    arguments += ["--segments", "grid:2", "--out", "out", "--target", 1]
+    assert explain(*arguments, "--mean", "0.4,0.5,0.6", "--std", *std) == 0
+    found = sh.Interactions.load(here / "out" / "colour.safetensors")
+    net = model_factories.make("mine.py:pixels", 0)
+    m, s = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (mean, std))
+    mask = sh.Interactions.load(here / "out" / "colour.safetensors").grouping.mask.reshape(3, 12, 12)
+    own = sh.SmoothHess(lambda x: net((x - m) / s)).attribute(
+        found.inputs, target=1, sigma=0.1, n_calls=100, feature_mask=mask
+    )
+    torch.testing.assert_close(found.hessian, own.hessian, rtol=1e-6, atol=1e-9)
+
+
+def test_many_features_are_grouped_and_that_is_said(here, quick, capsys):
+    from PIL import Image
+
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 24, 3), dtype=np.uint8)).save("large.png")
+    assert explain("--model", "mine.py:pixels", "--input", "large.png", "--radius", 1, "--calls", 20) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1728 features are too many to look at one by one: grouped by slic:50" in said
+    found = sh.Interactions.load(here / "smoothhess-explanation" / "large.safetensors")
+    assert 2 < found.shape[1] < 100
+
+
+def test_another_number_of_super_pixels_than_asked_for_is_remarked_on(here, quick, capsys):
+    from PIL import Image
+
+    pixels = np.zeros((12, 12, 3), dtype=np.uint8)
+    pixels[:, 6:] = 255
+    Image.fromarray(pixels).save("halves.png")
+    arguments = ["--model", "mine.py:pixels", "--input", "halves.png", "--radius", 1, "--calls", 20]
+    assert explain(*arguments, "--segments", "slic:100") == 0
+    found = sh.Interactions.load(here / "smoothhess-explanation" / "halves.safetensors")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"slic:100 found {found.shape[1]} super-pixels" in said
+
+
+def test_the_channels_of_a_pixel_are_one_feature(here, quick):
+    arguments = ["--model", "mine.py:pixels", "--input", "colour.png", "--radius", 1, "--calls", 20, "--out", "out"]
+    assert explain(*arguments, "--segments", "none") == 0
+    rows = pairs_of(here / "out" / "colour.csv")
+    assert len(rows) == 144 * 143 // 2
+    assert re.fullmatch(r"pixel \(\d+, \d+\)", rows[0]["first"])
+
+
+def test_the_channels_of_a_moment_are_one_feature(here, quick):
+    (here / "leads.py").write_text("def f(x):\n    return x.sum((1, 2)) ** 2\n")
+    np.save("x.npy", np.zeros((3, 20)))
+    arguments = ["--model", "leads.py:f", "--input", "x.npy", "--single", "--sigma", 0.1, "--calls", 20, "--step", 0.5]
+    assert explain(*arguments, "--out", "out") == 0
+    rows = pairs_of(here / "out" / "x.csv")
+    assert len(rows) == 20 * 19 // 2
+    assert {r["first"] for r in rows} | {r["second"] for r in rows} == {f"{i / 2:g} s" for i in range(20)}
+
+
+def test_columns_can_be_grouped_by_name(here, quick):
+    (here / "groups.json").write_text(json.dumps({"body": ["age", "height"]}))
+    assert explain(*TABLE, "--rows", 0, "--segments", "columns:groups.json", "--out", "out") == 0
+    rows = pairs_of(here / "out" / "data-row0.csv")
+    assert {r["first"] for r in rows} | {r["second"] for r in rows} == {"body", "dose", "time"}
+
+
+def test_a_column_that_does_not_vary_stays_still(here, quick, capsys):
+    text = (here / "data.csv").read_text().splitlines()
+    lines = [text[0], *(",".join(["7", *line.split(",")[1:]]) for line in text[1:])]
+    (here / "data.csv").write_text("\n".join(lines))
+    arguments = "--model mine.py:table --input data.csv --drop label --radius 0.6 --calls 200 --rows 0".split()
+    assert explain(*arguments, "--out", "out") == 0
+    assert "no noise in age" in capsys.readouterr().out
+    found = sh.Interactions.load(here / "out" / "data-row0.safetensors")
+    assert found.gaussian.scales(4).tolist() == pytest.approx([0, *[0.6 / 3**0.5] * 3])
+    assert len(pairs_of(here / "out" / "data-row0.csv")) == 3
+
+
+def test_a_function_and_an_array_of_several_examples(here, quick, capsys):
+    np.save("rows.npy", np.arange(6.0).reshape(2, 3))
+    arguments = ["--model", "mine.py:product", "--input", "rows.npy", "--sigma", 0.5, "--calls", 4000, "--batched"]
+    assert explain(*arguments, "--out", "out") == 0
+    for i in (0, 1):
+        strongest = pairs_of(here / "out" / f"rows-{i}.csv")[0]
+        assert (strongest["first"], strongest["second"]) == ("feature 0", "feature 1")
+        assert float(strongest["value"]) == pytest.approx(3, abs=5 * float(strongest["stderr"]) + 1e-5)
+
+
+def test_what_the_library_warns_of_is_a_note(here, quick, capsys):
+    (here / "line.py").write_text("def f(x):\n    return x.sum(1)\n")
+    assert explain("--model", "line.py:f", "--input", "data.csv", "--rows", 0, "--sigma", 1, "--out", "out") == 0
+    done = capsys.readouterr()
+    assert "note: H cannot be told from zero" in " ".join(done.out.split())
+    assert done.err == ""
+    arguments = [a for a in TABLE if a not in ("--calls", "200")]
+    assert explain(*arguments, "--rows", 0, "--tol", 1e-9, "--max-calls", 8, "--out", "out") == 0
+    assert "stopped at --max-calls 8 before" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_estimate_of_noise_alone_is_said_to_be_one(here, quick, capsys):
+    np.save("x.npy", np.random.default_rng(0).normal(size=(3, 12, 12)))
+    arguments = ["--model", "mine.py:pixels", "--input", "x.npy", "--sigma", 0.01, "--calls", 8, "--segments", "grid:6"]
+    assert explain(*arguments, "--out", "out") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    found = sh.Interactions.load(here / "out" / "x.safetensors")
+    assert float(found.relative_error) > 1
+    assert "little can be read off it" in said
+
+
+def test_the_error_of_the_pairs_is_told_beside_that_of_the_denoised_matrix(here, quick, capsys):
+    text = "import torch\nweight = torch.randn(60, 3)\ndef net(x):\n    y = x @ weight\n"
+    (here / "few.py").write_text(text + "    return torch.where(y > 0, y, 0 * y).sum(1)\n")
+    np.save("x.npy", np.zeros((1, 60), dtype=np.float32))
+    arguments = ["--model", "few.py:net", "--input", "x.npy", "--batched", "--sigma", 0.5, "--segments", "none"]
+    for calls in (16, 400):
+        assert explain(*arguments, "--calls", calls, "--out", f"out{calls}") == 0
+        said = " ".join(capsys.readouterr().out.split())
+        found = sh.Interactions.load(here / f"out{calls}" / "x.safetensors")
+        own, denoised = float(found.unshrunk().relative_error), float(found.relative_error)
+        assert own > 1.5 * denoised
+        size = f"{100 * own:.1f} %" if own < 10 else "over 1000 %"
+        assert f"relative error {size} (denoised matrix: {100 * denoised:.1f} %)" in said
+        assert ("little can be read off it" in said) == (own > 1) == (calls == 16)
+        assert denoised < 1
+
+
+def test_a_csv_that_leaves_pairs_out_says_so(here, quick, monkeypatch, capsys):
+    monkeypatch.setattr(output_files, "MOST_ROWS", 4)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert "data-row0.csv holds the 4 strongest of 6 pairs" in capsys.readouterr().out
+    assert len(pairs_of(here / "out" / "data-row0.csv")) == 4
+
+
+def test_probabilities_are_remarked_on(here, quick, capsys):
+    (here / "soft.py").write_text("def f(x):\n    return (x @ x.new_ones(x.shape[1], 2).cumsum(1)).softmax(1)\n")
+    assert explain("--model", "soft.py:f", "--input", "data.csv", "--rows", 0, "--sigma", 0.1, "--calls", 20) == 0
+    assert "look like probabilities" in " ".join(capsys.readouterr().out.split())
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attributed(monkeypatch):
+    """Names of the examples that were really explained; None in `stop_at` interrupts."""
+    made, whole = [], run_explain._attribute
+
+    def counted(question, device):
+        if len(made) == counted.stop_at:
+            raise KeyboardInterrupt
+        made.append(question.example.name)
+        return whole(question, device)
+
+    counted.stop_at = None
+    counted.made = made
+    monkeypatch.setattr(run_explain, "_attribute", counted)
+    return counted
+
+
+def test_finished_inputs_survive_an_interruption_and_are_not_made_again(here, quick, attributed, capsys):
+    arguments = [*TABLE, "--rows", "0:4", "--out", "out"]
+    attributed.stop_at = 2
+    assert explain(*arguments) == 130
+    done = capsys.readouterr()
+    assert done.err == "smoothhess: interrupted\n"
+    assert "2 of 4 inputs are finished" in done.out
+    assert "index.html" in files(here / "out")
+    assert not any("partial" in name for name in files(here / "out"))
+    first = (here / "out" / "data-row0.safetensors").stat().st_mtime_ns
+
+    attributed.stop_at = None
+    assert explain(*arguments) == 0
+    assert attributed.made == [f"data-row{i}" for i in range(4)]
+    assert (here / "out" / "data-row0.safetensors").stat().st_mtime_ns == first
+    said = capsys.readouterr().out
+    assert said.count("finished before with the same settings, kept") == 2
+    assert said.count(": effect ") == 2  # the strongest pair of what is kept
+    assert (here / "out" / "index.html").read_text(encoding="utf-8").count("<a href") == 4
+
+
+def test_an_interruption_before_anything_is_finished_says_so_and_tells_no_result(here, quick, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output_files, "draw", stop)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 130
+    said = capsys.readouterr().out
+    assert "no input is finished yet; the same command begins again" in said
+    assert "95 % interval" not in said
+
+
+def test_a_folder_that_cannot_be_written_into_is_refused_before_anything_is_sampled(here, attributed, capsys):
+    assert explain(*TABLE, "--rows", "0", "--out", "mine.py/out") == 2
+    assert "cannot write into" in capsys.readouterr().err
+    assert attributed.made == []
+
+
+@pytest.mark.parametrize("rows", [["0,2"], ["0", "2"]])
+def test_rows_may_be_given_apart(here, quick, rows):
+    assert explain(*TABLE, "--rows", *rows, "--out", "out") == 0
+    assert {"data-row0.csv", "data-row2.csv"} <= set(files(here / "out"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--seed", 1],
+        ["--target", 0],
+        ["--sigma", 0.5],
+        ["--no-standardize"],
+        ["--std", 2],
+        ["--segments", "columns"],
+        ["weights"],
+        ["file"],
+    ],
+)
+def test_other_settings_are_explained_anew(here, quick, attributed, change):
+    arguments = [*TABLE, "--rows", "0", "--out", "out"]
+    assert explain(*arguments) == 0
+    assert explain(*arguments) == 0
+    assert len(attributed.made) == 1
+    if change == ["weights"]:
+        state = model_factories.make("mine.py:table", 0).state_dict()
+        torch.save({k: v + 0.01 for k, v in state.items()}, "w.pth")
+        change = ["--weights", "w.pth"]
+    if change == ["file"]:
+        (here / "out" / "data-row0.csv").unlink()
+        change = []
+    if "--sigma" in change:
+        arguments = [a for a in arguments if a not in ("--sigma", "0.25")]
+    assert explain(*arguments, *change) == 0
+    assert len(attributed.made) == 2
+
+
+def test_files_of_other_settings_do_not_stay_behind(here, quick, monkeypatch):
+    def draw(question, result, place):
+        (place / f"{question.example.name}-old.png").write_text("figure")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output_files, "draw", draw)
+        assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    (here / "out" / "notes.txt").write_text("mine")
+    assert explain(*TABLE, "--rows", "0", "--out", "out", "--seed", 1) == 0
+    assert files(here / "out") == [
+        "data-row0.csv",
+        "data-row0.html",
+        "data-row0.safetensors",
+        "explain.json",
+        "notes.txt",
+    ]
+
+
+def test_nothing_half_written_stays_after_a_failure(here, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("no space")
+
+    monkeypatch.setattr(output_files, "draw", fail)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 2
+    assert capsys.readouterr().err == "smoothhess: error: no space\n"
+    assert files(here / "out") == []
+
+
+def test_a_foreign_explain_json_is_not_believed(here, quick):
+    (here / "out").mkdir()
+    for text in ("not json", "[]", '{"format": "other", "version": 1, "finished": {}}'):
+        (here / "out" / "explain.json").write_text(text)
+        assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+
+
+@pytest.mark.parametrize("victim", ["../victim.txt", "..", "notes.txt", "data-row0.d/../../victim.txt"])
+def test_a_foreign_explain_json_deletes_nothing(here, quick, victim):
+    (here / "out").mkdir()
+    kept = [here / "victim.txt", here / "out" / "notes.txt"]
+    for path in kept:
+        path.write_text("mine")
+    record = {"key": "k", "files": [victim], "words": {}}
+    about = {"format": output_folder.FORMAT, "version": output_folder.VERSION, "finished": {"data-row0": record}}
+    (here / "out" / "explain.json").write_text(json.dumps(about))
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert all(path.read_text() == "mine" for path in kept)
+    assert "data-row0.csv" in files(here / "out")
+
+
+def test_a_record_without_files_is_not_finished(here, quick, attributed):
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    about = json.loads((here / "out" / "explain.json").read_text())
+    about["finished"]["data-row0"]["files"] = []
+    (here / "out" / "explain.json").write_text(json.dumps(about))
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert len(attributed.made) == 2
+
+
+def test_file_names_become_neither_script_nor_broken_links(here, quick):
+    names = ["javascript:alert(1)", "a#1", "50%20 <b>\"&'", "digit 3 – Übung"]
+    for name in names:
+        np.save(here / f"{name}.npy", np.ones(4))
+    paths = [here / f"{name}.npy" for name in names]
+    assert explain("--model", "mine.py:product", "--input", *paths, "--sigma", 0.1, "--calls", 20, "--out", "out") == 0
+    index = (here / "out" / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="([^"]+)"', index)
+    assert not any(set(link) & set(":#<>&' ") for link in links)
+    assert [urllib.parse.unquote(link) for link in links] == [f"{name}.html" for name in names]
+    assert all((here / "out" / urllib.parse.unquote(link)).is_file() for link in links)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_cannot_be_drawn_are_refused_before_anything_is_sampled(here, attributed, capsys):
+    np.save("channels.npy", np.arange(3)[:, None, None] + np.zeros((3, 12, 12), dtype=int))
+    arguments = ["--model", "mine.py:pixels", "--input", "colour.png", "--sigma", 0.1, "--calls", 20]
+    assert explain(*arguments, "--segments", "mask:channels.npy") == 2
+    assert "--segments: all channels of a pixel must share a group" in capsys.readouterr().err
+    np.save("curve.npy", np.sin(np.arange(100) / 5))
+    np.save("parts.npy", np.arange(100) // 10 % 5)
+    arguments = ["--model", "mine.py:curve", "--input", "curve.npy", "--sigma", 0.1, "--calls", 20, "--step", 0.05]
+    assert explain(*arguments, "--segments", "mask:parts.npy") == 2
+    assert "must be one stretch of time" in capsys.readouterr().err
+    assert explain(*arguments, "--segments", "slic:5") == 2
+    assert "--segments slic is for pictures" in capsys.readouterr().err
+    assert attributed.made == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--model mine.py:table --input data.csv", "say how far to look: --sigma"),
+        ("--model mine.py:table --input data.csv --sigma 1 --radius 1", "--radius or --sigma, not both"),
+        ("--model mine.py:table --input data.csv --sigma -1", "--sigma must be a positive number"),
+        ("--model mine.py:table --input data.csv --sigma x", '"x"'),
+        ("--model mine.py:table --input data.csv --sgima 1", "Did you mean --sigma"),
+        ("--model mine.py:table --sigma 1", "--input"),
+        ("--input data.csv --sigma 1", "--model"),
+        ("--model mine.py:table --input data.csv --sigma 1 --calls 7", "--calls must be even"),
+        ("--model mine.py:table --input data.csv --sigma 1 --tol 0.1 --calls 8", "--tol .* or --calls"),
+        ("--model mine.py:table --input data.csv --sigma 1 --tol 0", "--tol must be positive"),
+        ("--model mine.py:table --input data.csv --sigma 1 --seed -1", "--seed must be between 0"),
+        ("--model mine.py:table --input data.csv --sigma 1 --device nothing", "--device nothing cannot be used"),
+        ("--model mine.py:table --input nowhere.csv --sigma 1", "--input nowhere.csv does not exist"),
+        ("--model mine.py:table --input data.csv --sigma 1", "cannot be run on the 5 columns.*--drop"),
+        ("--model mine.py:table --input data.csv --sigma 1 --drop label --target 9", "--target 9 is not among"),
+        (
+            "--model mine.py:table --input data.csv --sigma 1 --drop label --target cat",
+            "wanted the number of an output",
+        ),
+        ("--model mine.py:table --input data.csv --sigma 1 --drop label --segments grid:9", "9 cells are more than"),
+        ("--model mine.py:table --input data.csv --sigma 1 --drop label --segments grid:1", "there are no pairs"),
+        ("--model mine.py:Pair --input data.csv --sigma 1 --drop label", "a tuple of 2.*--output 0"),
+        ("--model mine.py:table --input data.csv --sigma 1 --drop label --out mine.py", "is a file. Pass another"),
+        ("--model mine.py:table --input data.csv --sigma 1 --drop label --classes no.txt", "no file no.txt"),
+        ("--model mine.py:table --input grey.png --sigma 1", "cannot be run on grey.png"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(here, quick, arguments, words, capsys):
+    assert explain(*arguments.split()) == 2
+    done = capsys.readouterr()
+    assert done.out == ""
+    assert done.err.startswith("smoothhess: error: ")
+    assert done.err.count("\n") == 1
+    assert re.search(words, done.err)
+    assert not (here / "smoothhess-explanation").exists()
+
+
+def test_text_in_a_number_column_names_column_and_row(here, capsys):
+    text = (here / "data.csv").read_text().splitlines()
+    text[4] = "blue" + text[4][text[4].index(",") :]
+    (here / "data.csv").write_text("\n".join(text))
+    assert explain(*TABLE) == 2
+    assert "row 3, column 'age': wanted a number, got text" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(here, capsys):
+    assert explain("--model", "mine.py:table", "--input", "nowhere.csv", "--sigma", 1, "--debug") == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("smoothhess: error: ")
+
+
+def test_without_matplotlib_it_is_named_before_anything_is_done(here, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert explain(*TABLE) == 2
+    assert "pip install 'smoothhess[view]'" in capsys.readouterr().err
+
+
+def test_help_says_what_is_needed(capsys):
+    assert main(["explain", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for words in (
+        "--model",
+        "torch.export.save",
+        "Pickled models",
+        "--weights",
+        "--segments",
+        "window:0.5s",
+        "--no-standardize",
+        "--mean",
+        "--rows",
+        "the predicted class",
+        "index.html lists several",
+    ):
+        assert words in text, words
+    assert main(["--help"]) == 0
+    assert "explain" in capsys.readouterr().out

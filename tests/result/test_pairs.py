@@ -1,0 +1,66 @@
+"""Pairs of many examples at once are those of each alone."""
+
+import pytest
+import torch
+
+from smoothhess.result import pairs
+from smoothhess.result.pairs import _largest, _least_from, _q_values, benjamini_hochberg, strongest_pairs
+
+
+def estimates(batch=5, d=9, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    hessian = torch.randn(batch, d, d, generator=rng, dtype=torch.float64)
+    hessian = hessian + hessian.mT
+    variance = torch.rand(batch, d, d, generator=rng, dtype=torch.float64)
+    df = torch.tensor([0.0, 1.5, 12.0, 40.0, torch.inf], dtype=torch.float64)
+    return hessian, variance + variance.mT, df, torch.rand(batch, d, generator=rng, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("few", [0, 10_000])
+@pytest.mark.parametrize("room", [1, 1 << 28])
+def test_examples_do_not_see_each_other(monkeypatch, few, room):
+    """With tables of p-values and without, all at once and one by one."""
+    hessian, variance, df, scales = estimates()
+    alone = [
+        strongest_pairs(h, h, v, n, s, 6, 0.1, 0.9)
+        for h, v, n, s in zip(*(t.split(1) for t in (hessian, variance, df, scales)), strict=True)
+    ]
+    monkeypatch.setattr(pairs, "FEW_PAIRS", few)
+    monkeypatch.setattr(pairs, "CHUNK_BYTES", room)
+    (together,) = strongest_pairs(hessian, hessian, variance, df, scales, 6, 0.1, 0.9)
+    for b, (own,) in enumerate(alone):
+        for name, column in together._asdict().items():
+            torch.testing.assert_close(column[b], getattr(own, name)[0], rtol=1e-7, atol=0)
+
+
+def test_examples_with_other_frozen_features_have_columns_of_their_own():
+    hessian, variance, df, scales = estimates()
+    scales[2:4, 0] = 0
+    parts = strongest_pairs(hessian, hessian, variance, df, scales, 100, 0.1, 0.9)
+    assert [p.i.shape for p in parts] == [(2, 36), (2, 28), (1, 36)]
+    assert not bool((parts[1].i == 0).any())
+
+
+def test_equals_keep_their_order():
+    strength = torch.tensor([[1.0, 3.0, 1.0, 3.0, 1.0, 0.0], [0.0] * 6])
+    assert _largest(strength, 3).tolist() == [[1, 3, 0], [0, 1, 2]]
+    assert _largest(strength, 6).tolist() == [[1, 3, 0, 2, 4, 5], [0, 1, 2, 3, 4, 5]]
+    assert _largest(strength, 0).shape == (2, 0)
+
+
+def test_q_values_of_some_are_those_of_all():
+    p = torch.rand(3, 200, generator=torch.Generator().manual_seed(1)).double() ** 4
+    p[:, 20:40] = p[:, :1]  # equals
+    wanted = torch.stack([benjamini_hochberg(row) for row in p])
+    torch.testing.assert_close(_q_values(p, p[:, ::7]), wanted[:, ::7])
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 41])
+def test_the_least_from_some_places_on(monkeypatch, n):
+    numbers = torch.rand(3, n, generator=torch.Generator().manual_seed(2))
+    places = torch.arange(n).expand(3, -1)
+    wanted = torch.stack([numbers[:, i:].amin(1) for i in range(n)], 1)
+    assert torch.equal(_least_from(numbers, places), wanted)
+    monkeypatch.setattr(pairs, "STRETCH", 4)
+    found = torch.cat([_least_from(numbers, places[:, i : i + 1]) for i in range(n)], 1)
+    assert torch.equal(found, wanted)
