@@ -2,7 +2,7 @@
 
 Download SPXRAW_E.ZIP (2007–2008), SPXRAW_F.ZIP (2009–2010) and SPXRAW_G.ZIP (2011–2012) from the examination data of
 each cycle at wwwn.cdc.gov/nchs/nhanes into DIR/NHANES, and pass --data DIR. Each holds one SAS file, spxraw_e.sas7bdat
-and so on, whose reading needs pandas; SAS transport files (.xpt) are read without it. Either may be zipped.
+and so on; SAS transport files (.xpt) are read as well. Either may be zipped, and both are read by pandas.
 
 What the CDC's documentation of SPXRAW says, and is relied on here: one record for each curve, with SEQN (participant),
 SPATTYPE ("Pre" or "Bron", before or after a bronchodilator), SPAMANU (number of the curve), SPAFACT (factor from
@@ -13,7 +13,10 @@ commas, each between −63 and 192. So a volume is a sum of points, times SPAFAC
 
 from __future__ import annotations
 
+import io
 import os
+import struct
+import warnings
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +28,14 @@ import torch
 from torch import Generator, Tensor
 
 from paper.spirometry import Spirograms, fev1, find_coughs, resample
-from paper.xpt import parse_xpt
 
 __all__ = ["Manoeuvre", "Reading", "nhanes", "parse_curve", "read_manoeuvres"]
 
 RAW_STEP = 0.01  # s
 CYCLES = ("SPXRAW_E", "SPXRAW_F", "SPXRAW_G")
-ENDINGS = (".xpt", ".sas7bdat", ".zip")
+FORMATS = {".xpt": "xport", ".sas7bdat": "sas7bdat"}  # pandas' names for SAS files
+ENDINGS = (*FORMATS, ".zip")
+LEAST = 1e-77  # smaller numbers are zero
 FIELDS = ("SEQN", "SPATTYPE", "SPAMANU", "SPAFACT", "SPAACC", "SPAQEFF", "SPXPTS", "SPXRAW")
 LOWEST, HIGHEST = -63, 192  # mL in 10 ms
 SHORTEST = 1.0  # s: a record without a whole second has no FEV₁
@@ -174,33 +178,29 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _parsed(stream: IO[bytes], ending: str, name: str) -> Iterator[Mapping[str, Any]]:
-    if ending == ".xpt":
-        columns = parse_xpt(stream.read(), name)
-        _check(columns, name)
-        for values in zip(*(columns[field] for field in FIELDS), strict=True):
-            yield dict(zip(FIELDS, values, strict=True))
-    elif ending == ".sas7bdat":
-        yield from _sas_records(stream, name)
-    else:
+    if ending not in FORMATS:
         raise ValueError(f"{name}: wanted {', '.join(ENDINGS)}, got {ending or 'no ending'}. Download the file anew.")
-
-
-def _sas_records(stream: IO[bytes], name: str) -> Iterator[Mapping[str, Any]]:
     try:
         import pandas as pd  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(f"{name} is a SAS file, which needs pandas: pip install pandas") from error
-    for chunk in _chunks(pd, stream, name):
+    for chunk in _chunks(pd, stream, FORMATS[ending], name):
         _check(chunk.columns, name)
         yield from chunk[list(FIELDS)].to_dict("records")
 
 
-def _chunks(pd: Any, stream: IO[bytes], name: str) -> Iterator[Any]:
+def _chunks(pd: Any, stream: IO[bytes], kind: str, name: str) -> Iterator[Any]:
     """Frames of some records each."""
     try:
-        with pd.read_sas(stream, format="sas7bdat", encoding="latin-1", chunksize=CHUNK) as reader:
-            yield from reader
-    except (ValueError, EOFError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "xport file may be corrupted")
+            with pd.read_sas(io.BytesIO(stream.read()), format=kind, encoding="latin-1", chunksize=CHUNK) as reader:
+                for chunk in reader:
+                    numbers = chunk.select_dtypes("number").columns
+                    # pandas reads the zero of a transport file as the smallest number that it can hold
+                    chunk[numbers] = chunk[numbers].mask(chunk[numbers].abs() < LEAST, 0.0)
+                    yield chunk
+    except (ValueError, EOFError, UserWarning, struct.error) as error:
         raise ValueError(f"{name}: wanted a whole SAS file ({error}); download it again") from error
 
 

@@ -28,12 +28,12 @@ from paper.published import published
 from smoothhess import Interactions, Taylor
 from smoothhess.evaluate import post_hoc
 from smoothhess.evaluate.attack import AttackPath
+from smoothhess.linalg.trust_region.few_directions import beside
 from smoothhess.linalg.trust_region.lanczos import Product, Space
 from smoothhess.linalg.trust_region.scaling import eigenpairs
 from smoothhess.linalg.trust_region.spectrum import Spectrum
 from smoothhess.result.exact import Exact
 from smoothhess.result.quadratic import rows_of, spectrum_of
-from smoothhess.linalg.trust_region.few_directions import beside
 
 __all__ = ["EPSILONS", "KEEP", "Size", "measure", "perturbed", "run"]
 

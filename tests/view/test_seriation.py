@@ -1,11 +1,11 @@
-"""The clustered order puts together what belongs together, and its tree is that of average linkage."""
+"""The clustered order puts together what belongs together, by average linkage."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from smoothhess.view.figures.feature_order import average_linkage, clustered
+from smoothhess.view.figures.feature_order import clustered
 
 
 def blocks(sizes, rng, noise=0.0):
@@ -25,16 +25,6 @@ def test_blocks_come_out_in_one_piece(seed):
     assert sorted(order) == list(range(26))
     changes = np.count_nonzero(np.diff(owner[order]))
     assert changes == 4
-
-
-@pytest.mark.parametrize("n", [2, 3, 10, 60])
-def test_heights_are_those_of_scipy(n):
-    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
-    points = np.random.default_rng(n).normal(size=(n, 3))
-    distance = np.linalg.norm(points[:, None] - points, axis=-1)
-    upper = distance[np.triu_indices(n, 1)]
-    expected = hierarchy.linkage(upper, "average")[:, 2]
-    np.testing.assert_allclose(sorted(height for *_, height in average_linkage(distance)), expected, rtol=1e-12)
 
 
 def test_a_chain_is_laid_down_in_a_row():

@@ -15,11 +15,9 @@ def ranks(x: Tensor) -> Tensor:
     >>> ranks(torch.tensor([3.0, 1.0, 3.0, 2.0]))
     tensor([3.5000, 1.0000, 3.5000, 2.0000], dtype=torch.float64)
     """
-    ordered, order = x.sort(-1)
-    first = torch.searchsorted(ordered.contiguous(), ordered.contiguous(), right=False)
-    last = torch.searchsorted(ordered.contiguous(), ordered.contiguous(), right=True)
-    shared = (first + last + 1).double() / 2
-    return torch.empty_like(shared).scatter(-1, order, shared)
+    from scipy.stats import rankdata
+
+    return torch.as_tensor(rankdata(x.detach().cpu().numpy(), axis=-1)).to(x.device)
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class Rows:
     numbers: list[int]
     status: list[str]
     columns: dict[str, Tensor]  # (n, …) on the CPU
-    results: list[tuple[dict[str, Any], dict[str, Tensor]]]  # one for each record, or none at all
+    results: list[Parts]  # one for each record, or none at all
 
     def __len__(self) -> int:
         return len(self.numbers)

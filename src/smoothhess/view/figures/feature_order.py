@@ -18,15 +18,22 @@ def clustered(strength: Array) -> list[int]:
     >>> clustered(tied)
     [0, 2, 1, 3]
     """
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
     strength = np.abs(np.asarray(strength, dtype=float))
     n = len(strength)
+    if n < 2:
+        return list(range(n))
     distance = strength.max(initial=0.0) - strength
-    leaves: dict[int, list[int]] = {i: [i] for i in range(n)}
-    for a, b, _ in average_linkage(distance):
-        # the smaller name stays; of ties, the order in which features were given
-        leaves[a] = _touching(leaves[a], leaves.pop(b), distance)
-    order = leaves[min(leaves)] if leaves else []
-    return order if not order or order[0] <= order[-1] else order[::-1]
+    np.fill_diagonal(distance, 0.0)
+    rows = [[i] for i in range(n)]
+    for join in linkage(squareform(distance, checks=False), "average"):
+        # of ties, the order in which features were given
+        left, right = sorted((rows[int(c)] for c in join[:2]), key=min)
+        rows.append(_touching(left, right, distance))
+    order = rows[-1]
+    return order if order[0] <= order[-1] else order[::-1]
 
 
 def _touching(left: list[int], right: list[int], distance: Array) -> list[int]:
@@ -34,35 +41,3 @@ def _touching(left: list[int], right: list[int], distance: Array) -> list[int]:
     ways = [(left, right), (left, right[::-1]), (left[::-1], right), (left[::-1], right[::-1])]
     a, b = min(ways, key=lambda way: distance[way[0][-1], way[1][0]])
     return a + b
-
-
-def average_linkage(distance: Array) -> list[tuple[int, int, float]]:
-    """Which clusters are joined, and at which mean distance: n − 1 triples (a, b, height); the union is called a < b.
-
-    Chains of nearest neighbours, O(n²): joins come in another order than by height, but they are the same joins.
-    """
-    between = np.array(distance, dtype=float)
-    n = len(between)
-    np.fill_diagonal(between, np.inf)
-    size, chain, joins = np.ones(n), [], []
-    alive = np.ones(n, dtype=bool)
-    while len(joins) < n - 1:
-        if not chain:
-            chain = [int(np.argmax(alive))]
-        here = chain[-1]
-        near = int(np.argmin(between[here]))
-        if len(chain) > 1 and between[here, chain[-2]] <= between[here, near]:  # of ties, where the chain came from
-            near = chain[-2]
-        if len(chain) == 1 or near != chain[-2]:
-            chain.append(near)
-            continue
-        chain = chain[:-2]
-        a, b = sorted((here, near))
-        joins.append((a, b, float(between[a, b])))
-        mean = (size[a] * between[a] + size[b] * between[b]) / (size[a] + size[b])
-        mean[[a, b]] = np.inf
-        between[a], between[:, a] = mean, mean
-        between[b], between[:, b] = np.inf, np.inf
-        size[a] += size[b]
-        alive[b] = False
-    return joins
