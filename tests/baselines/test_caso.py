@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def half_of(H):
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_the_closed_form_is_the_hessian_of_a_relu_network(dense, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "DENSE", 10_000 if dense else 0)
+    monkeypatch.setattr(import_module("smoothhess.baselines.cross_entropy"), "DENSE", 10_000 if dense else 0)
     f = net()
     g, H = truth(f, LABELS)
     result = gauss_newton(f, X, LABELS)
@@ -156,8 +157,8 @@ def test_caso_of_no_curvature_is_cafo():
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_caso_without_l1_is_a_linear_system(dense, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "DENSE", 10_000 if dense else 0)
-    monkeypatch.setattr("smoothhess.baselines.caso.DENSE", 10_000 if dense else 0)
+    monkeypatch.setattr(import_module("smoothhess.baselines.cross_entropy"), "DENSE", 10_000 if dense else 0)
+    monkeypatch.setattr(import_module("smoothhess.baselines.caso"), "DENSE", 10_000 if dense else 0)
     f = net()
     g, H = truth(f, LABELS)
     l2 = 1.5 * half_of(H)

@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 from smoothhess import Dense, SmoothHess, datasets
 from smoothhess.datasets import Record, Store, explain_dataset
 from smoothhess.datasets.job_settings import described, differences, fingerprint
+from smoothhess.datasets.store import shard_files
 from smoothhess.datasets.store.manifest import known_store
 from smoothhess.datasets.store.shard_files import MANIFEST, Name, numbers_in, spans
+from smoothhess.evaluate.global_interactions import record_seeds
 from smoothhess.result.exact import Exact
 from tests.datasets import job
 
@@ -72,7 +74,7 @@ def test_a_store_that_grows_is_seen_when_it_is_opened(made, tmp_path):
 def test_every_detail(tmp_path, keep):
     net, x = SmoothHess(job.network(5).double()), job.data(5, 5)
     store = explain_dataset(net, x, tmp_path, keep=keep, n_pairs=4, **CHEAP)
-    truth = net.attribute(x, seed=[s for s, _ in (datasets.explain.record_seeds(0, i) for i in range(5))], **CHEAP)
+    truth = net.attribute(x, seed=[s for s, _ in (record_seeds(0, i) for i in range(5))], **CHEAP)
     for record, one in zip(store, truth, strict=True):
         torch.testing.assert_close(record.gradient, one.gradient[0])
         for mine, other in zip(record.top_pairs(4), one.top_pairs(4)[0], strict=True):
@@ -136,7 +138,7 @@ def test_what_all_records_share_is_kept_once(tmp_path):
     options = {"gaussian": Dense(covariance), "n_calls": 4, "control": None, "keep": "result", "summary": False}
     net, x = SmoothHess(lambda x: x.prod(1)), job.data(6, 20)
     store = explain_dataset(net, x, tmp_path, feature_mask=mask, pack_size=3, shard_seconds=60, **options)
-    with datasets.shards.opened(tmp_path / store.shards[0].file) as file:
+    with shard_files.opened(tmp_path / store.shards[0].file) as file:
         names = file.keys()
     assert len([n for n in names if "gaussian" in n]) == len([n for n in names if n.startswith("shared.gaussian")])
     assert torch.equal(store[5].result.grouping.mask, mask[None])

@@ -2,6 +2,7 @@
 
 import math
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -252,7 +253,7 @@ def test_batches_change_nothing(size, monkeypatch):
     same(global_interactions(SmoothHess(net), X.split(size), **options), whole)
     same(global_interactions(SmoothHess(net), DataLoader(TensorDataset(X), size), **options), whole)
     same(global_interactions(SmoothHess(net), X, internal_batch_size=size, **options), whole)
-    monkeypatch.setattr("smoothhess.evaluate.global_interactions.MOST_RECORDS", size)
+    monkeypatch.setattr(import_module("smoothhess.evaluate.global_interactions"), "MOST_RECORDS", size)
     same(global_interactions(SmoothHess(net), X, **options), whole)
 
 

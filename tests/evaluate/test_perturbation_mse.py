@@ -1,6 +1,7 @@
 """P_MSE against closed forms, and what must not change it."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_batch_size_changes_nothing(rows):
 
 
 def test_no_more_points_at_once_than_asked_for_and_no_more_in_all(monkeypatch):
-    import smoothhess.evaluate.perturbation_mse as module
+    module = import_module("smoothhess.evaluate.perturbation_mse")
 
     monkeypatch.setattr(module, "CHUNK_ROWS", 40)
     seen, held = [], []

@@ -139,13 +139,13 @@ def test_damaged_and_foreign_files(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "foreign")
     with pytest.raises(ValueError, match="holds tensors but no smoothhess result"):
         Interactions.load(tmp_path / "foreign")
-    save_file({"a": torch.ones(2)}, tmp_path / "v", {"format": "smoothhess.result.interactions", "version": "99"})
+    save_file({"a": torch.ones(2)}, tmp_path / "v", {"format": "smoothhess.interactions", "version": "99"})
     with pytest.raises(ValueError, match="format version 99, this smoothhess reads versions 1 and 2"):
         Interactions.load(tmp_path / "v")
     save_file(
         {"a": torch.ones(2)},
         tmp_path / "d",
-        {"format": "smoothhess.result.interactions", "version": "1", "about": "{}"},
+        {"format": "smoothhess.interactions", "version": "1", "about": "{}"},
     )
     with pytest.raises(ValueError, match="is damaged"):
         Interactions.load(tmp_path / "d")

@@ -33,6 +33,7 @@ def smoothgrad(
     The arguments are those of `SmoothHess.attribute`, of which this is the gradient; `value` is that of the smoothed
     function.
 
+    >>> import torch
     >>> found = smoothgrad(lambda x: x.square().sum(1), torch.ones(1, 2).double(), sigma=0.5, n_calls=100)
     >>> found.gradient, bool(found.hessian.any())
     (tensor([[2., 2.]], dtype=torch.float64), False)

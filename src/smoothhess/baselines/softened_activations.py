@@ -33,6 +33,7 @@ class Form(Protocol):
 def soften(forward_func: Callable[..., Any], form: Form) -> Callable[..., Any]:
     """The model with `form` in the place of every relu, twice differentiable.
 
+    >>> from smoothhess.baselines.softplus import Softplus
     >>> x = torch.zeros(1, 1, requires_grad=True)
     >>> (slope,) = torch.autograd.grad(soften(torch.relu, Softplus(2.0))(x), x, create_graph=True)
     >>> slope, torch.autograd.grad(slope, x)

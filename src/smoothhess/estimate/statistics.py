@@ -101,6 +101,7 @@ class Statistics:
     drift: Tensor | None = None  # (B, R, k) D v for random white v, D the bias of `known` where it is not exact
     drift_norm2: Tensor | None = None  # (B,) ‖D‖²_F, whitened
     gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
+    values_belong: bool = True  # False of differences between scales, whose values have other units than the gradients
 
     @staticmethod
     def empty(design: str, seeds: Sequence[int], value: Tensor, gradient: Tensor) -> Statistics:
@@ -226,9 +227,14 @@ class Statistics:
         return torch.addcmul(total, self.known.dense().double(), self.n[:, None, None].double())
 
     @property
-    def has_own_values(self) -> Tensor:
-        """Where the rows' gradients are those of the model itself, without a control variate, (B,)."""
+    def is_uncontrolled(self) -> Tensor:
+        """Where no control variate was subtracted from the rows, (B,)."""
         return torch.ones_like(self.n, dtype=torch.bool) if self.known is None else self.known.is_zero
+
+    @property
+    def has_own_values(self) -> Tensor:
+        """Where the rows hold values and gradients of the same function, in the same units, (B,)."""
+        return self.is_uncontrolled & self.values_belong
 
     @property
     def is_factored(self) -> bool:

@@ -162,7 +162,7 @@ class Noise:
     @cached_property
     def unknown(self) -> Tensor:
         """Where nothing is known of the error: no draw met a change, and nothing says that there is none, (B,)."""
-        found = self.unmoved & self.features.has_own_values
+        found = self.unmoved & self.features.is_uncontrolled
         return found if self.exactly_zero is None else found & ~self.exactly_zero
 
     @cached_property
@@ -185,7 +185,7 @@ class Noise:
         """
         stats, n = self.features, self.features.n.clamp_min(1)
         noise = self._total_energy / n if self.prior is None else self.prior.trace
-        return torch.where(stats.has_own_values, noise / (2 * stats.rank * n), 0.0)
+        return torch.where(stats.is_uncontrolled, noise / (2 * stats.rank * n), 0.0)
 
     @property
     def correction(self) -> Correction:

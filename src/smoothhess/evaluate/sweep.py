@@ -401,6 +401,7 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         even_sum=a.even_sum - b.even_sum,
         value_sum=a.value_sum - b.value_sum,
         value=torch.zeros_like(a.value),
+        values_belong=False,
         gradient=torch.zeros_like(a.gradient),  # ∇f(x) is the same at every scale
         stein=torch.zeros_like(a.stein),
         skew=_less(a.skew, b.skew),

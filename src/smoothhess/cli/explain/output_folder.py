@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMAT, VERSION = "smoothhess.cli.explain", 1
+FORMAT, VERSION = "smoothhess.explain", 1
 RECORDS = "explain.json"
 
 
