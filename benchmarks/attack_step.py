@@ -36,8 +36,8 @@ from paper.networks import image_mlp
 from smoothhess import SmoothHess
 from smoothhess.linalg.trust_region.spectrum import Spectrum, count_kept
 from smoothhess.model.weight_files import load_weights
+from smoothhess.result.hessian_forms import spectrum_of
 from smoothhess.result.minimize_in_ball import kkt_residual, minimize_in_ball
-from smoothhess.result.quadratic import spectrum_of
 
 PUBLISHED_SIGMA2 = {0.25: 0.001, 0.5: 0.005, 0.75: 0.03, 1.25: 0.05, 1.75: 0.15}  # MNIST, softmax, SH+SG
 THRESHOLD = 0.98

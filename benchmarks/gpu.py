@@ -582,7 +582,7 @@ def _exact_tau(s: Setting, network: nn.Module, x: Tensor, target: int) -> None:
                 how = f"extrapolated from {len(few)} of {d} columns"
             s.tell(
                 "c",
-                f"exact τ of {kinks.units:,} units, d = {d}, float32",
+                f"exact τ of {kinks.neurons:,} units, d = {d}, float32",
                 "timed",
                 f"{whole:.1f} s ({how}), peak {peak()}; 64 random directions instead: {64 * took / len(few):.3f} s",
             )

@@ -28,7 +28,7 @@ from paper.networks import image_mlp
 from paper.published import published
 from smoothhess.baselines.softplus import Softplus
 from smoothhess.model.weight_files import load_weights
-from smoothhess.result.quadratic import spectrum_of
+from smoothhess.result.hessian_forms import spectrum_of
 
 IMAGES, RADII = 400, (0.25, 0.5, 0.75, 1.25, 1.75)
 THRESHOLDS = (0.0, 1e-7, 1e-6, 2.4e-6, 1e-5)

@@ -30,15 +30,17 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+LAYOUT = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
+
+
 def code_lines(path: Path) -> int:
     """Lines that hold something beside comments and docstrings."""
     lines: set[int] = set()
     previous = tokenize.INDENT
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         statement = token.type == tokenize.STRING and previous in (tokenize.INDENT, tokenize.NEWLINE, tokenize.DEDENT)
-        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
-            if not statement and token.type != tokenize.ENDMARKER:
-                lines.update(range(token.start[0], token.end[0] + 1))
+        if token.type not in LAYOUT and not statement:
+            lines.update(range(token.start[0], token.end[0] + 1))
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             previous = token.type
     return len(lines)
@@ -68,9 +70,8 @@ def pairs_of(**options: Any) -> set[tuple[str, str]]:
 def main() -> None:
     files = sorted(ROOT.rglob("*.py"))
     loose = [p.stem for p in ROOT.glob("*.py") if not p.stem.startswith("_")]
-    print(
-        f"{len(files)} files, {sum(map(code_lines, files))} lines of code, {sum(len(p.read_text().splitlines()) for p in files)} in all"
-    )
+    lines = sum(len(p.read_text().splitlines()) for p in files)
+    print(f"{len(files)} files, {sum(map(code_lines, files))} lines of code, {lines} in all")
     print(f"modules outside of packages: {len(loose)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -68,7 +68,7 @@ def softened(
         precision: of the products, "float32" or, on a GPU, "tf32"; f and gradient are always exact.
         method: what the result calls itself.
 
-    >>> from smoothhess.baselines.softened_activations import Softplus
+    >>> from smoothhess.baselines.softplus import Softplus
     >>> f = lambda x: torch.relu(x.sum(1, keepdim=True))
     >>> softened(f, torch.zeros(1, 2), torch.tensor([0]), Softplus(4.0)).hessian  # β/4 at the corner
     tensor([[[1., 1.],

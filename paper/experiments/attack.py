@@ -33,7 +33,7 @@ from smoothhess.linalg.trust_region.lanczos import Product, Space
 from smoothhess.linalg.trust_region.scaling import eigenpairs
 from smoothhess.linalg.trust_region.spectrum import Spectrum
 from smoothhess.result.exact import Exact
-from smoothhess.result.quadratic import rows_of, spectrum_of
+from smoothhess.result.hessian_forms import rows_of, spectrum_of
 
 __all__ = ["EPSILONS", "KEEP", "Size", "measure", "perturbed", "run"]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paper import experiments
+from paper.__main__ import main
 from paper.experiments import EXPERIMENTS, Outcome, run_all
 from paper.options import Options, machine
-from smoothhess.cli.main import main
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def asked(monkeypatch):
 
 
 def test_the_options_reach_the_experiment(asked, tmp_path, capsys):
-    words = "reproduce pmse --quick --points 7 --seed 5 --dataset fmnist --function neuron --device cpu --steps 9"
+    words = "pmse --quick --points 7 --seed 5 --dataset fmnist --function neuron --device cpu --steps 9"
     folders = ["--data", str(tmp_path), "--out", str(tmp_path / "o"), "--cache", str(tmp_path / "c")]
     assert main([*words.split(), *folders]) == 0
     ((name, options),) = asked
@@ -57,7 +57,7 @@ def test_the_options_reach_the_experiment(asked, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "all"])
 def test_every_experiment_has_its_name(asked, name):
-    assert main(["reproduce", name]) == 0
+    assert main([name]) == 0
     ((found, options),) = asked
     assert found == name
     assert (options.out, options.quick, options.seed, options.points) == (
@@ -70,7 +70,7 @@ def test_every_experiment_has_its_name(asked, name):
 
 
 def test_help_explains_the_options(capsys):
-    assert main(["reproduce", "--help"]) == 0
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for option in "--data --out --device --quick --points --seed --dataset --function --cache --steps".split():
         assert option in text
@@ -91,9 +91,9 @@ def test_help_explains_the_options(capsys):
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(arguments, words, asked, capsys):
-    assert main(["reproduce", *arguments]) == 2
+    assert main([*arguments]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("smoothhess: error: ")
+    assert err.startswith("paper: error: ")
     assert words in err
     assert err.count("\n") == 1
     assert not asked
@@ -101,7 +101,7 @@ def test_errors_are_one_line_and_exit_code_2(arguments, words, asked, capsys):
 
 def test_without_matplotlib_nothing_is_begun(asked, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["reproduce", "nested"]) == 2
+    assert main(["nested"]) == 2
     assert "pip install 'smoothhess[view]'" in capsys.readouterr().err
     assert not asked
 

@@ -12,12 +12,12 @@ from smoothhess._version import __version__ as __version__
 from smoothhess.datasets import Store, explain_dataset
 from smoothhess.draws.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
 from smoothhess.evaluate import attack, minimize_in_ball, perturbation_mse, sweep
-from smoothhess.explainers.diagnosis import diagnose
+from smoothhess.explainers.diagnose_model import diagnose
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess, smooth_hvp
 from smoothhess.model.external import from_gradient
-from smoothhess.model.layers import Embedded
+from smoothhess.model.layer_functions import Embedded
 from smoothhess.result import segments
-from smoothhess.result.closed_form import ClosedForm
+from smoothhess.result.closed_form_hessian import ClosedForm
 from smoothhess.result.interactions import Estimate, Interactions
 from smoothhess.result.pairs import Pair
 from smoothhess.result.taylor import Taylor

@@ -11,7 +11,7 @@ from smoothhess import baselines, perturbation_mse
 from smoothhess.baselines.softened_activations import soften
 from smoothhess.baselines.softplus import Softplus
 from smoothhess.baselines.swish import Swish
-from smoothhess.model.layers import Neuron
+from smoothhess.model.layer_functions import Neuron
 from tests.truths import OneHidden
 
 pytestmark = pytest.mark.rounding

@@ -13,7 +13,7 @@ from smoothhess import Dense, SmoothHess, datasets
 from smoothhess.datasets import Record, Store, explain_dataset
 from smoothhess.datasets.job_settings import described, differences, fingerprint
 from smoothhess.datasets.store import shard_files
-from smoothhess.datasets.store.manifest import known_store
+from smoothhess.datasets.store.job_manifest import known_store
 from smoothhess.datasets.store.shard_files import MANIFEST, Name, numbers_in, spans
 from smoothhess.evaluate.global_interactions import record_seeds
 from smoothhess.result.exact import Exact

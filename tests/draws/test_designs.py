@@ -40,7 +40,7 @@ class TestContract:
     def test_scores_and_weights_undo_the_law_of_the_points(self, name, k):
         """E[s zᵀ] = I, E[w] = 1, E[w |z|²] = k and E[w |z|⁴] = k(k + 2), by z-score over units."""
         design, units = DESIGNS[name], 200
-        rows = design.rows(0, 0, units * design.unit_rows(k), k)
+        rows = design.rows(0, 0, units * design.replicate_rows(k), k)
         z, score = (t.reshape(units, -1, k) for t in (rows.z, rows.score))
         weight = rows.weight.reshape(units, -1)
         square = z.square().sum(-1)

@@ -8,7 +8,7 @@ import torch
 
 from smoothhess import SmoothHess, segments
 from smoothhess.estimate.incomplete_blocks import Gram, Values, correct, missing_variance
-from smoothhess.estimate.statistics import Segment
+from smoothhess.estimate.statistics import DrawRange
 
 F64 = torch.float64
 
@@ -155,7 +155,7 @@ class TestVariance:
     def test_pieces_of_blocks_that_begin_in_the_middle(self):
         result = explain(quadratic(MATRICES["rank 5"](20)), 20, 1, n_calls=20)
         stats = result.statistics
-        assert stats.stream == ((Segment(0, 0, 10),),)
+        assert stats.stream == ((DrawRange(0, 0, 10),),)
         more = SmoothHess(quadratic(MATRICES["rank 5"](20))).more(result, 20)
         assert not correct(more.statistics).is_needed
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from smoothhess import SmoothHess
-from smoothhess.curvature.recorded_operations import unknown_operations
+from smoothhess.curvature.unknown_operations import unknown_operations
 
 F64 = torch.float64
 

@@ -9,7 +9,7 @@ from torch import nn
 from smoothhess import Isotropic, SmoothHess, baselines
 from smoothhess.evaluate.attack_comparison import post_hoc
 from smoothhess.evaluate.compare_methods import _spread, compare_methods
-from smoothhess.evaluate.comparison import compare
+from smoothhess.evaluate.compare_surrogates import compare
 from tests.truths import OneHidden, covariance
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(1)).double()

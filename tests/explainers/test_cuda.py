@@ -105,7 +105,7 @@ def test_large_designs_are_made_on_the_device():
 
 
 def test_eigenpairs_of_many_matrices_at_once():
-    """Ranks from 0 to full: reconstruct, and stay orthonormal."""
+    """Processes from 0 to full: reconstruct, and stay orthonormal."""
     from smoothhess.estimate.shrinkage import _eigenpairs
 
     rng = torch.Generator().manual_seed(0)

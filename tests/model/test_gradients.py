@@ -11,7 +11,7 @@ from smoothhess.curvature.one_flip import Kinks
 from smoothhess.explainers.adaptive import Run
 from smoothhess.linalg.memory import is_out_of_memory
 from smoothhess.model.gradients import Oracle
-from smoothhess.model.layers import Neuron
+from smoothhess.model.layer_functions import Neuron
 from tests.truths import Plain
 
 

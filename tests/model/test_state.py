@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from smoothhess import SmoothHess
-from smoothhess.model.layers import Neuron
+from smoothhess.model.layer_functions import Neuron
 from smoothhess.model.state import modules_behind
 
 

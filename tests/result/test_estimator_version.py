@@ -79,3 +79,22 @@ def test_global_interactions_keep_their_version(tmp_path):
     found = Store(DATA / "estimator-1-store").summary()
     found.save(tmp_path / "global.safetensors")
     assert GlobalInteractions.load(tmp_path / "global.safetensors").estimator_version == 1
+
+
+class TestFilesOfTheOldTree:
+    """Written before the modules were rearranged: a sampled result, group sums, an exact one, a store, a summary."""
+
+    @pytest.mark.parametrize(
+        ("name", "kind", "d"), [("sampled", "Interactions", 4), ("groups", "Interactions", 2), ("exact", "Exact", 4)]
+    )
+    def test_results(self, name, kind, d):
+        result = Interactions.load(DATA / f"{name}.safetensors")
+        assert (type(result).__name__, result.shape) == (kind, (1, d, d))
+        assert torch.isfinite(result.hessian).all()
+        assert len(result.top_pairs(1)[0]) == 1
+
+    def test_a_store_and_a_summary(self):
+        store = Store(DATA / "store")
+        assert (len(store), store.estimator_version) == (3, 2)
+        assert store[2].top_pairs(1)
+        assert len(GlobalInteractions.load(DATA / "global.safetensors")) == 6

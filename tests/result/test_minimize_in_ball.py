@@ -12,8 +12,8 @@ from smoothhess.linalg.trust_region import certified, lanczos
 from smoothhess.linalg.trust_region.secular import minimize_diagonal
 from smoothhess.linalg.trust_region.spectrum import count_kept
 from smoothhess.result.exact import Attribution, Exact
+from smoothhess.result.hessian_forms import spectrum_of
 from smoothhess.result.minimize_in_ball import kkt_residual, minimize_in_ball
-from smoothhess.result.quadratic import spectrum_of
 
 pytestmark = pytest.mark.rounding
 

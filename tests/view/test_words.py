@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from smoothhess import view
-from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures import canvas, title_layout
 from tests.view.pictures import NAMES, draw, picture, segments, table
 
 
@@ -38,17 +38,17 @@ def test_words_stay_inside_the_figure_at_both_widths(result, kind, width):
 
 def test_wrapped_lines_fit_and_lose_nothing():
     text = "raising both raises f   ←\u00a0less\u00a0·\u00a0more\u00a0→   than the sum of the parts"
-    for wrap in (text_layout.wrapped, text_layout.balanced):
+    for wrap in (title_layout.wrapped, title_layout.balanced):
         lines = wrap(text, 1.5, 8.0).split("\n")
         assert " ".join(lines).split() == text.split()
-        assert all(text_layout.text_width(line, 8.0) <= 1.5 for line in lines)
+        assert all(title_layout.text_width(line, 8.0) <= 1.5 for line in lines)
         assert any("←\u00a0less\u00a0·\u00a0more\u00a0→" in line for line in lines)
 
 
 def test_a_new_caption_takes_the_place_of_all_words_above(result):
     ax = result.plot("pairs")
     assert ax.get_title(loc="left")
-    text_layout.caption(ax, "mine")
+    title_layout.caption(ax, "mine")
     assert ax.get_title(loc="left") == "mine"
     assert not [t for t in ax.texts if t.get_text() and t.get_gid()]
 

@@ -15,7 +15,7 @@ from smoothhess.baselines.cross_entropy import DENSE, Loss
 from smoothhess.baselines.derivative_source import Derivatives, caution
 from smoothhess.baselines.gradient import gradient
 from smoothhess.baselines.penalized_quadratic import Quadratic, extremes, maximize_penalized
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.result.exact import Attribution
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.minimize_in_ball import minimize_in_ball

@@ -67,7 +67,8 @@ def hessian(
     )
     if result.note:
         warnings.warn(
-            f"{result.note}. For interactions use SmoothHess(model).attribute, or a softened network: baselines.softplus.",
+            f"{result.note}. For interactions use SmoothHess(model).attribute, or a softened "
+            "network: baselines.softplus.",
             stacklevel=2,
         )
     return result

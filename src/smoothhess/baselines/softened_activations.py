@@ -84,6 +84,7 @@ class _Along(torch.autograd.Function):
 
 
 def check_beta(beta: Any) -> float:
+    """β as a positive, finite number."""
     number = None
     if not isinstance(beta, bool | str):
         try:

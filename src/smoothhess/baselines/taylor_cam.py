@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from smoothhess.baselines.derivative_source import Derivatives, Source, caution, curvature
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
-from smoothhess.model.layers import Neuron
+from smoothhess.model.layer_functions import Neuron
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Attribution
 

@@ -22,7 +22,7 @@ from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures import canvas, title_layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -221,8 +221,8 @@ def overview(explanation: Explanation, i: int) -> Figure:
         right.set_yticks(right.get_yticks(), [f"{n}:  {pair}" for n, pair in enumerate(words, 1)])
     else:
         view.gradient(result, example=i, k=10, names=task.names, ax=left)
-        text_layout.caption(left, f"each by itself: the 10 strongest of {len(task.names)}")
-        text_layout.caption(right, f"together: {captions.quality_words(result[i])}")
+        title_layout.caption(left, f"each by itself: the 10 strongest of {len(task.names)}")
+        title_layout.caption(right, f"together: {captions.quality_words(result[i])}")
         right.tick_params(axis="y", labelsize="small")
     what = "pixels" if task.names is None else "measurements"
     says = f"{task.classes[explanation.predicted[i]]}? ({_percent(explanation.confidence[i])} sure)"
@@ -238,7 +238,7 @@ def gradients(explanation: Explanation) -> Figure:
     limit = float(explanation.result.gradient.abs().max())  # the same colours in all three
     for i, ax in enumerate(panels):
         view.gradient(explanation.result, example=i, k=10, names=explanation.task.names, limit=limit, ax=ax)
-        text_layout.caption(ax, f"{WHICH[i]}: {explanation.task.classes[explanation.predicted[i]]}")
+        title_layout.caption(ax, f"{WHICH[i]}: {explanation.task.classes[explanation.predicted[i]]}")
     words = "faint: within noise (|z| < 2)" if images else panels[0].get_xlabel().replace("\n", "; ")
     for ax in panels:
         ax.set_xlabel("")

@@ -60,7 +60,7 @@ def _application() -> Any:
     except ImportError as error:
         raise ImportError("the command line needs cyclopts: pip install 'smoothhess[cli]'") from error
     from smoothhess._version import __version__
-    from smoothhess.cli.explain.command import explain
+    from smoothhess.cli.explain.explain_command import explain
 
     app = App(
         name="smoothhess",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import Call, FrozenRun, Tape, freeze, is_opaque, record
-from smoothhess.curvature.activation_moments import is_modelled, moments, second_derivative, slope_change
+from smoothhess.curvature.slope_change_moments import is_modelled, moments, second_derivative, slope_change
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import is_out_of_memory, release
@@ -142,7 +142,7 @@ class Kinks:
         return ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
 
     @property
-    def units(self) -> int:
+    def neurons(self) -> int:
         """How many units of an example bend."""
         return sum(p[0].numel() for p in self.pre)
 
@@ -153,7 +153,7 @@ class Kinks:
         return k / 2 if self._stored(k) else 1.5 * k
 
     def _stored(self, k: int) -> bool:
-        return self.units * k * self.inputs.element_size() <= self._room
+        return self.neurons * k * self.inputs.element_size() <= self._room
 
     @property
     def _room(self) -> int:
@@ -225,7 +225,7 @@ class Kinks:
         relative size √(2/n), W₁ is biased by it, and `drift` says along random vectors how much.
         """
         k = gaussian.rank(self.inputs[0].numel())
-        together = max(1, self._room // max(self.units * k * self.inputs.element_size(), 1))
+        together = max(1, self._room // max(self.neurons * k * self.inputs.element_size(), 1))
         everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
         parts: list[Expectation] = []
         pending = deque(everyone.split(together))
@@ -348,7 +348,7 @@ class Kinks:
 
         A forward pass for each, in blocks; nothing but the sum is kept.
         """
-        total = torch.zeros(len(owner), self.units, dtype=torch.float64, device=self.inputs.device)
+        total = torch.zeros(len(owner), self.neurons, dtype=torch.float64, device=self.inputs.device)
         for part in self._all_columns(gaussian, owner, columns):
             total += _squares(part)
         return total

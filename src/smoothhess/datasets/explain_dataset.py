@@ -20,7 +20,7 @@ from smoothhess.datasets.job_settings import described
 from smoothhess.datasets.record_batches import Pack, batches, count, packs
 from smoothhess.datasets.record_explainer import Question
 from smoothhess.datasets.store import shard_files
-from smoothhess.datasets.store.manifest import begin, known_store, refuse_other_job
+from smoothhess.datasets.store.job_manifest import begin, known_store, refuse_other_job
 from smoothhess.datasets.store.record import KEEP, Rows, rows_of
 from smoothhess.datasets.store.running_summary import tally
 from smoothhess.datasets.store.store_folder import Store
@@ -68,8 +68,8 @@ def explain_dataset(
         loader: a tensor (N, *shape), a DataLoader, or another iterable of batches: tensors, tuples that begin with the
             inputs, or dictionaries. It must give the same records in the same order each time.
         store: the folder; made where there is none.
-        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function gets the
-            batch, `target(inputs)`, `target(*batch)` of a tuple or `target(batch)` of a dictionary.
+        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function
+            gets the batch, `target(inputs)`, `target(*batch)` of a tuple or `target(batch)` of a dictionary.
         additional_forward_args: further arguments of the model, the same for all records, or a function of the batch
             like target, whose tensors with a row per record follow their record.
         key: where a batch holds its inputs: the key of a dictionary, or the place in a tuple.
@@ -280,4 +280,4 @@ def _check_numbers(
         if isinstance(number, bool) or not hasattr(number, "__index__") or number < lowest:
             raise ValueError(f"{name} must be a whole number, {lowest} or more, got {number!r}.")
     if rank >= world_size:
-        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size}. Ranks count from 0.")
+        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size}. Processes count from 0.")

@@ -60,7 +60,7 @@ class Design(ABC):
         """Rows in one block, the amount of noise that one random generator makes."""
 
     @abstractmethod
-    def unit_rows(self, k: int) -> int:
+    def replicate_rows(self, k: int) -> int:
         """Rows in one independent unit."""
 
     @abstractmethod
@@ -180,7 +180,7 @@ class Independent(Design):
         """64, for bookkeeping alone."""
         return 64
 
-    def unit_rows(self, k: int) -> int:
+    def replicate_rows(self, k: int) -> int:
         """Each row stands alone."""
         return 1
 
@@ -219,7 +219,7 @@ class Orthogonal(Design):
         """k: as many directions as can be orthogonal; twice that in few dimensions."""
         return 2 * k if k <= SMALL else k
 
-    unit_rows = block_rows
+    replicate_rows = block_rows
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
         """Rows of a random orthogonal matrix, times radii from a stream of their own."""
@@ -365,7 +365,7 @@ class Sobol(Design):
         """64 points of one scrambling."""
         return 64
 
-    def unit_rows(self, k: int) -> int:
+    def replicate_rows(self, k: int) -> int:
         """The whole scrambling."""
         return 64
 

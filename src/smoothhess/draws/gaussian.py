@@ -486,7 +486,7 @@ class Eigenbasis(Gaussian):
 class SegmentShift(Gaussian):
     """All features of a segment shift by one N(0, σ²), the segments independently: Σ = Σ_I σ_I² 1_I 1_Iᵀ.
 
-    Made and validated by `smoothhess.result.segments.noise`. L has the columns σ_I 1_I, so whitened coordinates are the shifts
+    Made and validated by `smoothhess.segments.noise`. L has the columns σ_I 1_I, so whitened coordinates are the shifts
     of the segments over their σ_I; sums over a segment and gathers by its id stand in for products with L. A segment
     with σ_I = 0 does not move.
     """

@@ -9,19 +9,19 @@ from torch import Tensor
 
 from smoothhess.draws.designs import find_design
 from smoothhess.estimate.incomplete_blocks import pieces
-from smoothhess.estimate.statistics import Segment, symmetric
-from smoothhess.estimate.unbiased import Unbiased
+from smoothhess.estimate.statistics import DrawRange, symmetric
+from smoothhess.estimate.unbiased_hessian import Unbiased
 
-LARGE_UNIT = 8  # rows; the incomplete blocks of larger ones have a variance of their own, see `incomplete_blocks`
+LARGE_REPLICATE = 8  # rows; the incomplete blocks of larger ones have a variance of their own, see `incomplete_blocks`
 
 
-class Units:
+class Replicates:
     """The independent units that the head consists of."""
 
     def __init__(self, estimate: Unbiased) -> None:
         self.estimate, self.stats = estimate, estimate.stats
         stats = self.stats
-        self.size = find_design(stats.design).unit_rows(stats.rank)
+        self.size = find_design(stats.design).replicate_rows(stats.rank)
         self.alone = False  # whether nobody has two units that could be compared
         if self.size == 1:
             rows = torch.arange(stats.head.odd.shape[1], device=stats.n.device)
@@ -82,7 +82,7 @@ class Units:
 
     def _of_loose(self, squares: Callable[[], Tensor]) -> Tensor | float:
         """Variance that rows of incomplete units behind the head have; the squares of all rows of it are added up."""
-        if self.size > LARGE_UNIT or not bool((self.loose > 0).any()):
+        if self.size > LARGE_REPLICATE or not bool((self.loose > 0).any()):
             return 0.0
         total = squares()
         n, head, loose = (t.reshape(-1, *[1] * (total.ndim - 1)) for t in (self.stats.n, self.stats.n_head, self.loose))
@@ -162,7 +162,7 @@ class Units:
         return torch.where(divisor > 0, squares / divisor.clamp_min(1) / n.clamp_min(1), 0.0)
 
 
-def _boundaries(stream: Sequence[Segment], left: int, size: int) -> list[tuple[int, int]]:
+def _boundaries(stream: Sequence[DrawRange], left: int, size: int) -> list[tuple[int, int]]:
     """First and last + 1 row of each unit of a head of `left` rows; a unit that goes on behind the head is left out."""
     ends = [piece for piece in pieces(stream, size) if piece[0] < left]
     return ends if ends and ends[-1][1] <= left else ends[:-1]

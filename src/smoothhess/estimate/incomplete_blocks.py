@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import SMALL
-from smoothhess.estimate.statistics import Segment, Statistics
+from smoothhess.estimate.statistics import DrawRange, Statistics
 
 RADIAL = 1.5  # see `_radial_variance`
 DEGREES = (1, 4)  # of the part of a function that is not quadratic: kinks, and the first term of a smooth one
@@ -55,10 +55,10 @@ class Correction:
         return any(bool(t.any()) for t in (self.corrected, self.plain, self.radial))
 
 
-def pieces(stream: Sequence[Segment], size: int) -> list[tuple[int, int]]:
+def pieces(stream: Sequence[DrawRange], size: int) -> list[tuple[int, int]]:
     """First and last + 1 row of each part of a block of `size` rows, in the order in which the rows were drawn.
 
-    >>> pieces([Segment(0, 0, 5), Segment(7, 2, 4)], 3)
+    >>> pieces([DrawRange(0, 0, 5), DrawRange(7, 2, 4)], 3)
     [(0, 3), (3, 5), (5, 6), (6, 7)]
     """
     ends, row = [], 0

@@ -33,7 +33,7 @@ from smoothhess.estimate.incomplete_blocks import correct
 from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.linalg.gram import Grams, inner
 from smoothhess.linalg.low_rank import Known
-from smoothhess.linalg.orthonormal import strongest_directions
+from smoothhess.linalg.principal_directions import strongest_directions
 
 FIRST_BLOCK = 4  # directions in the first blocks,
 GROWTH = 1.5  # and how the blocks' ends grow

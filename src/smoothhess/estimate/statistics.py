@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def most_rows(rank: int, features: int) -> int:
     return head_rows(rank) if features > DENSE_LIMIT else 1 << 62
 
 
-class Segment(NamedTuple):
+class DrawRange(NamedTuple):
     """Rows start … stop − 1 of the stream of one seed."""
 
     seed: int
@@ -86,7 +86,7 @@ class Statistics:
     """Mergeable statistics of B examples; the only thing that sampling, merging and saving act on."""
 
     design: str
-    stream: tuple[tuple[Segment, ...], ...]  # per example
+    stream: tuple[tuple[DrawRange, ...], ...]  # per example
     n: Tensor  # (B,) rows seen
     head: Rows  # the first rows, padded with zeros where examples have fewer
     total: Tensor | None  # (B, k, k) Σ s oddᵀ over all rows; None while the head holds them all
@@ -110,7 +110,7 @@ class Statistics:
         none = gradient.new_zeros(batch, 0, k)
         return Statistics(
             design=design,
-            stream=tuple((Segment(seed, 0, 0),) for seed in seeds),
+            stream=tuple((DrawRange(seed, 0, 0),) for seed in seeds),
             n=torch.zeros(batch, dtype=torch.long, device=value.device),
             head=Rows(none[..., 0], none, none, none, *[none[..., 0]] * 4),
             total=None,
@@ -145,11 +145,11 @@ class Statistics:
         """Rows of each example that are in the head, (B,)."""
         return self.n.clamp_max(self.head_rows)
 
-    def next_row(self, example: int) -> Segment:
+    def next_row(self, example: int) -> DrawRange:
         """Where the stream of an example goes on: the first row of its last seed that was not seen yet."""
         seed = self.stream[example][-1].seed
         start = max(s.stop for s in self.stream[example] if s.seed == seed)
-        return Segment(seed, start, start)
+        return DrawRange(seed, start, start)
 
     def extended(self, chunks: Iterable[Rows], known: Known | None = None) -> Statistics:
         """With further rows of the same streams, from `next_row` on; all examples must have seen equally many.
@@ -183,7 +183,7 @@ class Statistics:
         stream = []
         for example, segments in enumerate(self.stream):
             seed, start, _ = self.next_row(example)
-            stream.append(chain(*segments, Segment(seed, start, start + added)))
+            stream.append(chain(*segments, DrawRange(seed, start, start + added)))
         return replace(
             self,
             stream=tuple(stream),
@@ -301,7 +301,7 @@ class Statistics:
 
     @staticmethod
     def from_tensors(
-        design: str, stream: tuple[tuple[Segment, ...], ...], rank: int, tensors: dict[str, Tensor]
+        design: str, stream: tuple[tuple[DrawRange, ...], ...], rank: int, tensors: dict[str, Tensor]
     ) -> Statistics:
         """The inverse of `tensors`."""
         kept = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
@@ -315,7 +315,8 @@ class Statistics:
         total = own.pop("total", None)
         if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
             own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
-        return Statistics(design=design, stream=stream, rank=rank, head=head, total=total, known=known, **own)
+        values: dict[str, Any] = {"head": head, "total": total, "known": known, **own}
+        return Statistics(design=design, stream=stream, rank=rank, **values)
 
 
 def unmoved(stats: Statistics) -> Tensor:
@@ -442,13 +443,13 @@ def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(given) if given else None
 
 
-def chain(*segments: Segment) -> tuple[Segment, ...]:
+def chain(*segments: DrawRange) -> tuple[DrawRange, ...]:
     """The same rows in the same order, neighbours joined where one goes on where the other stopped.
 
-    >>> chain(Segment(0, 0, 4), Segment(0, 4, 6), Segment(1, 0, 2))
-    (Segment(seed=0, start=0, stop=6), Segment(seed=1, start=0, stop=2))
+    >>> chain(DrawRange(0, 0, 4), DrawRange(0, 4, 6), DrawRange(1, 0, 2))
+    (DrawRange(seed=0, start=0, stop=6), DrawRange(seed=1, start=0, stop=2))
     """
-    found: list[Segment] = []
+    found: list[DrawRange] = []
     for segment in segments:
         if found and found[-1].seed == segment.seed and found[-1].stop == segment.start:
             found[-1] = found[-1]._replace(stop=segment.stop)

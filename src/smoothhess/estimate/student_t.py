@@ -1,4 +1,4 @@
-"""Student's t for tensors of degrees of freedom: two-sided p-values and quantiles, in float64. scipy is imported late."""
+"""Student's t for tensors of degrees of freedom: two-sided p-values and quantiles, in float64, by scipy."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate import student_t
 from smoothhess.estimate.antisymmetric_variance import Prior, Products, Skew
-from smoothhess.estimate.block_variance import Units
+from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.incomplete_blocks import Correction, Gram, Values, missing_variance
 from smoothhess.estimate.statistics import PROBES, Statistics, symmetric, unmoved
-from smoothhess.estimate.unbiased import Unbiased, corrected_rows, pair_norm
+from smoothhess.estimate.unbiased_hessian import Unbiased, corrected_rows, pair_norm
 from smoothhess.linalg.low_rank import Known
 
 SEEN, NOTHING = 8, 1e-10  # rows that must meet what a control variate leaves over, and the share that counts as nothing
@@ -60,9 +60,9 @@ class Noise:
         self.estimate = Unbiased(features, gaussian, grouped=white is None)
 
     @cached_property
-    def units(self) -> Units:
+    def replicates(self) -> Replicates:
         """The units of the head."""
-        return Units(self.estimate)
+        return Replicates(self.estimate)
 
     @cached_property
     def skew(self) -> Skew | None:
@@ -72,7 +72,7 @@ class Noise:
     @property
     def _has_blocks(self) -> bool:
         """Whether rows depend on each other as those of an orthogonal block do, which the skew is made for."""
-        return self.units.size > 1 and self.features.design == "orthogonal"
+        return self.replicates.size > 1 and self.features.design == "orthogonal"
 
     @cached_property
     def prior(self) -> Prior | None:
@@ -119,7 +119,7 @@ class Noise:
     @property
     def df(self) -> Tensor:
         """Degrees of freedom of the Hessian's variances, (B,)."""
-        return self.units.df if self.prior is None else self.units.df + self._prior_df
+        return self.replicates.df if self.prior is None else self.replicates.df + self._prior_df
 
     @cached_property
     def _prior_df(self) -> Tensor:
@@ -144,11 +144,11 @@ class Noise:
     def _weigh(self, units: Tensor, prior: Tensor | None = None, prior_df: Tensor | None = None) -> Tensor:
         """Both variances, weighted by their degrees of freedom; infinite where neither has any."""
         shape = (-1, *[1] * (units.ndim - 1))
-        a = self.units.df.reshape(shape)
+        a = self.replicates.df.reshape(shape)
         if prior is None or prior_df is None:
             return torch.where(a > 0, units, torch.inf)
         b = prior_df.reshape(shape)
-        if self.units.alone:
+        if self.replicates.alone:
             return torch.where(b > 0, prior, torch.inf)
         return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
 
@@ -199,18 +199,18 @@ class Noise:
         blocks show the right amount, but a few of them not well. Whichever gives the narrower intervals is used.
         `exact` (B, P) is a part of each row whose mean over a complete block has no error.
         """
-        units = self.units.of_mean(rows)
+        units = self.replicates.of_mean(rows)
         if self.prior is None:
-            return Variance(self._weigh(units), self.units.df)
+            return Variance(self._weigh(units), self.replicates.df)
         rest = rows if exact is None else rows - exact.to(rows)
         alone, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
             alone = alone + self._as_independent(exact) * self._left_open
         total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
-        by_blocks, by_rows = (student_t.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.units.df, df))
-        by_units = (self.units.df > 0) & (by_blocks * total[0] < by_rows * total[1])
+        by_blocks, by_rows = (student_t.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.replicates.df, df))
+        by_units = (self.replicates.df > 0) & (by_blocks * total[0] < by_rows * total[1])
         value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, alone)
-        chosen = torch.where(by_units, self.units.df, df)
+        chosen = torch.where(by_units, self.replicates.df, df)
         return Variance(torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf), chosen)
 
     def _as_independent(self, rows: Tensor) -> Tensor:
@@ -248,7 +248,9 @@ class Noise:
         self, rows: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]
     ) -> Variance:
         """From the value of uᵀĤv in each corrected row; `values` are those of the sampled estimate."""
-        units = self.units.of_form(rows, gram.mixed) if self.estimate.has_identity else self.units.of_mean(rows)
+        units = (
+            self.replicates.of_form(rows, gram.mixed) if self.estimate.has_identity else self.replicates.of_mean(rows)
+        )
         return Variance(self._finished(units, gram, prior, values), self.df)
 
     @cached_property
@@ -259,13 +261,13 @@ class Noise:
         """
         assert self.prior is not None
         own = self.estimate.identity.diagonal
-        units = self.units.of_form(self.features.head.score * self.estimate.odd, own).sum(1)
+        units = self.replicates.of_form(self.features.head.score * self.estimate.odd, own).sum(1)
         shown = self.prior.variance(*[self._own_products] * 3)
         if self.correction.has_variance:
             gram, values = Gram(own, own, own), Values(*[self.estimate.sampled_diagonal] * 3)
             shown = shown + missing_variance(self.correction, values, gram, self.features.rank)
         ratio = units / shown.sum(1).clamp_min(1e-300)
-        return torch.where((self.units.df >= 1) & ratio.isfinite(), ratio, 1.0).clamp(1, 10)
+        return torch.where((self.replicates.df >= 1) & ratio.isfinite(), ratio, 1.0).clamp(1, 10)
 
     def _finished(
         self,
@@ -280,7 +282,7 @@ class Noise:
             variance = self._weigh(units)
         else:
             found = prior(self.prior)
-            if not self.units.alone and parallel:
+            if not self.replicates.alone and parallel:
                 cosine2 = gram.mixed.square() / (gram.left * gram.right).clamp_min(1e-300)
                 found = found * (1 + (self._along_itself.reshape(-1, *[1] * (found.ndim - 1)) - 1) * cosine2)
             if self.correction.has_variance:
@@ -398,7 +400,7 @@ class Noise:
             own = sampled.diagonal(dim1=-2, dim2=-1)
             return Values(own[..., None], own[:, None], sampled)
 
-        entries = self._finished(self.units.of_entries(), parts, prior, values)
+        entries = self._finished(self.replicates.of_entries(), parts, prior, values)
         if self.features.drift is not None:
             entries = entries + self._drift(self._drifting[:, :, None], self._drifting[:, None])
         if self._unseen is not None:
@@ -528,7 +530,7 @@ class Noise:
 
     def _frobenius(self) -> Tensor:
         estimate, identity = self.estimate, self.estimate.identity
-        units = self.units.of_norm(self.features.head.score, estimate.odd, estimate.pair_norm)
+        units = self.replicates.of_norm(self.features.head.score, estimate.odd, estimate.pair_norm)
         total = identity.diagonal.sum(-1)
 
         def prior(p: Prior) -> Tensor:
@@ -583,7 +585,7 @@ class Noise:
             mixed = (push(score).double() * push(rows).double()).sum((-1, -2))
             return found + 2 * constant * mixed + constant.square() * total
 
-        noise = self.units.of_norm(white.head.score, odd, norm2)
+        noise = self.replicates.of_norm(white.head.score, odd, norm2)
         if self.prior is None:
             noise = self._weigh(noise)
         else:
@@ -625,7 +627,7 @@ class Noise:
         stats = self.features
         raw = stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)
         size = torch.linalg.eigvalsh(self.estimate.dense()).abs().amax(-1)
-        if self.prior is not None and bool((self.units.df < LEAST_UNITS).any()):
+        if self.prior is not None and bool((self.replicates.df < LEAST_UNITS).any()):
             if stats.k <= SMALL or stats.rank <= SMALL:  # too few dimensions for more than a bound
                 return size, self.of_frobenius.sqrt()
             skew = torch.linalg.matrix_norm((raw - raw.mT) / 2, 2)  # the antisymmetric half errs like the symmetric one
@@ -636,12 +638,12 @@ class Noise:
         mean = stats.head.sum() / head
         norms = []
         for _ in range(BOOTSTRAPS):  # deviations of units from their mean, with random signs
-            signs = torch.randint(0, 2, self.units.sizes.shape[1:], generator=rng).to(s) * 2 - 1
-            balance = (self.units.sizes * signs).sum(1).reshape(-1, 1, 1)
-            scored = s * self.units.spread(signs)[..., None]
+            signs = torch.randint(0, 2, self.replicates.sizes.shape[1:], generator=rng).to(s) * 2 - 1
+            balance = (self.replicates.sizes * signs).sum(1).reshape(-1, 1, 1)
+            scored = s * self.replicates.spread(signs)[..., None]
             norms.append(torch.linalg.eigvalsh(symmetric((scored.mT @ g - balance * mean) / head)).abs().amax(-1))
         error = torch.stack(norms).square().mean(0).sqrt() * (stats.n_head / stats.n.clamp_min(1)).sqrt()
-        return size, torch.where(self.units.df > 0, error, torch.inf)
+        return size, torch.where(self.replicates.df > 0, error, torch.inf)
 
 
 def _squared_norm_of(known: Known) -> Tensor:

@@ -3,7 +3,7 @@
 from smoothhess.evaluate.attack import AttackPath, attack, margin
 from smoothhess.evaluate.attack_comparison import AttackComparison, AttackDifference, post_hoc
 from smoothhess.evaluate.compare_methods import MethodComparison, compare_methods
-from smoothhess.evaluate.comparison import Average, Comparison, Difference, compare
+from smoothhess.evaluate.compare_surrogates import Average, Comparison, Difference, compare
 from smoothhess.evaluate.global_interactions import global_interactions
 from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.evaluate.perturbation_mse import perturbation_mse
@@ -11,7 +11,7 @@ from smoothhess.evaluate.sanity import Check, Sanity, sanity
 from smoothhess.evaluate.selection import Selection, select, select_radii
 from smoothhess.evaluate.smallest_flip import Flip, smallest_flip
 from smoothhess.evaluate.sweep import Change, Curve, Sweep, sweep
-from smoothhess.evaluate.validation import Validation, validate_pairs
+from smoothhess.evaluate.validate_pairs import Validation, validate_pairs
 from smoothhess.result.minimize_in_ball import kkt_residual, minimize_in_ball
 
 __all__ = [

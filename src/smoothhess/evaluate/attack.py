@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from smoothhess.evaluate.box_constraints import Box
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.linalg.trust_region.spectrum import Spectrum
+from smoothhess.result.hessian_forms import spectrum_of
 from smoothhess.result.interactions import Interactions
-from smoothhess.result.quadratic import spectrum_of
 from smoothhess.result.taylor import Taylor
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.evaluate.attack import AttackPath
-from smoothhess.evaluate.comparison import Average, as_radii
+from smoothhess.evaluate.compare_surrogates import Average, as_radii
 from smoothhess.evaluate.perturbation_mse import check_centre
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed

@@ -14,9 +14,9 @@ from torch import Tensor
 from smoothhess import baselines as known
 from smoothhess.curvature import activation_hooks
 from smoothhess.evaluate.attack_comparison import AttackComparison, post_hoc
-from smoothhess.evaluate.comparison import Comparison, compare
+from smoothhess.evaluate.compare_surrogates import Comparison, compare
 from smoothhess.explainers.smooth_hess import SmoothHess
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
 from smoothhess.result.interactions import Interactions

@@ -56,9 +56,9 @@ def global_interactions(
             the draws of its own seed. One whose results hold no draws (baselines without seed=seeds) is called once.
         batches: a tensor (N, *shape), or an iterable of batches: tensors, or tuples that begin with the inputs, as a
             DataLoader gives them.
-        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function gets the
-            batch, `target(inputs)` or `target(*batch)` (lambda x, y: y takes labels); with a tensor of N records also
-            one per record.
+        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function
+            gets the batch, `target(inputs)` or `target(*batch)` (lambda x, y: y takes labels); with a tensor of N
+            records also one per record.
         additional_forward_args: further arguments of the model, the same for all, or a function of the batch like
             target, whose tensors with a row per record follow their record.
         feature_mask: integer group ids with the shape of one input: pairs of groups, and no d × d.

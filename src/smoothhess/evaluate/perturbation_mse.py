@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from smoothhess.evaluate.ball_samples import check_sampling, displacements
-from smoothhess.evaluate.error_covariance import Moments
+from smoothhess.evaluate.streaming_covariance import Moments
 from smoothhess.linalg.memory import ROW_BYTES
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
 from smoothhess.result.taylor import Taylor

@@ -10,7 +10,7 @@ PERMUTATIONS = 9999  # random orders; of up to seven numbers all orders are fewe
 
 
 def ranks(x: Tensor) -> Tensor:
-    """Ranks 1 … n along the last dimension, float64; equal numbers share the mean of theirs.
+    """Processes 1 … n along the last dimension, float64; equal numbers share the mean of theirs.
 
     >>> ranks(torch.tensor([3.0, 1.0, 3.0, 2.0]))
     tensor([3.5000, 1.0000, 3.5000, 2.0000], dtype=torch.float64)

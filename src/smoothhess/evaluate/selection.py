@@ -22,12 +22,12 @@ from smoothhess import baselines
 from smoothhess.evaluate.attack import AttackPath
 from smoothhess.evaluate.attack_comparison import Judge
 from smoothhess.evaluate.ball_samples import check_sampling, displacements
-from smoothhess.evaluate.comparison import as_radii
+from smoothhess.evaluate.compare_surrogates import as_radii
 from smoothhess.evaluate.perturbation_mse import CHUNK_ROWS, check_centre, check_whole
 from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.memory import ROW_BYTES
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
 from smoothhess.result.interactions import Interactions
@@ -153,7 +153,7 @@ class Selection:
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """The curve: bars are paired standard errors of the difference to the best, the band is that of the score."""
-        from smoothhess.view.figures import canvas, text_layout
+        from smoothhess.view.figures import canvas, title_layout
 
         ax = canvas.new_axes(ax, 6.0, 3.6)
         x, score, band, bar = map(canvas.array, (self.values, self.scores, self.stderr, self.difference_stderr))
@@ -168,7 +168,7 @@ class Selection:
             f"{self.parameter} of {self.method}\nbars: paired with the best; band: of each alone", fontsize="small"
         )
         ax.set_ylabel(SCORES[self.score])
-        text_layout.caption(ax, f"radius {self.radius:g}, {self.per_point.shape[1]} points: best {self.best:.4g}")
+        title_layout.caption(ax, f"radius {self.radius:g}, {self.per_point.shape[1]} points: best {self.best:.4g}")
         canvas.hide_spines(ax, "top", "right")
         return ax
 

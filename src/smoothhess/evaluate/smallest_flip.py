@@ -12,7 +12,7 @@ from torch import Tensor
 from smoothhess.evaluate.attack import AttackPath
 from smoothhess.evaluate.attack_comparison import Judge
 from smoothhess.evaluate.perturbation_mse import check_whole
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.state import borrowed
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.taylor import Taylor

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate import student_t
-from smoothhess.estimate.statistics import Rows, Segment, Statistics, own_slopes
+from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.low_rank import Known
 from smoothhess.model.gradients import check_inputs
@@ -143,7 +143,7 @@ class Sweep(Sequence[Interactions]):
 
     def entry(self, i: int | tuple[int, ...], j: int | tuple[int, ...]) -> Curve:
         """H_ij at each scale, (S, B)."""
-        return self.bilinear(*(_unit(self.results[0], index) for index in (i, j)))
+        return self.bilinear(*(_unit_vector(self.results[0], index) for index in (i, j)))
 
     def bilinear(self, u: Tensor, v: Tensor) -> Curve:
         """uᵀHv at each scale, (S, B)."""
@@ -256,7 +256,7 @@ def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
     return gaussians
 
 
-def _unit(result: Interactions, index: int | tuple[int, ...]) -> Tensor:
+def _unit_vector(result: Interactions, index: int | tuple[int, ...]) -> Tensor:
     unit = torch.zeros(result.shape[1], dtype=result.dtype, device=result.device)
     unit[result._flat_index(index)] = 1
     return unit
@@ -365,7 +365,8 @@ def _first_rows(stats: Statistics, rows: Tensor) -> Statistics:
     return replace(
         stats,
         stream=tuple(
-            (Segment(s[0].seed, s[0].start, s[0].start + n),) for s, n in zip(stats.stream, rows.tolist(), strict=True)
+            (DrawRange(s[0].seed, s[0].start, s[0].start + n),)
+            for s, n in zip(stats.stream, rows.tolist(), strict=True)
         ),
         n=rows,
         head=head,

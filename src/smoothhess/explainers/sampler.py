@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT, THIN_PROBES, Control, Pilot, Subtraction, pilot_passes
 from smoothhess.curvature.one_flip import Kinks, NoKinksError
-from smoothhess.curvature.recorded_operations import KINKED, unknown_operations
+from smoothhess.curvature.unknown_operations import KINKED, unknown_operations
 from smoothhess.draws.designs import Design, pilot_stack, tau_rows
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping, probes
-from smoothhess.estimate.statistics import Rows, Segment, Statistics, own_slopes
+from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
 from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import is_out_of_memory
@@ -74,7 +74,7 @@ class Sampler:
     def watched(self) -> Tensor | None:
         """Directions of the groups and probes, (1 or B, K + PROBES, k), where rows depend on each other."""
         k = self.gaussian.rank(self.inputs[0].numel())
-        if self.grouping is None or self.plan.unit_rows(k) == 1:
+        if self.grouping is None or self.plan.replicate_rows(k) == 1:
             return None
         q = self.grouping.directions(self.gaussian)
         return torch.cat([q, probes(k, q).expand(len(q), -1, -1)], 1)
@@ -281,7 +281,7 @@ class Sampler:
             bar.update((stop - start) * len(index))
 
     def _evaluate(
-        self, positions: Sequence[Segment], start: int, stop: int, index: Tensor, subtraction: Subtraction | None
+        self, positions: Sequence[DrawRange], start: int, stop: int, index: Tensor, subtraction: Subtraction | None
     ) -> Rows:
         x = self.inputs[index].flatten(1)  # (b, d)
         k = self.gaussian.rank(x.shape[1])

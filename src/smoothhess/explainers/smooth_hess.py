@@ -30,9 +30,9 @@ from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
-from smoothhess.model.layers import Neuron
+from smoothhess.model.layer_functions import Neuron
 from smoothhess.model.state import borrowed
-from smoothhess.result.closed_form import LAYER_BYTES, ClosedForm, Layer
+from smoothhess.result.closed_form_hessian import LAYER_BYTES, ClosedForm, Layer
 from smoothhess.result.interactions import Interactions
 
 

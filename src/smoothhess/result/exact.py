@@ -199,9 +199,9 @@ class _Certain(Noise):
 class Exact(Interactions):
     """A gradient and a Hessian that are known without sampling error, with all that an `Interactions` offers.
 
-    Made by `Exact.make` and by the functions of `smoothhess.baselines`. Standard errors are 0, `relative_error` is 0, `r2`
-    is NaN. There are no draws: `statistics` is refused, and so are `merge` and `SmoothHess.more`. `gaussian` holds the
-    size of a usual move of each feature, which pairs are ranked by.
+    Made by `Exact.make` and by the functions of `smoothhess.baselines`. Standard errors are 0, `relative_error` is 0,
+    `r2` is NaN. There are no draws: `statistics` is refused, and so are `merge` and `SmoothHess.more`. `gaussian` holds
+    the size of a usual move of each feature, which pairs are ranked by.
 
     The Hessian is dense, zero, or an operator that is asked for products. An operator may call the model: such a result
     works at any size, but it cannot be saved, and `hessian` takes one product for each feature.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from smoothhess.result.one_example import batch_of_one
+from smoothhess.result.select_example import batch_of_one
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,14 +20,14 @@ from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
 from smoothhess.estimate.statistics import (
     DENSE_LIMIT,
     ESTIMATOR_VERSION,
-    Segment,
+    DrawRange,
     Statistics,
     concatenate,
     merge,
     symmetric,
 )
 from smoothhess.estimate.stein_check import z_scores
-from smoothhess.estimate.unbiased import Unbiased
+from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise, Variance
 from smoothhess.linalg.krylov import leading_eigenpairs
 from smoothhess.result import export, files
@@ -877,7 +877,7 @@ def _differences(a: Interactions, b: Interactions) -> list[str]:
 @files.restorer("Interactions")
 def _restored(parts: Parts) -> Interactions:
     about, tensors = parts
-    stream = tuple(tuple(Segment(*s) for s in example) for example in about["stream"])
+    stream = tuple(tuple(DrawRange(*s) for s in example) for example in about["stream"])
     return Interactions(
         **files.common_fields(parts),
         statistics=Statistics.from_tensors(about["design"], stream, about["rank"], parts.under("statistics.")),

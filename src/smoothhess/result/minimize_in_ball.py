@@ -19,11 +19,19 @@ from torch import Tensor
 from smoothhess.estimate.statistics import HEAD_LEAST
 from smoothhess.linalg.trust_region.certified import minimize_certified
 from smoothhess.linalg.trust_region.lanczos import Product
-from smoothhess.linalg.trust_region.scaling import eigenvalues, exponent, norm, power, unit
+from smoothhess.linalg.trust_region.scaling import eigenvalues, exponent, norm, power, unit_vector
 from smoothhess.linalg.trust_region.spectrum import Spectrum, check_radii, count_kept
 from smoothhess.result.exact import Exact
+from smoothhess.result.hessian_forms import (
+    DENSE_PAYS,
+    Hessian,
+    check_gradient,
+    dense,
+    few_directions,
+    rows_of,
+    spectrum_of,
+)
 from smoothhess.result.interactions import Interactions
-from smoothhess.result.quadratic import DENSE_PAYS, Hessian, check_gradient, dense, few_directions, rows_of, spectrum_of
 
 __all__ = ["kkt_residual", "minimize_in_ball"]
 
@@ -129,8 +137,8 @@ def kkt_residual(gradient: Tensor, hessian: Hessian, radius: float | Tensor, ste
     per = torch.where(largest > 0, largest, 1.0)
     # forces in units of ‖H‖‖δ‖ + ‖g‖, multipliers in those of ‖H‖ + ‖g‖/‖δ‖: nothing overflows on the way
     of_h, of_g = _shares(largest, g, length)
-    way = unit(delta)
-    force = of_h[:, None] * product(way) / per[:, None] + of_g[:, None] * unit(g)
+    way = unit_vector(delta)
+    force = of_h[:, None] * product(way) / per[:, None] + of_g[:, None] * unit_vector(g)
     lowest = of_h * values.amin(1) / per
     fitting = -(force * way).sum(1).clamp_max(0)
     reach = length / radii

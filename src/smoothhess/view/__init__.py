@@ -22,11 +22,11 @@ from smoothhess.view.figures.gradient_map import gradient
 from smoothhess.view.figures.graph import graph
 from smoothhess.view.figures.heatmap import heatmap
 from smoothhess.view.figures.image_pairs import image
+from smoothhess.view.figures.interactions_by_sigma import sweep_curves
 from smoothhess.view.figures.pair_intervals import pairs
 from smoothhess.view.figures.segment_partners import segment
 from smoothhess.view.figures.series import series
 from smoothhess.view.figures.surrogate_line import along
-from smoothhess.view.figures.sweep_curves import sweep_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from smoothhess.cli.explain import class_names, csv_files, image_files, inputs, load_model, normalization, npy_files
+from smoothhess.cli.explain import csv_files, image_files, inputs, load_model, normalization, npy_files, target_class
 from smoothhess.cli.explain.inputs import Reading
 
 CPU = torch.device("cpu")
@@ -391,22 +391,22 @@ def test_class_names_by_line_and_by_json(tmp_path):
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-        assert class_names.read_classes(tmp_path / name) == ["cat", "dog", "fox"]
+        assert target_class.read_classes(tmp_path / name) == ["cat", "dog", "fox"]
     (tmp_path / "d.json").write_text('{"a": 1}')
     with pytest.raises(ValueError, match="not a json list"):
-        class_names.read_classes(tmp_path / "d.json")
+        target_class.read_classes(tmp_path / "d.json")
 
 
 def test_targets_by_number_by_name_and_by_default():
     output, classes = torch.tensor([[0.1, 0.9, 0.3]]), ["cat", "dog", "fox"]
-    assert class_names.find(None, output, None) == class_names.Target(1, "output 1", "the largest of 3 outputs")
-    assert class_names.find(None, output, classes).name == "dog"
-    assert class_names.find("fox", output, classes).index == 2
-    assert class_names.find("FOX", output, classes) == class_names.Target(2, "fox", "as asked")
-    assert class_names.find("-1", output, classes).name == "fox"
-    assert class_names.find("1,0", torch.zeros(1, 2, 3), None).index == (1, 0)
+    assert target_class.find(None, output, None) == target_class.Target(1, "output 1", "the largest of 3 outputs")
+    assert target_class.find(None, output, classes).name == "dog"
+    assert target_class.find("fox", output, classes).index == 2
+    assert target_class.find("FOX", output, classes) == target_class.Target(2, "fox", "as asked")
+    assert target_class.find("-1", output, classes).name == "fox"
+    assert target_class.find("1,0", torch.zeros(1, 2, 3), None).index == (1, 0)
     for single in (torch.zeros(1), torch.zeros(1, 1)):
-        assert class_names.find(None, single, None).index is None
+        assert target_class.find(None, single, None).index is None
 
 
 @pytest.mark.parametrize(
@@ -425,10 +425,10 @@ def test_targets_by_number_by_name_and_by_default():
 )
 def test_wrong_targets_are_refused(words, shape, classes, says):
     with pytest.raises(ValueError, match=says):
-        class_names.find(words, torch.zeros(shape), classes)
+        target_class.find(words, torch.zeros(shape), classes)
 
 
 def test_probabilities_are_recognised():
-    assert class_names.look_like_probabilities(torch.tensor([[0.2, 0.8]]))
-    assert not class_names.look_like_probabilities(torch.tensor([[-0.2, 1.2]]))
-    assert not class_names.look_like_probabilities(torch.tensor([[1.0]]))
+    assert target_class.look_like_probabilities(torch.tensor([[0.2, 0.8]]))
+    assert not target_class.look_like_probabilities(torch.tensor([[-0.2, 1.2]]))
+    assert not target_class.look_like_probabilities(torch.tensor([[1.0]]))

@@ -13,7 +13,7 @@ from torch import nn
 
 from smoothhess import SmoothHess
 from smoothhess.datasets import distributed
-from smoothhess.datasets.distributed import split_records
+from smoothhess.datasets.distributed import distributed_dataset
 from tests.datasets.distributed.cases import TwoPaths, X, network
 
 
@@ -94,7 +94,7 @@ def scenes(rank, count, folder):
 
 
 def main(rank: int, count: int, folder: Path) -> None:
-    split_records.PATIENCE = 0.5
+    distributed_dataset.PATIENCE = 0.5
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=count)
     told = {}
     for name, scene in scenes(rank, count, folder).items():

@@ -8,8 +8,8 @@ from torch import nn
 
 from smoothhess import Interactions, SmoothHess
 from smoothhess.datasets import distributed
+from smoothhess.datasets.distributed.distributed_attribute import refuse_talking
 from smoothhess.datasets.distributed.shared_sampler import Stretch
-from smoothhess.datasets.distributed.split_draws import refuse_talking
 from tests.datasets.distributed.cases import CASES, OPTIONS, Counter, X, network, plain
 from tests.datasets.distributed.launch import torchrun
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from smoothhess import NeuronSmoothHess, SmoothHess
 from smoothhess.datasets import Store, distributed, explain_dataset
-from smoothhess.datasets.distributed.split_records import _watched
+from smoothhess.datasets.distributed.distributed_dataset import _watched
 from tests.datasets.distributed.cases import MASK, X, network
 from tests.datasets.distributed.launch import torchrun
 

@@ -14,7 +14,7 @@ state_dicts, exports, factories   weights, torch.export files, pkg.module:factor
 settings, command, telling        the options, their help, and what is printed
 """
 
-from smoothhess.cli.explain.arguments import Settings
+from smoothhess.cli.explain.checked_settings import Settings
 from smoothhess.cli.explain.run_explain import run
 
 __all__ = ["Settings", "run"]

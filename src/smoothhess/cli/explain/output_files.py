@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smoothhess.cli.explain.example_options import Question
+from smoothhess.cli.explain.example_question import Question
 from smoothhess.cli.explain.inputs import unmoved
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.result import export

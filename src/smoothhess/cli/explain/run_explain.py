@@ -11,9 +11,9 @@ import torch
 from tqdm import tqdm
 
 from smoothhess.cli.demo import LIMITS
-from smoothhess.cli.explain import class_names, image_files, inputs, load_model, output_files, printed_summary
-from smoothhess.cli.explain.arguments import Settings
-from smoothhess.cli.explain.example_options import Question, ask, key
+from smoothhess.cli.explain import image_files, inputs, load_model, output_files, printed_summary, target_class
+from smoothhess.cli.explain.checked_settings import Settings
+from smoothhess.cli.explain.example_question import Question, ask, key
 from smoothhess.cli.explain.inputs import Reading
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import read_numbers
@@ -34,7 +34,7 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
     canvas.new_figure(1, 1)  # without matplotlib, say so at once
     device = _device(settings.device)
     folder = Folder(settings.out)
-    classes = class_names.read_classes(settings.classes)
+    classes = target_class.read_classes(settings.classes)
     reading = Reading(
         size=image_files.parse_size(settings.size),
         rows=settings.rows,

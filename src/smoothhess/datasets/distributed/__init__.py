@@ -4,8 +4,8 @@
 here: call torch.distributed.init_process_group() first, or call nothing and have a single process do the work.
 """
 
+from smoothhess.datasets.distributed.distributed_attribute import attribute
+from smoothhess.datasets.distributed.distributed_dataset import explain_dataset
 from smoothhess.datasets.distributed.process_group import RankError
-from smoothhess.datasets.distributed.split_draws import attribute
-from smoothhess.datasets.distributed.split_records import explain_dataset
 
 __all__ = ["RankError", "attribute", "explain_dataset"]

@@ -82,9 +82,9 @@ def is_alone(group: dist.ProcessGroup | None) -> bool:
 
 
 @contextmanager
-def together(group: dist.ProcessGroup | None) -> Iterator[Ranks]:
+def together(group: dist.ProcessGroup | None) -> Iterator[Processes]:
     """The processes of a group for the length of one job: they leave together, or fail together."""
-    ranks = Ranks(group)
+    ranks = Processes(group)
     try:
         yield ranks
         ranks.exchange(None)  # what was sent has arrived, and nobody is waited for any more
@@ -95,7 +95,7 @@ def together(group: dist.ProcessGroup | None) -> Iterator[Ranks]:
         ranks.close()
 
 
-class Ranks:
+class Processes:
     """The processes of a group; number 0 leads."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -261,7 +261,7 @@ class Ranks:
             return otherwise
 
 
-def same_everywhere(ranks: Ranks, about: Mapping[str, Any]) -> None:
+def same_everywhere(ranks: Processes, about: Mapping[str, Any]) -> None:
     """Raise, on every rank, where the ranks were not asked for the same thing; `about` is as JSON can hold it."""
     everyone: Sequence[dict[str, Any]] = ranks.exchange(dict(about))
     for rank, other in enumerate(everyone):

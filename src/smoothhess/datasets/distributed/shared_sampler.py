@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import Control
 from smoothhess.curvature.one_flip import Expectation, Kinks, NoKinksError
-from smoothhess.datasets.distributed.process_group import Forms, Ranks, forms
+from smoothhess.datasets.distributed.process_group import Forms, Processes, forms
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.estimate.statistics import Rows, Segment, Statistics, chain, cut, join
+from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, chain, cut, join
 from smoothhess.explainers.sampler import OtherPathError, Sampler
 from smoothhess.linalg.low_rank import Known, mean
 from smoothhess.linalg.memory import is_out_of_memory
@@ -61,7 +61,7 @@ class Stretch(NamedTuple):
 class Watch:
     """In the place of a progress bar: between two chunks of rows, asks whether another rank has failed meanwhile."""
 
-    def __init__(self, ranks: Ranks, bar: tqdm | None = None) -> None:
+    def __init__(self, ranks: Processes, bar: tqdm | None = None) -> None:
         self.ranks, self.bar = ranks, bar
 
     def update(self, rows: int) -> None:
@@ -71,11 +71,11 @@ class Watch:
             self.bar.update(rows)
 
 
-def evaluate(sampler: Sampler, blank: Statistics, stretch: Stretch, ranks: Ranks, watch: Watch) -> Found:
+def evaluate(sampler: Sampler, blank: Statistics, stretch: Stretch, ranks: Processes, watch: Watch) -> Found:
     """This rank's share of a stretch; `blank` are statistics of nothing."""
     index = torch.tensor(stretch.examples, device=sampler.inputs.device)
     share = stretch.share(ranks.rank, ranks.count)
-    places = [Segment(seed, start + share.start, start + share.start) for seed, start in stretch.places]
+    places = [DrawRange(seed, start + share.start, start + share.start) for seed, start in stretch.places]
     part = replace(blank.select(index), stream=tuple((place,) for place in places))
     part = Sampler.extend(sampler, part, len(share), index, watch)  # type: ignore[arg-type]
     head = cut(part.head, max(part.head_rows - stretch.seen - share.start, 0))
@@ -98,7 +98,7 @@ def appended(
     stream = zip(stats.stream, stretch.places, strict=True)
     return replace(
         stats,
-        stream=tuple(chain(*seen, Segment(seed, start, start + stretch.rows)) for seen, (seed, start) in stream),
+        stream=tuple(chain(*seen, DrawRange(seed, start, start + stretch.rows)) for seen, (seed, start) in stream),
         n=stats.n + stretch.rows,
         head=join([stats.head, *joined] if stretch.seen else joined) if joined else stats.head,
         total=total,
@@ -117,11 +117,11 @@ def appended(
 class Leader(Sampler):
     """A sampler like any other to whoever uses it; `release` must come last."""
 
-    ranks: Ranks = None  # type: ignore[assignment]
+    ranks: Processes = None  # type: ignore[assignment]
     blank: Statistics = None  # type: ignore[assignment]
 
     @staticmethod
-    def of(sampler: Sampler, ranks: Ranks) -> Leader:
+    def of(sampler: Sampler, ranks: Processes) -> Leader:
         """In the place of `sampler`."""
         return Leader(**{f.name: getattr(sampler, f.name) for f in fields(Sampler)}, ranks=ranks)
 
@@ -231,7 +231,7 @@ class SharedKinks(Kinks):
 class Follower:
     """Does what the leader asks for, until it gives the result; the methods are what can be asked."""
 
-    def __init__(self, sampler: Sampler, ranks: Ranks) -> None:
+    def __init__(self, sampler: Sampler, ranks: Processes) -> None:
         self.sampler, self.ranks = sampler, ranks
         self.blank: Statistics | None = None
         self.kinks: Kinks | None = None
@@ -304,7 +304,7 @@ def _report(pieces: Mapping[str, Tensor], trouble: Exception | None) -> Report:
     return Report(forms(pieces), "" if trouble is None else str(trouble) or type(trouble).__name__)
 
 
-def _part(index: Tensor, ranks: Ranks) -> Tensor:
+def _part(index: Tensor, ranks: Processes) -> Tensor:
     """The examples whose closed form is this rank's to make."""
     return index.tensor_split(ranks.count)[ranks.rank]
 

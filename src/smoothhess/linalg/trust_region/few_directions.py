@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from smoothhess.linalg.trust_region.scaling import unit
+from smoothhess.linalg.trust_region.scaling import unit_vector
 
 ROUNDING = 1e-14  # share of a unit vector below which what is left of it, outside of a basis, means nothing
 MOST_PASSES = 20
@@ -33,14 +33,14 @@ def beside(basis: Tensor, vector: Tensor) -> Tensor:
     Where there is no such part it is any unit vector outside.
     """
     rng = torch.Generator().manual_seed(basis.shape[1])  # so that the next one in need gets another vector
-    found = unit(vector)
+    found = unit_vector(vector)
     for _ in range(MOST_PASSES):
         rest = found - ((found[:, None] @ basis.mT) @ basis)[:, 0]
         length = torch.linalg.vector_norm(rest, dim=-1, keepdim=True)
-        found = unit(rest)
+        found = unit_vector(rest)
         if bool((length >= 0.5).all()):  # little was taken off: what is left is orthogonal to rounding
             break
         if bool((length <= ROUNDING).any()):
             anything = torch.randn(vector.shape[-1], generator=rng, dtype=torch.float64).to(vector)
-            found = torch.where(length > ROUNDING, found, unit(anything))
+            found = torch.where(length > ROUNDING, found, unit_vector(anything))
     return found

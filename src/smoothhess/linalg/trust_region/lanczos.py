@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.linalg.trust_region.few_directions import beside
-from smoothhess.linalg.trust_region.scaling import eigenpairs, norm, unit
+from smoothhess.linalg.trust_region.scaling import eigenpairs, norm, unit_vector
 from smoothhess.linalg.trust_region.secular import minimize_diagonal
 
 Product = Callable[[Tensor], Tensor]  # rows (B, n, d) → H times each of them
@@ -133,7 +133,7 @@ def _cut(space: Space, coordinates: Tensor, gradient: Tensor) -> Space:
     """What the space cannot do without: solutions, gradient, lowest Ritz vectors."""
     lowest = torch.eye(LOWEST, space.values.shape[1], dtype=gradient.dtype, device=gradient.device)
     wanted = [coordinates.transpose(0, 1), _coefficients(space, gradient), lowest.expand(len(gradient), -1, -1)]
-    kept = torch.linalg.qr(unit(torch.cat(wanted, 1)).mT).Q.mT
+    kept = torch.linalg.qr(unit_vector(torch.cat(wanted, 1)).mT).Q.mT
     return _ritz(kept @ space.vectors, kept @ space.images)
 
 

@@ -31,7 +31,7 @@ def norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x * power(-of)[..., None], dim=-1) * power(of)
 
 
-def unit(x: Tensor) -> Tensor:
+def unit_vector(x: Tensor) -> Tensor:
     """Of length 1 along the last dimension; zero stays zero."""
     x = x * power(-exponent(x))[..., None]
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

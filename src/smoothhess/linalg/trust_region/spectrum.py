@@ -18,9 +18,9 @@ from smoothhess.linalg.trust_region.secular import minimize_diagonal
 class Spectrum:
     """gᵀδ + ½δᵀHδ of B examples in the eigenbasis of H: its minimum on a ball of any radius is one equation away.
 
-    Made by `of_dense`, `of_few_directions` or `of_products`. The k vectors are all d of them; or those of a low-rank H and the direction of the rest of g,
-    which is all that a minimum needs; or Ritz vectors, where H is known by its products alone and the space grows with
-    what is asked of it.
+    Made by `of_dense`, `of_few_directions` or `of_products`. The k vectors are all d of them; or those of a low-rank H
+    and the direction of the rest of g, which is all that a minimum needs; or Ritz vectors, where H is known by its
+    products alone and the space grows with what is asked of it.
 
     >>> g, H = torch.tensor([[1.0, 1.0]]), torch.diag(torch.tensor([0.0, 1.0]))[None]
     >>> Spectrum.of_dense(g, H.double()).minimize([0.1, 5.0])  # against the gradient at first, then along the valley

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from smoothhess.result.interactions import Interactions
-from smoothhess.result.one_example import batch_of_one
 from smoothhess.result.pairs import Pair
+from smoothhess.result.select_example import batch_of_one
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

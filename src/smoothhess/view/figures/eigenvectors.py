@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, feature_map, image_background, text_layout
+from smoothhess.view.figures import canvas, feature_map, image_background, title_layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def eigen(
         for a, n, m in zip(axes, drawn, maps, strict=True)
     ]
     heads = {a: (n.title, n.caption) for a, n in zip(axes, drawn, strict=True)}
-    text_layout.colour_bar(axes[0], shown[0], drawn[0].sentence, drawn[0].unit, heads)
+    title_layout.colour_bar(axes[0], shown[0], drawn[0].sentence, drawn[0].unit, heads)
     return axes[0]
 
 

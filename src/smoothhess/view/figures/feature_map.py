@@ -10,7 +10,7 @@ import numpy as np
 
 from smoothhess.result.pairs import labels_of
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, image_background, text_layout
+from smoothhess.view.figures import canvas, image_background, title_layout
 from smoothhess.view.figures.canvas import Array
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _map(
 ) -> Axes:
     ax = canvas.new_axes(ax, 5.4, 4.4)
     shown = paint(ax, value, faint, segments, canvas.symmetric_limit(value, limit))
-    text_layout.colour_bar(ax, shown, numbers.sentence, numbers.unit, {ax: (numbers.title, numbers.caption)})
+    title_layout.colour_bar(ax, shown, numbers.sentence, numbers.unit, {ax: (numbers.title, numbers.caption)})
     return ax
 
 
@@ -94,7 +94,7 @@ def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
     """Along the number of the feature, with a band of ± 2 standard errors."""
     ax = canvas.new_axes(ax, 6.4, 3.2)
     value, x = numbers.value, np.arange(len(numbers.value))
-    font, reach = text_layout.small(ax), _reach(numbers)
+    font, reach = title_layout.small(ax), _reach(numbers)
     for sign, colour in ((1, canvas.POSITIVE), (-1, canvas.NEGATIVE)):
         for faint in (True, False):
             part = np.where((np.sign(value) == sign) & (numbers.faint == faint), value, 0.0)
@@ -105,12 +105,12 @@ def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
     ax.axhline(0, color=canvas.INK, linewidth=0.8)
     ax.set_xlim(-1, len(value))
     ax.tick_params(labelsize=font)
-    name = text_layout.balanced(numbers.unit.split(",")[0], 0.5 * text_layout.cell(ax)[1], font)
-    ax.set_ylabel(f"{name}{text_layout.in_powers(ax.yaxis)}", fontsize=font)
+    name = title_layout.balanced(numbers.unit.split(",")[0], 0.5 * title_layout.cell(ax)[1], font)
+    ax.set_ylabel(f"{name}{title_layout.in_powers(ax.yaxis)}", fontsize=font)
     canvas.hide_spines(ax, "top", "right")
     below = ["number of the feature", numbers.sentence.replace("←", "↓").replace("→", "↑")]
     band = "; band: ± 2 s.e." if reach is not None else ""
-    text_layout.compose(ax, numbers.title, numbers.caption + band, below)
+    title_layout.compose(ax, numbers.title, numbers.caption + band, below)
     return ax
 
 
@@ -120,25 +120,25 @@ def _bars(one: Interactions, numbers: Numbers, k: int, labels: list[str] | None,
     name = labels_of(labels, one.shape[1], one.feature_shape)
     text = [name(int(i)) for i in chosen]
     ax = canvas.new_axes(ax, 6.4, 1.5 + 0.26 * len(chosen))
-    y, font = np.arange(len(chosen)), text_layout.small(ax)
+    y, font = np.arange(len(chosen)), title_layout.small(ax)
     bars = ax.barh(y, value, height=0.7, color=canvas.sign_colours(value))
     for rectangle, weak in zip(bars, faint, strict=True):
         rectangle.set_alpha(canvas.FAINT if weak else 0.85)
     if reach is not None:
         ax.errorbar(value, y, xerr=reach[chosen], fmt="none", ecolor="black", elinewidth=0.13 * font, capsize=2)
     ax.axvline(0, color=canvas.INK, linewidth=0.8)
-    wide = text_layout.cell(ax)[0] >= text_layout.NARROW
+    wide = title_layout.cell(ax)[0] >= title_layout.NARROW
     ax.set_yticks(y, text, fontsize=font + (1.7 if wide else 0.0))
     ax.set_ylim(len(chosen) - 0.4, -0.6)
     ax.tick_params(axis="x", labelsize=font)
     ax.tick_params(axis="y", length=0)
     canvas.hide_spines(ax, "top", "right", "left")
     whiskers = "; whiskers: ± 2 s.e." if reach is not None else ""
-    power = text_layout.in_powers(ax.xaxis, 8 if wide else 5)
+    power = title_layout.in_powers(ax.xaxis, 8 if wide else 5)
     d = len(numbers.value)
     part = f"the {len(chosen)} strongest of {d}; " if len(chosen) < d else ""
     below = [numbers.sentence, f"{numbers.unit}{power}{whiskers}"]
-    text_layout.compose(ax, numbers.title, part + numbers.caption, below)
+    title_layout.compose(ax, numbers.title, part + numbers.caption, below)
     return ax
 
 

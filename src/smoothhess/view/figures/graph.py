@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smoothhess.result.pairs import Pair, labels_of
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, image_background, image_pairs, pair_lines, text_layout
+from smoothhess.view.figures import canvas, image_background, image_pairs, pair_lines, title_layout
 from smoothhess.view.figures.canvas import Array
 from smoothhess.view.figures.feature_order import clustered
 
@@ -69,9 +69,9 @@ def graph(
     ax.set_aspect("equal")
     ax.set_axis_off()
     dots = _dots(ax, one, nodes, where)
-    pair_lines.legend(ax, one, found, q, 1 if text_layout.cell(ax)[0] < text_layout.NARROW else 2, dots)
+    pair_lines.legend(ax, one, found, q, 1 if title_layout.cell(ax)[0] < title_layout.NARROW else 2, dots)
     count = "strongest pair" if len(found) == 1 else f"{len(found)} strongest pairs"
-    text_layout.compose(ax, f"The {count} of {captions.noun(one)}", captions.quality_words(one))
+    title_layout.compose(ax, f"The {count} of {captions.noun(one)}", captions.quality_words(one))
     return ax
 
 
@@ -102,13 +102,13 @@ def _chords(ax: Axes, found: Sequence[Pair], where: dict[int, Array]) -> None:
 
 def _names(ax: Axes, nodes: Sequence[int], places: Array, name) -> None:
     """Names outside the circle, and limits that leave room for them."""
-    font = text_layout.small(ax)
+    font = title_layout.small(ax)
     slanted = len(nodes) > SLANTED and max(len(name(i)) for i in nodes) > 3
-    width, height = text_layout.cell(ax)
+    width, height = title_layout.cell(ax)
     # names of several words take several lines, so that the circle stays large
-    text = [text_layout.wrapped(name(i), (0.15 if slanted else 0.21) * width, font) for i in nodes]
+    text = [title_layout.wrapped(name(i), (0.15 if slanted else 0.21) * width, font) for i in nodes]
     free_x, free_y = (width - 0.3) / 2, (height - 1.5) / 2
-    long = max(text_layout.text_width(line, font) for t in text for line in t.split("\n")) + 0.16
+    long = max(title_layout.text_width(line, font) for t in text for line in t.split("\n")) + 0.16
     tall = long if slanted else 0.12 + 1.3 * font / 72 * max(t.count("\n") + 1 for t in text)
     radius = max(min(free_x - long, free_y - tall), 0.45)  # inches
     for (x, y), label in zip(places, text, strict=True):
@@ -153,7 +153,7 @@ def _tags(ax: Axes, nodes: Sequence[int], where: dict[int, Array], labels: Seque
             (0, 6),
             textcoords="offset points",
             ha="center",
-            fontsize=text_layout.small(ax),
+            fontsize=title_layout.small(ax),
             bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "alpha": 0.8, "linewidth": 0},
             zorder=6,
         )

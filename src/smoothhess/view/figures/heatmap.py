@@ -9,7 +9,7 @@ import numpy as np
 
 from smoothhess.result.pairs import labels_of
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures import canvas, title_layout
 from smoothhess.view.figures.canvas import Array
 from smoothhess.view.figures.feature_order import clustered
 
@@ -72,7 +72,9 @@ def heatmap(
     denoised = "denoised; faint: " if one.shrink else "faint: "
     noise = f"; {denoised}unbiased estimate within noise (|z| < 2)" if stderr.any() else ""
     note = f"{part}{captions.quality_words(one)}{noise}"
-    text_layout.colour_bar(ax, shown, *captions.together(one), {ax: (f"Which {captions.noun(one)} act together", note)})
+    title_layout.colour_bar(
+        ax, shown, *captions.together(one), {ax: (f"Which {captions.noun(one)} act together", note)}
+    )
     return ax
 
 
@@ -110,16 +112,16 @@ def _chosen(hessian: Array, scales: Array, order: str | Sequence[int], k: int | 
 def _ticks(ax: Axes, one: Interactions, chosen: Array, given: bool, labels: list[str] | None) -> None:
     """Names, numbers or rows of an image on both axes."""
     n, size = len(chosen), captions.image_size(one.feature_shape)
-    font = text_layout.small(ax)
+    font = title_layout.small(ax)
     ax.tick_params(labelsize=font)
     part = not given and n <= MOST_NAMES
     if n <= MOST_NAMES and (labels is not None or part):
         name = labels_of(labels, one.shape[1], one.feature_shape)
         text = [name(int(i)) for i in chosen]
-        width, height = text_layout.cell(ax)
+        width, height = title_layout.cell(ax)
         # each name has a row of its own: what is left of the figure beside names and colour bar, cut into n
-        longest = max(text_layout.text_width(t, font) for t in text)
-        narrow = width < text_layout.NARROW  # the colour bar stands below, else beside
+        longest = max(title_layout.text_width(t, font) for t in text)
+        narrow = width < title_layout.NARROW  # the colour bar stands below, else beside
         free = min(width - longest - (0.3 if narrow else 1.3), height - longest - (1.5 if narrow else 0.7))
         row = 72 * max(free, 0.6) / n
         fitting = min(font, 0.95 * row)
@@ -136,7 +138,7 @@ def _ticks(ax: Axes, one: Interactions, chosen: Array, given: bool, labels: list
         width, rows = size[1], n // size[1]
         middles = np.arange(rows) * width + (width - 1) / 2
         numbers = [str(row % size[0]) for row in range(rows)]
-        every = max(1, round(rows / (8 * text_layout.cell(ax)[1])))  # as many as there is room for
+        every = max(1, round(rows / (8 * title_layout.cell(ax)[1])))  # as many as there is room for
         ax.set_xticks(middles[::every], numbers[::every])
         ax.set_yticks(middles[::every], numbers[::every])
         edges = np.arange(1, rows) * width - 0.5

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from smoothhess.result.pairs import Pair
-from smoothhess.view.figures import canvas, image_background, pair_lines, text_layout
+from smoothhess.view.figures import canvas, image_background, pair_lines, title_layout
 from smoothhess.view.figures.canvas import Array
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def image(
     height, width = size
     shift = width * 1.08 if beside else 0.0
     ax = canvas.new_axes(ax, 7.0 if beside else 4.4, 4.4)
-    font = 8.0 if text_layout.small(ax) < 8 else 10.0
+    font = 8.0 if title_layout.small(ax) < 8 else 10.0
     pixels = image_background.pixels_of(one.inputs[0])
     if beside:
         image_background.put(ax, pixels, cmap, 0.0, 1.0, "input", font)
@@ -68,7 +68,7 @@ def image(
 
 
 def _columns(ax: Axes, beside: bool) -> int:
-    return 1 if not beside or text_layout.cell(ax)[0] < text_layout.NARROW else 2
+    return 1 if not beside or title_layout.cell(ax)[0] < title_layout.NARROW else 2
 
 
 def join(ax: Axes, ends: Array, pair: Pair, width: float, dots: bool = True) -> None:
@@ -106,7 +106,7 @@ def _numbers(ax: Axes, lines: list[Array], found: list[Pair]) -> None:
             tuple(spot),
             ha="center",
             va="center_baseline",
-            fontsize=min(7.0, text_layout.small(ax)),
+            fontsize=min(7.0, title_layout.small(ax)),
             color=colour,
             bbox={"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": colour, "linewidth": 0.8},
             zorder=5,

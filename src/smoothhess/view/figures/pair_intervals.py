@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smoothhess.result.pairs import Pair
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, pair_lines, text_layout
+from smoothhess.view.figures import canvas, pair_lines, title_layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def pairs(
     ax = canvas.new_axes(ax, 6.4, 1.5 + 0.3 * len(found))
     from matplotlib.colors import to_rgba
 
-    y, font = np.arange(len(found)), text_layout.small(ax)
+    y, font = np.arange(len(found)), title_layout.small(ax)
     ax.axvline(0, color=canvas.INK, linewidth=0.8, zorder=1)
     inks = [to_rgba(c, a) for c, a in zip(colours, alpha, strict=True)]
     ax.hlines(y, low, high, colors=inks, linewidths=1.6, zorder=2)
@@ -65,28 +65,28 @@ def pairs(
     if captions.is_attribution(one):
         what, unit = f"interaction by {captions.method(one)}", unit or "in its own units"
     unit = unit or captions.unit_words(one)
-    wide = text_layout.cell(ax)[0] >= text_layout.NARROW
-    what = f"{what}, {unit}{text_layout.in_powers(ax.xaxis, 8 if wide else 5)}"
+    wide = title_layout.cell(ax)[0] >= title_layout.NARROW
+    what = f"{what}, {unit}{title_layout.in_powers(ax.xaxis, 8 if wide else 5)}"
     faint = f"; {captions.FAINT_WORDS}" if min(alpha) < 1 else ""
     sampled = any(p.stderr > 0 for p in found)
     dots = f"bars: {level * 100:g} % intervals; filled dot: q ≤ {q:g}{faint}" if sampled else ""
     ax.tick_params(axis="x", labelsize=font)
     ax.tick_params(axis="y", length=0)
     canvas.hide_spines(ax, "top", "right", "left")
-    text_layout.compose(ax, "Pairs that act together, strongest first", captions.quality_words(one), [what, dots])
+    title_layout.compose(ax, "Pairs that act together, strongest first", captions.quality_words(one), [what, dots])
     return ax
 
 
 def _names(ax: Axes, found: Sequence[Pair]) -> None:
     """The names of both on the left, below each other where they are too long."""
-    font = text_layout.small(ax) + (1.7 if text_layout.cell(ax)[0] >= text_layout.NARROW else 0.0)
+    font = title_layout.small(ax) + (1.7 if title_layout.cell(ax)[0] >= title_layout.NARROW else 0.0)
     text = [" × ".join(p.names) for p in found]
-    most = (0.5 if text_layout.cell(ax)[0] >= text_layout.NARROW else 0.4) * text_layout.cell(ax)[0]
-    while font > 5.5 and max(text_layout.text_width(t, font) for t in text) > most:
+    most = (0.5 if title_layout.cell(ax)[0] >= title_layout.NARROW else 0.4) * title_layout.cell(ax)[0]
+    while font > 5.5 and max(title_layout.text_width(t, font) for t in text) > most:
         font -= 0.5
-    if max(text_layout.text_width(t, font) for t in text) > most:
-        row = 72 * max(text_layout.cell(ax)[1] - 1.1, 0.5) / len(found)  # points, for two lines
-        font = max(min(text_layout.small(ax), font + 1, row / 2.3), 4.5)
+    if max(title_layout.text_width(t, font) for t in text) > most:
+        row = 72 * max(title_layout.cell(ax)[1] - 1.1, 0.5) / len(found)  # points, for two lines
+        font = max(min(title_layout.small(ax), font + 1, row / 2.3), 4.5)
         text = [" ×\n".join(p.names) for p in found]
     ax.set_yticks(range(len(found)), text, fontsize=font)
     for label in ax.get_yticklabels():

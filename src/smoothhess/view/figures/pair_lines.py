@@ -9,7 +9,7 @@ import numpy as np
 
 from smoothhess.result.pairs import Pair
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures import canvas, title_layout
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -68,7 +68,7 @@ def legend(
     if any(is_noise(p) for p in found):
         handles.append(line(captions.FAINT_WORDS, alpha=FAINT_LINE, linewidth=2.5))
     handles += more
-    size = text_layout.small(ax)
+    size = title_layout.small(ax)
     ax.legend(
         handles=handles,
         loc="upper center",

@@ -10,7 +10,7 @@ import torch
 
 from smoothhess.result.pairs import labels_of
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, image_background, text_layout
+from smoothhess.view.figures import canvas, image_background, title_layout
 from smoothhess.view.figures.canvas import Array
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def segment(
     shift = width * 1.08 if beside else 0.0
     ax = canvas.new_axes(ax, 7.6 if beside else 5.2, 4.4)
     pixels = image_background.pixels_of(one.inputs[0])
-    font = text_layout.small(ax)
+    font = title_layout.small(ax)
     if beside:
         image_background.put(ax, pixels, cmap, 0.0, 1.0, "", font)
         image_background.outline_one(ax, inside, 0.0)
@@ -85,7 +85,7 @@ def segment(
     what = name if labels is not None else f"{thing} {name}"
     kept = ("denoised; " if one.shrink else "") + (f"{captions.FAINT_WORDS}; " if sampled else "")
     note = f"{captions.quality_words(one)}; {kept}grey: the {thing} itself"
-    text_layout.colour_bar(
+    title_layout.colour_bar(
         ax, shown, *captions.together(one), {ax: (f"What acts together with {what} (outlined)", note)}
     )
     return ax

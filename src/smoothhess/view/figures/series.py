@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures import canvas, title_layout
 from smoothhess.view.figures.canvas import Array
 from smoothhess.view.figures.pair_lines import FAINT_LINE
 from smoothhess.view.figures.segment_partners import source_of
@@ -59,7 +59,7 @@ def series(
     index = source_of(one, source, None)
     left, right = starts * pace, stops * pace
     curve, slope, pair = canvas.stack_of_axes(ax, [1.25, 1.0, 1.25], 6.4, 5.6)
-    font = text_layout.small(curve)
+    font = title_layout.small(curve)
     samples = canvas.array(one.inputs[0]).reshape(-1, one.inputs.shape[-1])
     middles = (np.arange(samples.shape[1]) + 0.5) * pace
     for n, row in enumerate(samples):
@@ -79,14 +79,14 @@ def series(
         panel.tick_params(labelbottom=False)
     curve.set_ylabel("input", fontsize=font)
     alone = "first order" if captions.is_attribution(one) else captions.slope_word(one)
-    slope.set_ylabel(f"by itself:\n{alone}{text_layout.in_powers(slope.yaxis)}", fontsize=font)
-    pair.set_ylabel(f"with the\nsource: H{text_layout.in_powers(pair.yaxis)}", fontsize=font)
+    slope.set_ylabel(f"by itself:\n{alone}{title_layout.in_powers(slope.yaxis)}", fontsize=font)
+    pair.set_ylabel(f"with the\nsource: H{title_layout.in_powers(pair.yaxis)}", fontsize=font)
     time = "sample" if step is None else "time (s)"
     whiskers = "" if one.design == "exact" else f"; whiskers: ± 2 s.e. (middle), {level * 100:g} % intervals (below)"
     meaning = "above 0: raising both raises f more than the sum of the parts, below: less"
     if captions.is_attribution(one):
         meaning = f"interactions by {captions.method(one)}"
-    text_layout.compose(pair, "", "", [time, f"grey: the source; {meaning}{whiskers}"])
+    title_layout.compose(pair, "", "", [time, f"grey: the source; {meaning}{whiskers}"])
     if step is None:
         last = int(stops[index]) - 1
         what = f"sample {last}" if last == starts[index] else f"samples {starts[index]}–{last}"
@@ -94,7 +94,7 @@ def series(
         what = f"{left[index]:.4g}–{right[index]:.4g} s"
     title = f"What acts together with {what}"
     noise = f"; {captions.FAINT_WORDS}" if one.design != "exact" else ""
-    text_layout.compose(curve, title, captions.quality_words(one) + noise)
+    title_layout.compose(curve, title, captions.quality_words(one) + noise)
     curve.figure.align_ylabels([curve, slope, pair])
     return curve if ax is None or isinstance(ax, Sequence | np.ndarray) else ax
 

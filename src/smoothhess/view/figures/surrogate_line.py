@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.model.gradients import Oracle
-from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures import canvas, title_layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def along(
     order = {n: canvas.array(s.displaced(delta[None])[0]) for n, s in surrogates.items()}
     error = {n: float(np.sqrt(np.mean((values - f) ** 2))) for n, values in order.items()}
     ax = canvas.new_axes(ax, 6.4, 4.2)
-    font, x = text_layout.small(ax), t.numpy()
+    font, x = title_layout.small(ax), t.numpy()
     if sigma and one.design != "exact":
         shade = ax.axvspan(-sigma, sigma, color="#ececec", linewidth=0, zorder=0)
         shade.set_label("two of three draws of the noise")
@@ -78,11 +78,11 @@ def along(
     ax.plot(0, float(one.output[0]), marker="o", color="black", markersize=4.5, zorder=5)
     ax.set_xlim(-reach, reach)
     ax.tick_params(labelsize=font)
-    ax.set_ylabel(f"output f{text_layout.in_powers(ax.yaxis, 6)}", fontsize=font)
+    ax.set_ylabel(f"output f{title_layout.in_powers(ax.yaxis, 6)}", fontsize=font)
     canvas.hide_spines(ax, "top", "right")
     ax.legend(fontsize=font, loc="best", framealpha=0.8, edgecolor="none")
     note = f"root mean square error: first order {error[1]:.3g}, second order {error[2]:.3g}"
-    text_layout.compose(ax, f"f and its surrogate along {what}", note, ["distance from the input along it"])
+    title_layout.compose(ax, f"f and its surrogate along {what}", note, ["distance from the input along it"])
     return ax
 
 

@@ -16,8 +16,8 @@ from smoothhess.result.exact import Attribution
 from smoothhess.view.captions import noise_sentence
 from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding, feature_layout
+from smoothhess.view.report.example_numbers import numbers
 from smoothhess.view.report.feature_layout import Layout
-from smoothhess.view.report.packed_numbers import numbers
 from smoothhess.view.report.quality_levels import LIMITS
 
 if TYPE_CHECKING:

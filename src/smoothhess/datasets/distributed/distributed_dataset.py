@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler
 
 from smoothhess import datasets
 from smoothhess.datasets import Store
-from smoothhess.datasets.distributed.process_group import Ranks, is_alone, same_everywhere, together
+from smoothhess.datasets.distributed.process_group import Processes, is_alone, same_everywhere, together
 from smoothhess.datasets.job_settings import SILENT, described
 from smoothhess.datasets.store.shard_files import MANIFEST
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
@@ -72,7 +72,7 @@ def explain_dataset(
     return Store(path)
 
 
-def _refuse_other_folder(ranks: Ranks, path: Path) -> None:
+def _refuse_other_folder(ranks: Processes, path: Path) -> None:
     """Raise where a rank does not see what the leader writes: every machine would have a store of its own."""
     mark = None
     if ranks.leads and path.parent.is_dir():  # where it is not, the job itself says so
@@ -97,7 +97,7 @@ def _refuse_other_folder(ranks: Ranks, path: Path) -> None:
             mark.unlink(missing_ok=True)
 
 
-def _let_the_leader_begin(ranks: Ranks, path: Path) -> None:
+def _let_the_leader_begin(ranks: Processes, path: Path) -> None:
     """Wait for the store, for a while: one rank begins it, and the others find it whole."""
     deadline = time.monotonic() + PATIENCE
     while not ranks.leads and not (path / MANIFEST).is_file() and time.monotonic() < deadline:
@@ -105,7 +105,7 @@ def _let_the_leader_begin(ranks: Ranks, path: Path) -> None:
         time.sleep(0.05)
 
 
-def _watched(explainer: Any, ranks: Ranks) -> Any:
+def _watched(explainer: Any, ranks: Processes) -> Any:
     """The same explainer, which asks before each pack whether another rank has failed.
 
     It keeps its kind and name: they are among the settings that a store is begun with.

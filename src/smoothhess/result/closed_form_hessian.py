@@ -145,7 +145,7 @@ class ClosedForm:
 
 def complete_units(features: Statistics) -> Tensor | None:
     """Estimates by each complete block of the first rows, (B, U, d, d) float64; None where these are too few."""
-    size = find_design(features.design).unit_rows(features.rank)
+    size = find_design(features.design).replicate_rows(features.rank)
     count = int(features.n_head.min()) // size
     if count < MIN_UNITS:
         return None

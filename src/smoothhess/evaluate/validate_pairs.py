@@ -23,7 +23,7 @@ from torch import Tensor
 from smoothhess.draws.gaussian import Gaussian, Isotropic, SegmentShift
 from smoothhess.evaluate.rank_correlation import spearman, spearman_p
 from smoothhess.linalg.memory import ROW_BYTES
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Attribution, Exact
@@ -210,7 +210,7 @@ class Validation:
 
     def plot(self, *, example: int = 0, ax: Axes | None = None) -> Axes:
         """D/t² of each pair of one example against the step; the dashed lines are uᵀHv, what it should be."""
-        from smoothhess.view.figures import canvas, text_layout
+        from smoothhess.view.figures import canvas, title_layout
 
         ax = canvas.new_axes(ax, 6.4, 4.0)
         steps = canvas.array(self.steps)
@@ -224,7 +224,7 @@ class Validation:
         ax.set_ylabel("second difference / t²")
         if len(self.labels[example]) <= 12:
             ax.legend(fontsize="x-small", frameon=False)
-        text_layout.caption(ax, self.summary)
+        title_layout.caption(ax, self.summary)
         canvas.hide_spines(ax, "top", "right")
         return ax
 

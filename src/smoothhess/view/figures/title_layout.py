@@ -216,6 +216,6 @@ def _power(limit: float) -> int:
 
 def caption(ax: Axes, text: str) -> None:
     """A quiet line above the figure, in the place of all words that stood there."""
-    from smoothhess.view.figures.text_layout import compose
+    from smoothhess.view.figures.title_layout import compose
 
     compose(ax, "", text)

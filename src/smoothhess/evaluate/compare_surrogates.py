@@ -11,7 +11,7 @@ from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.evaluate.perturbation_mse import Surrogate, measure
-from smoothhess.linalg.trust_region.radius import check_radius
+from smoothhess.linalg.trust_region.check_radius import check_radius
 
 
 class Average(NamedTuple):

@@ -9,7 +9,7 @@ from torch import nn
 
 from smoothhess import Eigenbasis, SmoothHess, from_gradient
 from smoothhess.curvature.one_flip import Kinks
-from smoothhess.explainers.diagnosis import ASKED, MULTIPLES, diagnose
+from smoothhess.explainers.diagnose_model import ASKED, MULTIPLES, diagnose
 from smoothhess.model.gradients import Oracle
 from tests.printed import alike
 from tests.truths import OneHidden, covariance, gaussians
@@ -72,7 +72,7 @@ def test_shares_in_many_dimensions_by_probes():
 def test_spreads_estimated_from_probes(monkeypatch):
     net, x = mlp(40, 50, 50).double(), points(1, 40)
     exact = diagnose(net, x, 0, sigma=0.3)
-    monkeypatch.setattr("smoothhess.explainers.diagnosis.EXACT_RANK", 0)
+    monkeypatch.setattr("smoothhess.explainers.diagnose_model.EXACT_RANK", 0)
     probed = diagnose(net, x, 0, sigma=0.3)
     for one, other in zip(probed.calls, exact.calls, strict=True):
         assert one.flips.item() != other.flips.item()

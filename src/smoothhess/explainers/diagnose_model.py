@@ -213,7 +213,7 @@ def _activation(call: Call, batch: int, forward_func: Callable[..., Any]) -> Act
 def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tuple[tuple[Tensor, ...], Tensor, float]:
     """τ of each bent call (B, units), its share ⟨W, W₁⟩/‖W₁‖² (calls, B), and the passes that it took."""
     rows = torch.eye(z.shape[1]).to(z) if z.shape[1] <= EXACT_RANK else z / math.sqrt(len(z))
-    together = max(1, min(kinks.oracle.batch_size, STORED_BYTES // max(kinks.units * z.element_size(), 1)))
+    together = max(1, min(kinks.oracle.batch_size, STORED_BYTES // max(kinks.neurons * z.element_size(), 1)))
     taus, shares = [], []
     for owner in torch.arange(len(kinks.inputs), device=z.device).split(1):
         part = kinks.select(owner)

@@ -10,7 +10,7 @@ from torch import nn
 
 from smoothhess import Diagonal, Isotropic, SmoothHess
 from smoothhess.evaluate.rank_correlation import PERMUTATIONS, ranks, spearman, spearman_p
-from smoothhess.evaluate.validation import validate_pairs
+from smoothhess.evaluate.validate_pairs import validate_pairs
 from smoothhess.result.exact import Attribution, Exact
 from tests.truths import OneHidden, Plain, quadratic
 

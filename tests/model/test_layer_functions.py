@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import smoothhess as sh
-from smoothhess.model.layers import Embedded
+from smoothhess.model.layer_functions import Embedded
 
 pytestmark = pytest.mark.rounding
 

@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from torch.nn import functional
 
 from smoothhess.curvature.activation_hooks import record
-from smoothhess.curvature.activation_moments import is_modelled, moments, second_derivative, slope_change
+from smoothhess.curvature.slope_change_moments import is_modelled, moments, second_derivative, slope_change
 
 CALLS = {
     "relu": torch.relu,

@@ -2,7 +2,7 @@
 
 import torch
 
-from smoothhess.evaluate.error_covariance import Moments
+from smoothhess.evaluate.streaming_covariance import Moments
 
 
 def test_chunks_merge_to_the_whole():

@@ -10,7 +10,7 @@ import numpy as np
 from smoothhess.evaluate.sweep import Sweep
 from smoothhess.result.pairs import labels_of
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas, text_layout
+from smoothhess.view.figures import canvas, title_layout
 from smoothhess.view.figures.segment_partners import source_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def sweep_curves(
             raise ValueError("pairs must hold two features each, such as [(0, 1), (0, 2)].")
         chosen = [(source_of(first, i, labels), source_of(first, j, labels)) for i, j in pairs]
     ax = canvas.new_axes(ax, 6.4, 4.0)
-    font = text_layout.small(ax)
+    font = title_layout.small(ax)
     sigmas = canvas.array(sweep.sigmas)
     order = np.argsort(sigmas)
     one = Sweep(tuple(results))
@@ -91,14 +91,14 @@ def sweep_curves(
     unit = "in units of the output" if as_effect else captions.unit_words(first)
     what = "effect $H_{ij}σ_iσ_j$" if as_effect else "interaction $H_{ij}$"
     _room_for_legend(ax, len(chosen))
-    unit += text_layout.in_powers(ax.yaxis, 6)
-    ax.set_ylabel(text_layout.balanced(f"{what}, {unit}", 0.6 * text_layout.cell(ax)[1], font), fontsize=font)
+    unit += title_layout.in_powers(ax.yaxis, 6)
+    ax.set_ylabel(title_layout.balanced(f"{what}, {unit}", 0.6 * title_layout.cell(ax)[1], font), fontsize=font)
     canvas.hide_spines(ax, "top", "right")
     _legend(ax, len(chosen))
     sampled = any(r.design != "exact" for r in results)
     noise = f"bands: {level * 100:g} % intervals of each scale alone; hollow: within noise (|z| < 2)" if sampled else ""
     meaning = "above 0: raising both raises f more than the sum of the parts"
-    text_layout.compose(ax, "How interactions change with the scale", noise, ["scale σ of the noise", meaning])
+    title_layout.compose(ax, "How interactions change with the scale", noise, ["scale σ of the noise", meaning])
     return ax
 
 
@@ -120,11 +120,11 @@ def _legend(ax: Axes, count: int) -> None:
         handle.set_markersize(4.5)
 
     handler = {line: HandlerLine2D(update_func=show) for line in ax.lines[:count]}
-    ax.legend(fontsize=text_layout.small(ax), frameon=False, loc="upper right", handler_map=handler, borderaxespad=0.1)
+    ax.legend(fontsize=title_layout.small(ax), frameon=False, loc="upper right", handler_map=handler, borderaxespad=0.1)
 
 
 def _room_for_legend(ax: Axes, count: int) -> None:
     """Free space above the curves, as high as the legend."""
     low, high = ax.get_ylim()
-    share = min((1.5 * text_layout.small(ax) * count / 72 + 0.1) / max(0.55 * text_layout.cell(ax)[1], 0.5), 0.6)
+    share = min((1.5 * title_layout.small(ax) * count / 72 + 0.1) / max(0.55 * title_layout.cell(ax)[1], 0.5), 0.6)
     ax.set_ylim(low, high + (high - low) * share / (1 - share))

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from smoothhess._version import __version__
-from smoothhess.cli.explain import class_names
-from smoothhess.cli.explain.arguments import Settings
-from smoothhess.cli.explain.class_names import Target
+from smoothhess.cli.explain import target_class
+from smoothhess.cli.explain.checked_settings import Settings
 from smoothhess.cli.explain.inputs import Example
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import Affine
 from smoothhess.cli.explain.output_folder import key_of
+from smoothhess.cli.explain.target_class import Target
 from smoothhess.datasets.job_settings import described
 from smoothhess.result import segments
 from smoothhess.result.segments import Segments
@@ -57,9 +57,9 @@ def ask(example: Example, settings: Settings, classes: Sequence[str] | None, dev
         output = example.forward_func(example.values[None].to(device))
     if not torch.isfinite(output).all():
         raise ValueError(f"the model's output for {example.title} is NaN or infinite. Is the input on its scale?")
-    target = class_names.find(settings.target, output, classes)
+    target = target_class.find(settings.target, output, classes)
     chosen, words, notes = _segments(example, settings)
-    if class_names.look_like_probabilities(output):
+    if target_class.look_like_probabilities(output):
         notes = [*notes, "the outputs look like probabilities, flat where the model is sure: explain logits if you can"]
     features = example.values.numel() if chosen is None else len(chosen)
     if features > MOST:

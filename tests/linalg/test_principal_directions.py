@@ -9,8 +9,15 @@ from torch import nn
 
 from smoothhess import SmoothHess
 from smoothhess.draws.designs import mixing
-from smoothhess.linalg import orthonormal
-from smoothhess.linalg.orthonormal import FLOOR, _by_products, _by_reflections, _in_steps, _powered, triangular_inverse
+from smoothhess.linalg import principal_directions
+from smoothhess.linalg.principal_directions import (
+    FLOOR,
+    _by_products,
+    _by_reflections,
+    _in_steps,
+    _powered,
+    triangular_inverse,
+)
 
 pytestmark = pytest.mark.rounding
 
@@ -47,7 +54,7 @@ def test_rounding_does_not_choose_among_empty_directions(monkeypatch):
     x = torch.randn(1, 1100, generator=torch.Generator().manual_seed(0)).double()
     ask = partial(SmoothHess(net).attribute, x, sigma=0.05, n_calls=2400, control=None)
     here = ask().hessian
-    monkeypatch.setattr(orthonormal, "_by_products", _by_reflections)
+    monkeypatch.setattr(principal_directions, "_by_products", _by_reflections)
     there = ask().hessian
     torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-6 * float(here.abs().max()))
 
@@ -59,7 +66,7 @@ def test_products_that_fail_are_repaired_or_replaced(wrong, monkeypatch):
     rows = torch.randn(200, 60, generator=rng).double() * torch.logspace(0, -2, 60).double()
     moments = rows.mT @ rows
     wanted, noise = _powered(moments, mixing(60)), torch.randn(60, 60, generator=rng).double()
-    monkeypatch.setattr(orthonormal, "_by_products", lambda columns: _by_products(columns) + wrong * noise)
+    monkeypatch.setattr(principal_directions, "_by_products", lambda columns: _by_products(columns) + wrong * noise)
     found = _powered(moments, mixing(60))
     torch.testing.assert_close(found.mT @ found, torch.eye(60).double(), rtol=0, atol=1e-9)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3 if wrong == 1e-6 else 1e-9)

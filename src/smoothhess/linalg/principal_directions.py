@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from smoothhess.linalg.concurrent import concurrently
+from smoothhess.linalg.concurrent_map import concurrently
 
 EIGENBASIS = 1024  # dimensions up to which directions are eigenvectors
 POWERS = 1, 1, 2  # beyond that they are products with the moments, made orthonormal after so many each time
