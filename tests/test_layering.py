@@ -16,7 +16,7 @@ FACADES = {
     ("result.interactions", "_repr_html_"),
     ("evaluate.selection", "plot"),
     ("evaluate.sweep", "plot"),
-    ("evaluate.validation", "plot"),
+    ("evaluate.validate_pairs", "plot"),
 }
 
 

@@ -309,7 +309,7 @@ class Counted:
 
 @pytest.fixture
 def matrix_free(monkeypatch):
-    for module in ("quadratic", "minimize_in_ball"):
+    for module in ("hessian_forms", "minimize_in_ball"):
         monkeypatch.setattr(f"smoothhess.result.{module}.DENSE_PAYS", 4)
 
 
@@ -385,7 +385,7 @@ DIRECTIONS = torch.eye(D).double()[:3] + 0.1
 )
 def test_results_are_solved_in_their_own_form(gaussian, shrink, monkeypatch):
     """Factored where that is exact, matrix-free where it is not; both as good as the dense matrix."""
-    for module in ("quadratic", "minimize_in_ball"):
+    for module in ("hessian_forms", "minimize_in_ball"):
         monkeypatch.setattr(f"smoothhess.result.{module}.DENSE_PAYS", 10)
     x = normal(3, 6, D // 6, rng=generator(9))
     result = SmoothHess(net).attribute(x, gaussian=gaussian, n_calls=60, shrink=shrink, control=None)
