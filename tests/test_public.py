@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import smoothhess
 
@@ -37,6 +38,12 @@ NAMES = [
 def test_public_names_are_frozen():
     assert sorted(smoothhess.__all__) == sorted(NAMES)
     assert all(hasattr(smoothhess, name) for name in NAMES)
+
+
+def test_dir_shows_public_names_and_packages_only():
+    packages = {path.parent.name for path in Path(smoothhess.__file__).parent.glob("*/__init__.py")}
+    shown = {name for name in dir(smoothhess) if not name.startswith("_")}
+    assert shown <= set(NAMES) | packages
 
 
 def test_members_of_a_result_are_frozen():
