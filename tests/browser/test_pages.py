@@ -89,7 +89,7 @@ def test_quality_is_said_in_words_and_signs(sample, open_page):
     own, denoised = (float(r.relative_error[0]) for r in (digits.result.unshrunk(), digits.result))
     assert own > 1.2 * denoised
     assert tile.locator(".figure").inner_text() == f"{100 * own:.3g} %"  # of the numbers that are shown
-    assert f"denoised one, which ranks them, is {100 * denoised:.3g} %" in tile.inner_text()
+    assert f"denoised matrix, which ranks the pairs, is {100 * denoised:.3g} %" in tile.inner_text()
     assert tile.locator(".verdict").inner_text()[0] in "●▲■"
 
 
@@ -350,7 +350,7 @@ def test_the_slider_shows_the_results_of_each_sigma(sample, open_page):
         page.tab.keyboard.press(key)
         page.settle()
         assert_shows(page, scales[k], 5)
-        assert page.tab.inner_text("#sigma-label") == f"How far we look: σ = {['0.250', '0.500', '1.00'][k]}"
+        assert page.tab.inner_text("#sigma-label") == f"Scale of the noise: σ = {['0.250', '0.500', '1.00'][k]}"
     page.tab.click("#tab-sigma")
     page.settle()
     j = int(page.data("#sentence")["j"])
@@ -391,12 +391,12 @@ def test_a_feature_that_was_not_moved_is_said_to_be_unknown(sample, open_page):
     assert "not moved" in page.tab.inner_text('#features button[data-feature="0"]')
     page.tab.click('#features button[data-feature="0"]')
     page.settle()
-    assert page.tab.inner_text("#sentence").strip() == "floor was not moved: nothing is known about it."
-    assert page.tab.inner_text("#partners-hint") == "It was not moved: nothing is known about it."
+    assert page.tab.inner_text("#sentence").strip() == "floor has no noise, so there is no estimate for it."
+    assert page.tab.inner_text("#partners-hint") == "It has no noise, so there is no estimate for it."
     assert page.partners() == {}
     page.tab.click("#tab-matrix")
     page.settle()
-    assert "Empty: was not moved." in page.tab.inner_text("#matrix-hint")
+    assert "Empty: no noise." in page.tab.inner_text("#matrix-hint")
 
 
 def test_slopes_have_the_intervals_of_their_level(sample, open_page):
@@ -463,10 +463,10 @@ def test_attributions_and_directions_of_the_user_are_called_by_what_they_are(sam
     page.settle()
     assert "bends" not in page.tab.inner_text("#panel")
     page = open_page(sample("directed").path)
-    assert "H: both moved as the direction given says." in page.tab.inner_text("#pairs-hint")
+    assert "H: both moved along the given direction." in page.tab.inner_text("#pairs-hint")
     page.tab.click("#tab-matrix")
     page.settle()
-    assert "Red: moved together as the direction given says" in page.tab.inner_text("#matrix-hint")
+    assert "Red: moved together along the given direction" in page.tab.inner_text("#matrix-hint")
 
 
 # --- series -----------------------------------------------------------------------------------------------------------
@@ -556,8 +556,8 @@ def test_intervals_that_are_not_known_are_not_drawn_as_narrow_ones(sample, open_
     page = open_page(sample("two_draws").path)
     page.tab.wait_for_selector("#chart[data-ready]")
     assert page.tab.locator("#chart .yerror").count() == 0
-    assert "ntervals are not known from so few draws" in page.tab.inner_text("#where-hint")
-    assert "ntervals are not known from so few draws" in page.tab.inner_text("#partners-hint")
+    assert "here are too few draws for intervals" in page.tab.inner_text("#where-hint")
+    assert "here are too few draws for intervals" in page.tab.inner_text("#partners-hint")
     widths = page.tab.eval_on_selector_all("#partners .whisker", "(lines) => lines.map((line) => line.style.width)")
     assert widths == ["100%"] * 3
     assert "± ?" in page.tab.inner_text("#partners")

@@ -78,7 +78,7 @@ def test_demo_says_what_its_numbers_mean_and_where_they_end(demo):
     for words in (
         "radius 1: noise of standard deviation 0.125",
         "sigma 0.25:",
-        "Relative error: how far",
+        "Relative error: the estimated error",
         "R²: the share",
     ):
         assert words in plain
@@ -114,7 +114,7 @@ def test_an_input_the_network_gets_wrong_is_said_to_be_wrong():
     explanation = demonstration.explain(task, net, 0, n_calls=64)
     truths = task.test_labels[explanation.index].tolist()
     for i, (truth, guess) in enumerate(zip(truths, explanation.predicted, strict=True)):
-        assert (f'wrong, it is "{truth}"' in explanation.heading(i)) == (truth != guess)
+        assert (f'wrong, the label is "{truth}"' in explanation.heading(i)) == (truth != guess)
     assert truths != explanation.predicted
 
 
@@ -184,7 +184,7 @@ def test_version(capsys):
         (["demo", "--sed", "1"], "Did you mean --seed"),
         (["demo", "--seed", "x"], '"x"'),
         (["demo", "--seed", "-1"], "--seed must be between 0"),
-        (["demo", "--out", __file__], "is a file"),
+        (["demo", "--out", __file__], "--out must be a folder, got the file"),
         (["demo", "--out", __file__ + "/deeper"], "Pass another --out"),
     ],
 )

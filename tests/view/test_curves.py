@@ -65,10 +65,10 @@ def test_without_pairs_those_of_the_middle_scale_are_taken(scales):
     ("options", "message"),
     [
         ({"pairs": [(0, 9)]}, "source 9 is not among the 6 features"),
-        ({"pairs": [(0, 1, 2)]}, "two features each"),
-        ({"pairs": []}, "two features each"),
-        ({"pairs": ["ab"]}, "two features each"),
-        ({"pairs": [("age", "dose")]}, "no feature called 'age': names were not given"),
+        ({"pairs": [(0, 1, 2)]}, "a list of pairs of features"),
+        ({"pairs": []}, "a list of pairs of features"),
+        ({"pairs": ["ab"]}, "a list of pairs of features"),
+        ({"pairs": [("age", "dose")]}, "no feature named 'age': names were not given"),
         ({"example": 5}, "no example 5 of 2"),
         ({"names": ["a"]}, "one name per feature, 6, got 1"),
         ({"k": 0}, "k ≥ 1 pairs"),
@@ -81,7 +81,7 @@ def test_sweeps_refuse_what_is_not_there(scales, options, message):
 
 
 def test_a_list_of_results_is_no_sweep(scales):
-    with pytest.raises(ValueError, match="wanted a Sweep, as smoothhess.sweep gives it, got list"):
+    with pytest.raises(ValueError, match="sweep must be the return value of smoothhess.sweep, got list"):
         view.sweep_curves(list(scales))
 
 
@@ -140,7 +140,7 @@ def test_target_and_arguments_follow_the_example():
         ({"direction": torch.zeros(6)}, "finite and not zero"),
         ({"direction": torch.full((6,), torch.nan)}, "finite and not zero"),
         ({"reach": -1.0}, "reach must be positive"),
-        ({"n_points": 1}, "n_points ≥ 2"),
+        ({"n_points": 1}, "n_points must be at least 2"),
         ({"example": 2}, "no example 2 of 2"),
         ({"ax": 3}, "ax must be matplotlib Axes"),
     ],

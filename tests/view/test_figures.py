@@ -264,7 +264,7 @@ def test_normalised_colours_are_brought_back_into_range():
 
 
 def test_image_refuses_what_is_no_image(table):
-    with pytest.raises(ValueError, match=r"the inputs here have \(6,\)"):
+    with pytest.raises(ValueError, match=r"inputs must be images of shape .* got \(6,\)"):
         view.image(table)
 
 

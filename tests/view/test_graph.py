@@ -43,7 +43,7 @@ def test_circle_joins_the_names_of_each_pair(example):
     assert any(line.get_alpha() < 0.9 for line in lines)  # else nothing is tested about noise
     said = [t.get_text() for t in ax.get_legend().get_texts()]
     assert "faint: within noise (|z| < 2)" in said
-    assert "together more than apart (H > 0)" in said
+    assert "more than the sum of the parts (H > 0)" in said
 
 
 def test_dots_say_what_a_feature_does_by_itself():

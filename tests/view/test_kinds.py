@@ -70,7 +70,7 @@ def test_wrong_examples_and_axes_are_refused(small, curve, kind):
         result.plot(kind, example="first")
     with pytest.raises(ValueError, match="ax must be matplotlib Axes to draw into, got Figure"):
         result.plot(kind, ax=Figure())
-    with pytest.raises(ValueError, match="wanted a result, as attribute gives it, got list"):
+    with pytest.raises(ValueError, match="result must be the return value of attribute, got list"):
         view.KINDS[kind]([result])
 
 
@@ -89,7 +89,7 @@ def test_kinds_that_do_not_exist_are_refused(small, kind):
 
 @pytest.mark.parametrize("kind", ["image", "segment", "graph"])
 def test_tables_are_no_images(kind):
-    with pytest.raises(ValueError, match=r"the inputs here have \(6,\). Use kind"):
+    with pytest.raises(ValueError, match=r"inputs must be images of shape .* got \(6,\). Use kind"):
         table().plot(kind, **({"over": "image"} if kind == "graph" else {}))
 
 

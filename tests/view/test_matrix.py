@@ -57,12 +57,12 @@ def test_k_takes_the_features_with_the_strongest_interactions(result):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"order": "sorted"}, "order must be 'given', 'clustered' or numbers of features, got 'sorted'"),
-        ({"order": [0, 6]}, "numbers of features from 0 to 5"),
-        ({"order": [0, 0]}, "names a feature twice"),
-        ({"order": [0.5]}, "numbers of features from 0 to 5"),
-        ({"order": []}, "numbers of features from 0 to 5"),
-        ({"order": [0, 1], "k": 2}, "leave k out"),
+        ({"order": "sorted"}, "order must be 'given', 'clustered' or indices of features, got 'sorted'"),
+        ({"order": [0, 6]}, "indices of features from 0 to 5"),
+        ({"order": [0, 0]}, "contains an index twice"),
+        ({"order": [0.5]}, "indices of features from 0 to 5"),
+        ({"order": []}, "indices of features from 0 to 5"),
+        ({"order": [0, 1], "k": 2}, "omit k"),
         ({"k": 0}, "k ≥ 1 features"),
     ],
 )
@@ -73,12 +73,12 @@ def test_orders_that_make_no_sense_are_refused(result, options, message):
 
 def test_many_features_are_refused_with_advice_before_a_matrix_is_made():
     wide = sh.SmoothHess(lambda x: (x**2).sum(1)).attribute(torch.zeros(1, 1001), sigma=0.1, n_calls=20)
-    with pytest.raises(ValueError, match=r"1001 × 1001 colours cannot be read.*Pass k=40 .*groups\(mask\)"):
+    with pytest.raises(ValueError, match=r"1001 × 1001 colours is not legible.*Pass k=40 .*groups\(mask\)"):
         view.heatmap(wide)
     assert "hessian" not in wide.__dict__
     assert view.heatmap(wide, k=5).images[0].get_array().shape == (5, 5)
     huge = sh.SmoothHess(lambda x: (x**2).sum(1)).attribute(torch.zeros(1, 6000), sigma=0.1, n_calls=4)
-    with pytest.raises(ValueError, match=r"cannot be read.*Use result.groups"):
+    with pytest.raises(ValueError, match=r"is not legible.*Use result.groups"):
         view.heatmap(huge, k=5)
 
 

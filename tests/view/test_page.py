@@ -163,22 +163,23 @@ def test_what_the_noise_moved_is_said():
     shifts = result_of_noise(shape, cells, sh.segments.noise(cells, 0.2))
     content = payload(shifts)
     assert content["noise"] == [
-        "The noise moved whole segments, all pixels of one by the same shift; a number for two segments is what they "
-        "do when both move."
+        "The noise shifts all pixels of a segment by the same amount; an interaction of two segments is the effect of "
+        "shifting both."
     ]
-    assert dict(content["made"][0][0])["Noise"].startswith("Gaussian shifts of whole segments, σ = 0.2")
+    assert dict(content["made"][0][0])["Noise"].startswith("Gaussian shifts of segments, σ = 0.2")
     coarser = payload(result_of_noise(shape, sh.segments.grid(shape, 1), sh.segments.noise(cells, 0.2)))
-    assert coarser["noise"] == ["The noise moved whole segments, all pixels of one by the same shift."]
+    assert coarser["noise"] == ["The noise shifts all pixels of a segment by the same amount."]
     own = payload(result_of_noise(shape, cells, sh.Isotropic(0.2)))
     assert own["noise"] == [
-        "The noise moved every pixel on its own; a number for two segments is the sum over all pairs of their pixels."
+        "The noise shifts every pixel independently; an interaction of two segments is the sum over all pairs of their "
+        "pixels."
     ]
     windows = sh.segments.windows((1, 64), 8)
     curve = payload(result_of_noise((1, 64), windows, sh.segments.noise(windows, 0.2)))
-    assert curve["noise"][0].startswith("The noise moved whole windows, all samples of one by the same shift")
+    assert curve["noise"][0].startswith("The noise shifts all samples of a window by the same amount")
     dense = payload(result_of_noise((6,), torch.arange(6) // 2, sh.Dense(torch.eye(6) + 0.1)))
-    assert dense["noise"][0].startswith("The noise moved features together")
-    assert payload(result_of((3, 4, 4)))["noise"] == [""]  # one number for each pixel: nothing to be told apart
+    assert dense["noise"][0].startswith("The noise shifts the features jointly")
+    assert payload(result_of((3, 4, 4)))["noise"] == [""]  # one number per pixel: no groups to describe
 
 
 def result_of_noise(shape, mask, gaussian):
@@ -233,7 +234,7 @@ def test_examples_can_be_chosen(table):
     assert content["examples"][0]["values"] == pytest.approx(table.inputs[1].tolist())
     assert payload(table, example=-1)["examples"][0]["f"] == pytest.approx(float(table.output[1]))
     for wrong in (2, []):
-        with pytest.raises(ValueError, match="among the 2"):
+        with pytest.raises(ValueError, match="of the 2 examples"):
             payload(table, example=wrong)
 
 
@@ -289,9 +290,9 @@ def test_windows_make_a_series_and_columns_a_table():
 
 def test_a_curve_is_not_taken_for_its_times():
     curve = result_of((64,)).groups(torch.arange(64) // 8)
-    with pytest.raises(ValueError, match="times of the 64 samples, rising"):
+    with pytest.raises(ValueError, match="increasing times of the 64 samples"):
         payload(curve, series=curve.inputs[0])
-    with pytest.raises(ValueError, match="each group one stretch"):
+    with pytest.raises(ValueError, match="one contiguous interval"):
         payload(result_of((64,)).groups(torch.arange(64) % 8), series=True)
 
 
@@ -339,7 +340,7 @@ def test_what_is_explained_is_said(table):
     assert words(result) == ["output 2", "output 0"]
     assert words(result, classes=["cat", "dog", "cup"], output="logit") == ["the ‘cup’ logit", "the ‘cat’ logit"]
     assert words(result, classes={0: "cat", 2: "cup"}) == ["the ‘cup’ output", "the ‘cat’ output"]
-    with pytest.raises(ValueError, match="no name for target 2: it holds 1"):
+    with pytest.raises(ValueError, match="a name for target 2, got 1 names"):
         payload(result, classes=["cat"])
 
 
@@ -348,11 +349,11 @@ def test_units_and_values(table):
     content = payload(table, names=names, units={"age": "years"}, values=[[50, 1, 2, 3], [60, 4, 5, 6]])
     assert content["units"] == ["years", "", "", ""]
     assert content["examples"][1]["values"] == [60, 4, 5, 6]
-    with pytest.raises(ValueError, match="units must be a list of 4, one each, got 1"):
+    with pytest.raises(ValueError, match="units must be a list of length 4, got 1"):
         payload(table, units=["kg"])
-    with pytest.raises(ValueError, match="headings must be a list of 2, one each, got one text"):
+    with pytest.raises(ValueError, match="headings must be a list of length 2, got one string"):
         payload(table, headings="ab")
-    with pytest.raises(ValueError, match="values of 4 features"):
+    with pytest.raises(ValueError, match="values must have 4 features"):
         payload(table, values=[1, 2])
     with pytest.raises(ValueError, match="one name per feature, 4, got 1"):
         payload(table, names=["age"])
@@ -372,7 +373,7 @@ def test_readings_are_good_fair_and_poor():
             torch.zeros(1, 40, dtype=torch.float64), sigma=0.5, tol=1e-6, max_calls=100
         )
     calls = quality_levels.readings(stopped)[2]
-    assert (calls.name, calls.verdict) == ("Calls", "stopped before the precision asked for")
+    assert (calls.name, calls.verdict) == ("Calls", "requested precision not reached")
     assert "that of the denoised matrix" in calls.meaning
     quadratic = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 2), sigma=1.0, n_calls=100)
     assert {r.name: r.level for r in quality_levels.readings(quadratic)}["R²"] == "good"
@@ -389,7 +390,7 @@ def test_the_error_is_that_of_the_numbers_that_are_shown():
     assert own > quality_levels.ERROR_FAIR  # so much apart that they are called differently
     found = quality_levels.readings(result)[0]
     assert (found.figure, found.level, found.verdict) == (f"{100 * own:.3g} %", "poor", "noisy")
-    assert f"the denoised one, which ranks them, is {100 * denoised:.3g} %" in found.meaning
+    assert f"the denoised matrix, which ranks the pairs, is {100 * denoised:.3g} %" in found.meaning
     assert "denoised" not in quality_levels.readings(result.unshrunk())[0].meaning
 
 
@@ -398,7 +399,7 @@ def test_an_error_beyond_the_signal_and_one_that_is_not_known_are_told_apart():
     assert float(noisy.relative_error[0]) == np.inf
     assert quality_levels.readings(noisy)[0][1:4] == ("over 100 %", "poor", "mostly noise")
     none = result_of((4,), n_calls=2, design="antithetic", control=None, shrink=False)
-    assert quality_levels.readings(none)[0][1:4] == ("unknown", "poor", "too few draws to tell")
+    assert quality_levels.readings(none)[0][1:4] == ("unknown", "poor", "too few draws for an estimate")
 
 
 def test_the_note_stands_where_everybody_sees_it(table):
@@ -410,7 +411,7 @@ def test_the_note_stands_where_everybody_sees_it(table):
 
 def test_every_page_says_its_limits_and_how_it_was_made(table):
     content = payload(table)
-    assert "not say whether an interaction is real, stable or causal" in content["limits"]
+    assert "not show whether an interaction is real, stable or causal" in content["limits"]
     made = dict(content["made"][0][0])
     assert made["Made with"] == f"smoothhess {sh.__version__}"
     assert "seed 0" in made["Draws"]
@@ -483,7 +484,7 @@ def test_an_older_page_is_replaced_and_a_failure_leaves_it(table, tmp_path, monk
 
 
 def test_a_missing_folder_and_a_folder_in_the_way_are_said(table, tmp_path):
-    with pytest.raises(ValueError, match="missing does not exist. Make it first"):
+    with pytest.raises(ValueError, match="missing does not exist. Create it first"):
         report(table, tmp_path / "missing" / "x.html")
     with pytest.raises(ValueError, match="is a folder"):
         report(table, tmp_path)
@@ -494,7 +495,7 @@ def test_too_much_for_a_page_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at most 512 features, this result has 600. Group them"):
         report(large, tmp_path / "x.html")
     assert payload(large, segments=torch.arange(600) // 60, series=False)["kind"] == "table"
-    with pytest.raises(ValueError, match="groups already"):
+    with pytest.raises(ValueError, match="already has groups"):
         payload(large.groups(torch.arange(600) // 60), segments=torch.arange(10))
     several = sh.Interactions.cat([result_of((500,), n_calls=4)] * 30)
     with pytest.raises(ValueError, match="30 matrices of 500 features would make a page of 80 MB. Pass example="):

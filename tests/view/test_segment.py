@@ -70,7 +70,7 @@ def test_pixels_are_found_by_place_or_number(shape):
         (4, "source 4 is not among the 4 features"),
         ((0, 0), r"source \(0, 0\) is not among"),
         (1.5, "source 1.5 is not among"),
-        ("moon", "no feature called 'moon': names are sky, sun, sea, sand"),
+        ("moon", "no feature named 'moon': names are sky, sun, sea, sand"),
     ],
 )
 def test_sources_that_are_not_there_are_refused(grouped, source, message):

@@ -105,7 +105,7 @@ def test_channels_are_grouped_in_time():
     mask = WINDOWS.expand(2, 12)
     ax = view.series(curve((2, 12)).groups(mask), step=0.1)
     assert len(ax.lines) >= 2
-    with pytest.raises(ValueError, match=r"grouped in time where C > 1; got \(2, 12\): group it by intervals"):
+    with pytest.raises(ValueError, match=r"grouped in time if C > 1, got \(2, 12\): group them by intervals"):
         view.series(curve((2, 12)))
     assert "samples" in view.series(curve((1, 12)).groups(mask[:1]), source=1).get_title(loc="left")
 
@@ -114,7 +114,7 @@ def test_channels_are_grouped_in_time():
     "mask", [torch.tensor([0, 1] * 6), torch.tensor([0] * 6 + [2] * 6), torch.tensor([0] * 4 + [1] * 4 + [0] * 4)]
 )
 def test_groups_that_are_no_intervals_are_refused(mask):
-    with pytest.raises(ValueError, match="not intervals of time"):
+    with pytest.raises(ValueError, match="must be intervals of time"):
         view.series(curve().groups(mask))
 
 

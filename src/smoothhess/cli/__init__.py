@@ -1,1 +1,1 @@
-"""The command line: smoothhess explain, smoothhess demo."""
+"""The command-line interface: `smoothhess explain` and `smoothhess demo`."""

@@ -1,4 +1,8 @@
-"""`smoothhess demo`: two small ReLU networks trained on data that come with scikit-learn, and explained."""
+"""`smoothhess demo`: train two small ReLU networks on scikit-learn datasets and explain them.
+
+This module holds the datasets, the training loop and the printed text of the demo. The figures are those of
+`smoothhess.view`; explaining a model given by the user is the task of `smoothhess.cli.explain`.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +31,29 @@ from smoothhess.view.figures import canvas, title_layout
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TRAINING_NOISE = 0.25  # of each feature: without it, weights of pixels that are always blank stay as they were drawn
-PAIRS = 8  # in each table and figure
-WIDTH = 100  # of what is printed
+TRAINING_NOISE = 0.25  # std per feature: without it, weights of pixels that are always blank are never trained
+PAIRS = 8  # pairs in each table and figure
+WIDTH = 100  # characters per printed line
 WHICH = ("sure", "typical", "unsure")
 
 LIMITS = (
-    "Limits: the intervals are Monte-Carlo error of this one network's smoothed Hessian, not whether an interaction is "
-    "real, stable or causal."
+    "Limits: the intervals describe the Monte-Carlo error of this network's smoothed Hessian. They do not show whether "
+    "an interaction is real, stable or causal."
 )
 READING = (
     "How to read the tables: H is the mixed second derivative of the smoothed logit of the predicted class, with its "
     "95 % interval. H > 0: raising both features together raises the logit by more than the sum of their separate "
     "effects; H < 0: by less. Effect is H times one standard deviation of the noise in each feature, in units of the "
-    "logit. q-value: the share of false discoveries among all pairs that look at least this clear.",
-    "Relative error: how far the whole estimated matrix is from the exact one, as a share of its size; sampling went "
-    "on until 10 %. R²: the share of the gradient's change around the input that pairs account for; the rest is of "
-    "higher order. Calls: gradients of the network that were taken for this one input.",
+    "logit. q-value: the expected share of false discoveries among all pairs with a q-value no larger than this one.",
+    "Relative error: the estimated error of the matrix in the Frobenius norm, relative to the norm of the matrix; "
+    "sampling stops at 10 %. R²: the share of the gradient's variation around the input that pairwise interactions "
+    "account for; the remainder is of higher order. Calls: gradient evaluations of the network for this input.",
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Data to learn and to explain."""
+    """A dataset: training data, test data, and the scale of the noise."""
 
     name: str
     title: str
@@ -58,38 +62,38 @@ class Task:
     test_inputs: Tensor
     test_labels: Tensor
     classes: Sequence[str]
-    names: Sequence[str] | None  # of the columns; None: pixels by (row, column)
-    scale: dict[str, float]  # how far to look: radius or sigma
+    names: Sequence[str] | None  # column names; None: pixels, named by (row, column)
+    scale: dict[str, float]  # scale of the noise: radius or sigma
     scale_words: str
-    measured: Tensor | None = None  # the test inputs before they were standardised
+    measured: Tensor | None = None  # the test inputs before standardisation
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """A trained network, and its interactions around a sure, a typical and an unsure test input."""
+    """A trained network and its interactions at the test inputs of highest, median and lowest confidence."""
 
     task: Task
     accuracy: float
-    index: list[int]  # of the inputs in the test set
+    index: list[int]  # positions of the inputs in the test set
     predicted: list[int]
     confidence: list[float]
     result: Interactions
 
     @property
     def pairs(self) -> list[list[Pair]]:
-        """The strongest pairs of each input."""
+        """Return the strongest pairs of each input."""
         return self.result.top_pairs(PAIRS, self.task.names)
 
     def heading(self, i: int) -> str:
-        """What the network sees in the i-th input."""
+        """Describe the i-th input and its predicted class in one line."""
         classes, truth = self.task.classes, int(self.task.test_labels[self.index[i]])
-        wrong = "" if truth == self.predicted[i] else f"; wrong, it is {classes[truth]}"
-        guess = f"{classes[self.predicted[i]]} ({_percent(self.confidence[i])} sure{wrong})"
-        return f"{WHICH[i].capitalize()}: number {self.index[i]} of the test set, taken for {guess}"
+        wrong = "" if truth == self.predicted[i] else f"; wrong, the label is {classes[truth]}"
+        guess = f"{classes[self.predicted[i]]} (probability {_percent(self.confidence[i])}{wrong})"
+        return f"{WHICH[i].capitalize()}: test input {self.index[i]}, predicted as {guess}"
 
 
 def digits(seed: int) -> Task:
-    """Handwritten digits, 8 × 8 pixels in [0, 1]."""
+    """Load the handwritten digits: 8 × 8 pixels in [0, 1]."""
     data = _sklearn("datasets").load_digits()
     train, test, train_labels, test_labels = _split(data.images / 16, data.target, seed)
     apart = torch.cdist(test.flatten(1), train.flatten(1))
@@ -106,13 +110,13 @@ def digits(seed: int) -> Task:
         names=None,
         scale={"radius": radius},
         scale_words=f"radius {radius:g}: noise of standard deviation {radius / 8:g} in every pixel (0 blank, 1 ink), "
-        f"a distance of about {radius:g} in all; the nearest image of another digit is typically {nearest:.1f} away. "
-        "Pixels are (row, column), counted from 0 at the top left.",
+        f"a total distance of about {radius:g}; the median distance to the nearest image of another digit is "
+        f"{nearest:.1f}. Pixels are named (row, column), counted from 0 at the top left.",
     )
 
 
 def breast_cancer(seed: int) -> Task:
-    """Measurements of cell nuclei, 30 named columns, standardised by the training set."""
+    """Load the breast-cancer data: 30 named columns, standardised by the training set."""
     data = _sklearn("datasets").load_breast_cancer()
     train, test, train_labels, test_labels = _split(data.data, data.target, seed)
     mean, deviation = train.mean(0), train.std(0)
@@ -127,17 +131,17 @@ def breast_cancer(seed: int) -> Task:
         classes=[str(name) for name in data.target_names],
         names=[str(name) for name in data.feature_names],
         scale={"sigma": sigma},
-        scale_words=f"sigma {sigma:g}: every column moves by about a quarter of its own standard deviation over the "
-        "patients, so H is per standard deviation of each column.",
+        scale_words=f"sigma {sigma:g}: the noise in each column has a quarter of the column's standard deviation over "
+        "the patients, and H is per standard deviation of each column.",
         measured=test,
     )
 
 
 def train(task: Task, hidden: int, epochs: int, seed: int) -> nn.Sequential:
-    """A ReLU network with two hidden layers; the global random state stays where it was."""
+    """Train a ReLU network with two hidden layers; the global random state is restored."""
     generator = torch.Generator().manual_seed(seed)
     inputs, labels = task.inputs, task.labels
-    with torch.random.fork_rng(devices=[]):  # the layers draw their first weights from the global generator
+    with torch.random.fork_rng(devices=[]):  # the layers draw their initial weights from the global generator
         torch.default_generator.manual_seed(seed)
         net = nn.Sequential(
             nn.Flatten(),
@@ -160,13 +164,13 @@ def train(task: Task, hidden: int, epochs: int, seed: int) -> nn.Sequential:
 
 
 def explain(task: Task, net: nn.Sequential, seed: int, **options: Any) -> Explanation:
-    """The interactions in the logit of the predicted class; `options` are those of `SmoothHess.attribute`."""
+    """Explain the logit of the predicted class at three test inputs; `options` go to `SmoothHess.attribute`."""
     with torch.no_grad():
         probabilities = net(task.test_inputs).softmax(-1)
     confidence, predicted = probabilities.max(-1)
     order = confidence.argsort(descending=True, stable=True)
     index = order[[0, len(order) // 2, -1]]
-    with warnings.catch_warnings():  # the tables say what was reached
+    with warnings.catch_warnings():  # the tables report the error that was reached
         warnings.simplefilter("ignore", UserWarning)
         result = SmoothHess(net).attribute(
             task.test_inputs[index], target=predicted[index], seed=seed, **task.scale, **options
@@ -182,13 +186,13 @@ def explain(task: Task, net: nn.Sequential, seed: int, **options: Any) -> Explan
 
 
 def report(explanation: Explanation) -> str:
-    """What is printed about one network: accuracy, tables of pairs, quality figures."""
+    """Format the printed text about one network: accuracy, tables of pairs, quality figures."""
     task, result = explanation.task, explanation.result
     lines = [
         f"{task.title}: test accuracy {_percent(explanation.accuracy)} of {len(task.test_labels)} inputs "
         f"({len(task.labels)} for training)",
-        "  A ReLU network with two hidden layers, trained with a little noise on its inputs.",
-        _wrapped(f"How far we look: {task.scale_words}", "  "),
+        "  A ReLU network with two hidden layers, trained with Gaussian noise on its inputs.",
+        _wrapped(f"Scale of the noise: {task.scale_words}", "  "),
     ]
     for i, found in enumerate(explanation.pairs):
         names = [" × ".join(p.names) for p in found]
@@ -210,7 +214,7 @@ def report(explanation: Explanation) -> str:
 
 
 def overview(explanation: Explanation, i: int) -> Figure:
-    """One wide figure: what the network saw, and its strongest pairs with their intervals."""
+    """Draw one wide figure: the input or its gradient, and the strongest pairs with their intervals."""
     task, result = explanation.task, explanation.result
     figure = canvas.new_figure(10.667, 4)
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1] if task.names is None else [1, 1.1])
@@ -221,21 +225,21 @@ def overview(explanation: Explanation, i: int) -> Figure:
         right.set_yticks(right.get_yticks(), [f"{n}:  {pair}" for n, pair in enumerate(words, 1)])
     else:
         view.gradient(result, example=i, k=10, names=task.names, ax=left)
-        title_layout.caption(left, f"each by itself: the 10 strongest of {len(task.names)}")
-        title_layout.caption(right, f"together: {captions.quality_words(result[i])}")
+        title_layout.caption(left, f"gradient: the 10 strongest of {len(task.names)} features")
+        title_layout.caption(right, f"interactions: {captions.quality_words(result[i])}")
         right.tick_params(axis="y", labelsize="small")
     what = "pixels" if task.names is None else "measurements"
-    says = f"{task.classes[explanation.predicted[i]]}? ({_percent(explanation.confidence[i])} sure)"
-    figure.suptitle(f"Which {what} act together when the network says {says}", fontsize=13)
+    predicted = f"{task.classes[explanation.predicted[i]]} (probability {_percent(explanation.confidence[i])})"
+    figure.suptitle(f"Which {what} act together for the prediction {predicted}?", fontsize=13)
     return figure
 
 
 def gradients(explanation: Explanation) -> Figure:
-    """SmoothGrad of the three inputs."""
+    """Draw SmoothGrad of the three inputs."""
     images = explanation.task.names is None
     figure = canvas.new_figure(10.667, 3.4 if images else 3.8)
     panels = figure.subplots(1, len(WHICH))
-    limit = float(explanation.result.gradient.abs().max())  # the same colours in all three
+    limit = float(explanation.result.gradient.abs().max())  # one colour scale for all three
     for i, ax in enumerate(panels):
         view.gradient(explanation.result, example=i, k=10, names=explanation.task.names, limit=limit, ax=ax)
         title_layout.caption(ax, f"{WHICH[i]}: {explanation.task.classes[explanation.predicted[i]]}")
@@ -247,7 +251,7 @@ def gradients(explanation: Explanation) -> Figure:
 
 
 def page(explanation: Explanation, path: Path) -> Path:
-    """The interactive page of the three inputs."""
+    """Write the interactive page of the three inputs."""
     task = explanation.task
     images = task.names is None
     return explanation.result.report(
@@ -258,12 +262,12 @@ def page(explanation: Explanation, path: Path) -> Path:
         title=f"Which {'pixels' if images else 'measurements'} act together?",
         headings=[explanation.heading(i) for i in range(len(WHICH))],
         values=None if task.measured is None else task.measured[explanation.index],
-        note=f"How far we look: {task.scale_words}",
+        note=f"Scale of the noise: {task.scale_words}",
     )
 
 
 def heatmap(explanation: Explanation) -> Figure:
-    """The whole matrix of the typical input."""
+    """Draw the full matrix of the typical input."""
     figure = canvas.new_figure(6.6, 5.6)
     which = WHICH.index("typical")
     view.heatmap(explanation.result, example=which, names=explanation.task.names, ax=figure.subplots())
@@ -272,15 +276,29 @@ def heatmap(explanation: Explanation) -> Figure:
 
 
 def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object] = print, **options: Any) -> list[Path]:
-    """Train, explain, print, and write pages, figures and results into the folder `out`; the files written.
+    """Train and explain both networks, print the tables, and write pages, figures and results.
 
-    The files appear together at the end, each whole; files of an earlier run are replaced. `options` are those of
-    `SmoothHess.attribute`.
+    All files are written to a temporary folder and moved to `out` at the end, each move being atomic. Files of an
+    earlier run are replaced.
+
+    Args:
+        out: Output folder; created if it does not exist.
+        seed: Seed of the data split, of the initial weights and of the noise.
+        epochs: Number of training epochs of each network.
+        say: Function that prints one string.
+        **options: Arguments of `SmoothHess.attribute`.
+
+    Returns:
+        The paths of the written files.
+
+    Raises:
+        ValueError: If `out` is a file, or cannot be written to.
+        ImportError: If matplotlib or scikit-learn is not installed.
     """
     out = out.expanduser().resolve()
     if out.exists() and not out.is_dir():
-        raise ValueError(f"wanted a folder to write into, but {out} is a file. Pass another --out.")
-    canvas.new_figure(1, 1)  # without matplotlib, say so at once
+        raise ValueError(f"--out must be a folder, got the file {out}. Pass another --out.")
+    canvas.new_figure(1, 1)  # raises at once where matplotlib is missing
     with _one_thread(), _complete(out) as staging:
         drawings: list[tuple[str, Callable[[], Figure]]] = []
         for load, hidden in ((digits, 64), (breast_cancer, 32)):
@@ -298,13 +316,13 @@ def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object]
             draw().savefig(staging / f"{name}.png", dpi=150)
         names = sorted(path.name for path in staging.iterdir())
     say(f"\nWritten to {out}:\n{_wrapped(', '.join(names), '  ')}")
-    say(f"\nOpen {out / 'digits.html'} in a browser: hover over a pixel to see what it acts together with.")
+    say(f"\nOpen {out / 'digits.html'} in a browser: hover over a pixel to show its interactions.")
     return [out / name for name in names]
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from threads, and crawl where there are more threads than free cores."""
+    """Use one thread: small networks gain nothing from more, and slow down when threads outnumber the free cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -315,14 +333,14 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _complete(out: Path) -> Iterator[Path]:
-    """A folder to write into whose files move to `out` when all are there, or vanish."""
+    """Yield a temporary folder whose files are moved to `out` on success and deleted on an exception."""
     existed = out.is_dir()
     home = out if existed else out.parent
     staging = home / f".{out.name}.{os.getpid()}.partial"
     try:
         staging.mkdir(parents=True)
     except OSError as error:
-        raise ValueError(f"cannot write into {home}: {error.strerror}. Pass another --out.") from error
+        raise ValueError(f"cannot write to {home}: {error.strerror}. Pass another --out.") from error
     try:
         yield staging
         if not existed:
@@ -335,7 +353,7 @@ def _complete(out: Path) -> Iterator[Path]:
 
 
 def _split(inputs: Any, labels: Any, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A quarter of each class for the test."""
+    """Split into training and test sets, with a quarter of each class in the test set."""
     parts = _sklearn("model_selection").train_test_split(
         inputs.astype("float32"), labels, test_size=0.25, stratify=labels, random_state=seed
     )

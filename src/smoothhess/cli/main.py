@@ -1,4 +1,7 @@
-"""The command line: `smoothhess explain` and `smoothhess demo`."""
+"""Entry point of the command line: parses arguments, prints errors, and returns exit codes.
+
+The commands themselves belong to `smoothhess.cli.explain` and `smoothhess.cli.demo`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-FAILED, INTERRUPTED = 2, 130  # exit codes; the second is what shells use for Ctrl-C
+FAILED, INTERRUPTED = 2, 130  # exit codes; 130 is the convention of shells for Ctrl-C
 
 
 def demo(*, out: Path = Path("smoothhess-demo"), seed: int = 0) -> None:
     """Train two small ReLU networks and show which features act together in them.
 
     Handwritten digits (8×8 pixels) and breast cancer (30 named columns), both from scikit-learn; nothing is downloaded.
-    Prints the strongest pairs with 95 % intervals; saves an interactive page of each, figures and results. Takes less
-    than a minute.
+    Prints the strongest pairs with 95 % intervals; saves an interactive page for each dataset, figures and results.
+    Takes less than a minute.
 
     Args:
         out: Folder for pages (html), figures (png) and results (safetensors). Files of an earlier run are replaced.
-        seed: Decides the split into training and test, the first weights and the noise. Same seed, same numbers.
+        seed: Seed of the data split, the initial weights and the noise. The same seed gives the same numbers.
     """
     if seed < 0 or seed >= 2**32:
         raise ValueError(f"--seed must be between 0 and 2³² − 1, got {seed}.")
@@ -31,14 +34,25 @@ def demo(*, out: Path = Path("smoothhess-demo"), seed: int = 0) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line with `arguments` (those of the process if None); the exit code."""
+    """Run the command line and return the exit code.
+
+    Args:
+        arguments: The arguments; those of the process if None.
+    """
     return run(_application, arguments)
 
 
 def run(application: Callable[[], Any], arguments: Sequence[str] | None, name: str = "smoothhess") -> int:
-    """Run a cyclopts application; the exit code.
+    """Run a cyclopts application and return the exit code.
 
-    0: done; 2: an error, printed on one line, or with its traceback under --debug; 130: interrupted.
+    Args:
+        application: Function that returns the cyclopts App.
+        arguments: The arguments; those of the process if None.
+        name: Name of the program in error messages.
+
+    Returns:
+        0 on success; 2 after an error, which is printed on one line (with --debug, after its traceback); 130 after an
+        interruption.
     """
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
@@ -58,15 +72,15 @@ def _application() -> Any:
     try:
         from cyclopts import App
     except ImportError as error:
-        raise ImportError("the command line needs cyclopts: pip install 'smoothhess[cli]'") from error
+        raise ImportError("the command line requires cyclopts: pip install 'smoothhess[cli]'") from error
     from smoothhess._version import __version__
     from smoothhess.cli.explain.explain_command import explain
 
     app = App(
         name="smoothhess",
         version=__version__,
-        help="Which pairs of features act together inside a neural network, how strongly, and how sure are we?",
-        help_epilogue="With --debug, an error shows its traceback. Exit codes: 0 done, 2 error, 130 interrupted.",
+        help="Find the pairs of features that act together in a neural network, with confidence intervals.",
+        help_epilogue="With --debug, errors include a traceback. Exit codes: 0 success, 2 error, 130 interrupted.",
         suppress_keyboard_interrupt=False,
     )
     app.command(explain)

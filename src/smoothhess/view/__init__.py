@@ -1,9 +1,10 @@
-"""Figures of a result, drawn with matplotlib: `result.plot(kind)` or the functions here.
+"""Matplotlib figures of a result: `result.plot(kind)`, or the functions of this package.
 
-Every figure takes `ax` (None makes a figure of its own) and `example`, and returns the Axes; save with
-`ax.figure.savefig("x.png")`. pyplot, its backend and its settings are never touched. Red means more, blue less, on a
-scale that is symmetric around 0; what lies within noise (|z| < 2) is faint. `sweep_curves` and `along` take more than a
-result, and are called from here.
+Every figure takes `example`, the index of the example in the batch, and `ax`, the Axes to draw into (a new figure is
+created if None), and returns the Axes; save it with `ax.figure.savefig("x.png")`. pyplot, its backend and its settings
+are not used. Colour scales are symmetric around 0, red for positive and blue for negative values; values within noise
+(|z| < 2) are drawn faint. `sweep_curves` and `along` take other arguments than a result, and are not kinds of
+`result.plot`. The interactive page belongs to `smoothhess.view.report`.
 
 >>> import torch, smoothhess as sh
 >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
@@ -62,11 +63,21 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 def plot(result: Interactions, kind: str = "heatmap", **options: Any) -> Axes:
-    """The figure of that kind; options are those of the function of that name.
+    """Draw a figure of the given kind.
 
-    "heatmap", "pairs", "graph" and "image" show which features act together, "gradient" and "diagonal" what each does
-    by itself, "eigen" the directions in which f bends most, "segment" what acts together with one segment of an image,
-    "series" the same for a curve over time.
+    Args:
+        result: The result to draw.
+        kind: "heatmap", "pairs", "graph" and "image" show the interactions of pairs of features; "gradient" and
+            "diagonal" show the gradient and the curvature of each feature; "eigen" shows the directions of largest
+            curvature; "segment" shows the interactions of one segment of an image; "series" shows those of one interval
+            of a time series.
+        **options: Arguments of the function of the same name in this package.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If there is no such kind.
     """
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}.")

@@ -1,4 +1,7 @@
-"""Sentences of figures and pages: what is shown, what its colours mean, in which unit."""
+"""Text of figures and pages: names of the quantities, meaning of the colours, units.
+
+Layout of the text belongs to `figures.title_layout`; judgements of the quality figures to `report.quality_levels`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from smoothhess.result.exact import Attribution
 if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
-# the two ends of a colour bar, never broken into two lines
+# labels for the two ends of a colour bar; non-breaking spaces keep each on one line
 LESS_MORE = "←\u00a0less\u00a0·\u00a0more\u00a0→"
 LOWERS_RAISES = "←\u00a0lowers\u00a0f\u00a0·\u00a0raises\u00a0f\u00a0→"
 DOWN_UP = "←\u00a0down\u00a0·\u00a0up\u00a0→"
@@ -24,12 +27,12 @@ FAINT_WORDS = "faint: within noise (|z| < 2)"
 
 
 def is_attribution(one: Interactions) -> bool:
-    """Whether the numbers are no derivatives."""
+    """Whether the numbers are attributions and not derivatives."""
     return isinstance(one, Attribution)
 
 
 def noun(one: Interactions) -> str:
-    """What the features of a result are, in the plural."""
+    """Return the plural noun for the features of a result."""
     image = image_size(tuple(one.inputs.shape[1:])) is not None
     if one.grouping is not None:
         return "segments" if image else "groups"
@@ -37,7 +40,7 @@ def noun(one: Interactions) -> str:
 
 
 def noise_sentence(one: Interactions, kind: str) -> str:
-    """What the noise moved, and what a number means then; empty where each feature is looked at by itself.
+    """Describe what the noise shifts and what an interaction then means; empty for ungrouped features.
 
     `kind` is "image", "series" or "table".
     """
@@ -46,20 +49,20 @@ def noise_sentence(one: Interactions, kind: str) -> str:
     if one.design == "exact" or is_attribution(one) or (grouping is not None and grouping.direction is not None):
         return ""
     if isinstance(one.gaussian, SegmentShift):
-        meaning = f"; a number for two {group}s is what they do when both move" if _by_segments(one) else ""
-        return f"The noise moved whole {group}s, all {feature}s of one by the same shift{meaning}."
+        meaning = f"; an interaction of two {group}s is the effect of shifting both" if _by_segments(one) else ""
+        return f"The noise shifts all {feature}s of a {group} by the same amount{meaning}."
     shape = one.inputs.shape[1:]
     places = math.prod({"image": shape[-2:], "series": shape[-1:]}.get(kind, shape))
     if grouping is None or grouping.count >= places:
         return ""
-    moved = f"{feature}s together, as its covariance says"
+    moved = f"the {feature}s jointly, according to its covariance"
     if isinstance(one.gaussian, Isotropic | Diagonal):
-        moved = f"every {feature} on its own"
-    return f"The noise moved {moved}; a number for two {group}s is the sum over all pairs of their {feature}s."
+        moved = f"every {feature} independently"
+    return f"The noise shifts {moved}; an interaction of two {group}s is the sum over all pairs of their {feature}s."
 
 
 def _by_segments(one: Interactions) -> bool:
-    """Whether each group of the result is one of the segments that the noise moves."""
+    """Whether each group of the result is one of the segments that the noise shifts."""
     gaussian, grouping = one.gaussian, one.grouping
     if grouping is None or not isinstance(gaussian, SegmentShift):
         return False
@@ -70,7 +73,7 @@ def _by_segments(one: Interactions) -> bool:
 
 
 def together(one: Interactions) -> tuple[str, str]:
-    """What an interaction means, for a colour bar: a sentence with both ends, and the unit."""
+    """Return the label of a colour bar of interactions: a sentence with both ends, and the unit."""
     if is_attribution(one):
         return f"interaction by {method(one)}   {NEGATIVE_POSITIVE}", ""
     return (
@@ -80,29 +83,29 @@ def together(one: Interactions) -> tuple[str, str]:
 
 
 def alone(one: Interactions, thing: str) -> tuple[str, str]:
-    """What the gradient means, likewise; `thing` is what rises."""
+    """Return the label of a colour bar of gradients; `thing` is the feature that is raised."""
     if is_attribution(one):
         return f"first-order part of {method(one)}   {NEGATIVE_POSITIVE}", ""
     return f"raising {thing} by itself   {LOWERS_RAISES}", f"{slope_word(one)}, per unit of it"
 
 
 def bending(one: Interactions) -> tuple[str, str]:
-    """What a number on the diagonal means, likewise."""
+    """Return the label of a colour bar of diagonal entries."""
     if is_attribution(one):
         return f"interaction with itself by {method(one)}   {NEGATIVE_POSITIVE}", ""
     thing, unit = ("it", "per unit squared")
     if one.grouping is not None:
-        thing, unit = "the whole group", "per unit of all its features, squared"
+        thing, unit = "the group", "per unit of all its features, squared"
     return f"as {thing} rises, f bends   {DOWN_UP}", f"curvature $H_{{ii}}$, {unit}"
 
 
 def method(one: Interactions) -> str:
-    """How an exact result was made."""
+    """Return the name of the method of an exact result."""
     return getattr(one, "method", "") or "an exact method"
 
 
 def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """(H, W) of an image-shaped input (H, W), (1, H, W) or (3, H, W); None of any other.
+    """Return (H, W) for inputs of shape (H, W), (1, H, W) or (3, H, W), and None for other shapes.
 
     >>> image_size((3, 32, 32)), image_size((30,)), image_size((1, 100))
     ((32, 32), None, None)
@@ -112,16 +115,16 @@ def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def unit_words(result: Interactions) -> str:
-    """What a number of the Hessian is counted in."""
+    """Return the unit of an entry of the Hessian."""
     if result.grouping is None:
         return "per unit of each feature"
     if result.grouping.direction is None:
         return "per unit of every feature of each group"
-    return "when both groups move along the direction given"
+    return "per unit of the given direction in both groups"
 
 
 def quality_words(result: Interactions) -> str:
-    """The quality figures of a result of one example, on one line; the method's name where nothing was sampled."""
+    """Return the quality figures of one example on one line, or the name of an exact method."""
     if result.design == "exact":
         return getattr(result, "method", "") or "exact"
     error, r2, calls = float(result.relative_error[0]), float(result.r2[0]), int(result.n_calls[0])
@@ -131,5 +134,5 @@ def quality_words(result: Interactions) -> str:
 
 
 def slope_word(result: Interactions) -> str:
-    """What the gradient of a result is called."""
+    """Return the name of the gradient of a result."""
     return "gradient" if result.design == "exact" else "SmoothGrad"

@@ -42,7 +42,7 @@ def test_colour_is_made_grey_where_the_model_wants_one_channel_and_that_is_said(
     (found,) = read(here / "colour.png", flat(144))
     assert found.values.shape == (1, 12, 12)
     assert found.picture.shape == (3, 12, 12)
-    assert "taken as grey" in found.notes[0]
+    assert "converted to grey" in found.notes[0]
     (found,) = read(here / "grey.png", nn.Conv2d(3, 1, 12).double())
     assert found.values.shape == (3, 12, 12)
     assert "grey, in 3 channels" in found.notes[0]
@@ -69,7 +69,7 @@ def test_deep_pictures_palettes_and_transparency(tmp_path):
 def test_pictures_of_no_known_range_are_refused(tmp_path, dtype):
     numbers = (200 * np.random.default_rng(0).random((8, 8))).astype(dtype)
     Image.fromarray(numbers).save(tmp_path / "x.tif")
-    with pytest.raises(ValueError, match=r"whose range is not known: wanted 8 or 16 bits.*numpy.save"):
+    with pytest.raises(ValueError, match=r"whose range is unknown: wanted 8 or 16 bits.*numpy.save"):
         image_files.read(tmp_path / "x.tif")
 
 
@@ -103,7 +103,7 @@ def test_a_picture_is_resized_only_when_asked(here):
     assert read(here / "grey.png", flat(30), size=(5, 6))[0].values.shape == (1, 5, 6)
     with pytest.raises(ValueError, match=r"12 × 12 pixels, but the model takes 1 × 5 × 6. Resize it with --size 5x6"):
         read(here / "grey.png", flat(30), shape=(1, 5, 6))
-    with pytest.raises(ValueError, match="Nothing was resized"):
+    with pytest.raises(ValueError, match="The image was not resized: pass --size"):
         read(here / "grey.png", flat(30))
 
 
@@ -122,13 +122,13 @@ def test_an_export_of_plain_pixels_gets_grey_ones(here):
 
 @pytest.mark.parametrize("words", ["x", "0", "1x2x3", "-4", "4x"])
 def test_wrong_sizes_are_refused(words):
-    with pytest.raises(ValueError, match="--size wants 224 or 224x320"):
+    with pytest.raises(ValueError, match="--size must be 224 or 224x320"):
         image_files.parse_size(words)
 
 
 def test_broken_pictures_are_refused(here):
     (here / "half.png").write_bytes((here / "colour.png").read_bytes()[:100])
-    with pytest.raises(ValueError, match="not a picture that pillow can read"):
+    with pytest.raises(ValueError, match="not an image that pillow can read"):
         read(here / "half.png", flat(144))
 
 
@@ -203,22 +203,26 @@ def test_missing_cells_count_only_in_rows_that_are_explained(tmp_path):
 @pytest.mark.parametrize(
     ("text", "how", "words"),
     [
-        ("a,b\n1,2\n1,red\n", {}, "row 1, column 'b': wanted a number, got text. Leave the column out with --drop 'b'"),
+        ("a,b\n1,2\n1,red\n", {}, "row 1, column 'b': wanted a number, got text. Omit the column with --drop 'b'"),
         ("a,b\n1,2\n1_0,3\n", {}, "row 1, column 'a': wanted a number, got text"),
-        ("1,2\n3,4\n", {}, "the first line holds numbers"),
+        ("1,2\n3,4\n", {}, "the first line contains numbers"),
         ("a,b\n", {}, "1 line.s.: wanted a header"),
         ("a,b\n1,2,3\n", {}, "row 0: 3 cells, but the header names 2"),
-        ("a,a\n1,2\n", {}, "two columns are called 'a'"),
-        ("a,b\n1,2\n3,4\n", {"drop": ["c"]}, "--drop 'c': .* has no such column, but a, b.$"),
-        ("age,b\n1,2\n3,4\n", {"drop": ["Age"]}, "--drop 'Age': .* but age, b. Did you mean age"),
-        ("a;b\n1,5;2\n3;4\n", {}, "row 0, column 'a': a decimal comma. Write numbers with a point"),
+        ("a,a\n1,2\n", {}, "two columns have the name 'a'"),
+        ("a,b\n1,2\n3,4\n", {"drop": ["c"]}, "--drop 'c': .* has no such column. Its columns are a, b.$"),
+        ("age,b\n1,2\n3,4\n", {"drop": ["Age"]}, "--drop 'Age': .* columns are age, b. Did you mean age"),
+        ("a;b\n1,5;2\n3;4\n", {}, "row 0, column 'a': got a decimal comma. Write numbers with a point"),
         ("a,b\n1,2\n3,4\n", {"drop": ["a,b"]}, "leaves no column"),
         ("a,b\n1,2\n3,4\n", {"rows": "7"}, "rows 0 … 1"),
-        ("a,b\n1,2\n3,4\n", {"rows": "x"}, "--rows wants 0:5"),
-        ("a,b\n1,2\n3,4\n", {"rows": "5:9"}, "chooses none"),
+        ("a,b\n1,2\n3,4\n", {"rows": "x"}, "--rows must be like 0:5"),
+        ("a,b\n1,2\n3,4\n", {"rows": "5:9"}, "selects none"),
         ("a,b\n1,2\n", {}, "has one row.*--no-standardize"),
-        ("a,b\n1,2\n1,2\n", {}, "no column varies"),
-        ("a,b,c\n1,2,3\n3,4,5\n", {}, "cannot be run on the 3 columns .* Leave out what it does not take with --drop"),
+        ("a,b\n1,2\n1,2\n", {}, "all columns are constant"),
+        (
+            "a,b,c\n1,2,3\n3,4,5\n",
+            {},
+            "cannot be run on the 3 columns .* Omit the columns that it does not take, such as the label, with --drop",
+        ),
     ],
 )
 def test_wrong_tables_are_refused(tmp_path, text, how, words):
@@ -265,7 +269,7 @@ def test_what_an_array_is_taken_for_can_be_said(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(5, 6)))
     either = lambda x: x.flatten(1).sum(1) ** 2
     assert len(read(tmp_path / "x.npy", either)) == 1
-    assert "either way, see --batched" in read(tmp_path / "x.npy", either)[0].notes[0]
+    assert "accepts both, see --batched" in read(tmp_path / "x.npy", either)[0].notes[0]
     assert len(read(tmp_path / "x.npy", either, batched=True)) == 5
     assert len(read(tmp_path / "x.npy", either, batched=False)) == 1
 
@@ -281,7 +285,7 @@ def test_whole_numbers_and_booleans_are_numbers(tmp_path):
         (np.array([1.0, np.nan]), r"NaN or infinity, first at \(1,\)"),
         (np.array([1j]), "complex128: wanted real numbers"),
         (np.array(["a"]), "wanted real numbers"),
-        (np.array({}, dtype=object), "holds Python objects"),
+        (np.array({}, dtype=object), "holds pickled Python objects"),
         (np.zeros((0, 3)), "at least one number"),
         (np.array(3.0), "at least one number"),
     ],
@@ -315,7 +319,7 @@ def test_an_array_that_fits_an_export_is_told_the_real_reason(tmp_path):
 
 def test_a_damaged_array_is_refused(tmp_path):
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(ValueError, match="is not whole"):
+    with pytest.raises(ValueError, match="is damaged or truncated"):
         npy_files.read(tmp_path / "x.npy")
 
 
@@ -359,7 +363,7 @@ def test_other_files_are_refused(here, name, words):
 @pytest.mark.parametrize(
     ("words", "option", "says"),
     [
-        (["a"], "--mean", "wants numbers"),
+        (["a"], "--mean", "must be numbers"),
         (["nan"], "--mean", "finite"),
         (["1,0"], "--std", "positive"),
         (["nowhere.npy"], "--std", "no file"),
@@ -402,7 +406,7 @@ def test_targets_by_number_by_name_and_by_default():
     assert target_class.find(None, output, None) == target_class.Target(1, "output 1", "the largest of 3 outputs")
     assert target_class.find(None, output, classes).name == "dog"
     assert target_class.find("fox", output, classes).index == 2
-    assert target_class.find("FOX", output, classes) == target_class.Target(2, "fox", "as asked")
+    assert target_class.find("FOX", output, classes) == target_class.Target(2, "fox", "set by --target")
     assert target_class.find("-1", output, classes).name == "fox"
     assert target_class.find("1,0", torch.zeros(1, 2, 3), None).index == (1, 0)
     for single in (torch.zeros(1), torch.zeros(1, 1)):
@@ -412,13 +416,13 @@ def test_targets_by_number_by_name_and_by_default():
 @pytest.mark.parametrize(
     ("words", "shape", "classes", "says"),
     [
-        ("3", (1, 3), None, "not among the outputs: wanted 0 … 2"),
+        ("3", (1, 3), None, "is out of range: wanted 0 … 2"),
         ("dgo", (1, 3), ["cat", "dog", "fox"], "no such class. Did you mean dog"),
-        ("xyzw", (1, 3), ["cat", "dog", "fox"], "no such class. There are cat, dog, fox"),
-        ("crane", (1, 3), ["crane", "dog", "crane"], "classes 0, 2 share that name. Pass one's number"),
+        ("xyzw", (1, 3), ["cat", "dog", "fox"], "no such class. The classes are cat, dog, fox"),
+        ("crane", (1, 3), ["crane", "dog", "crane"], "classes 0, 2 share this name. Pass a class number"),
         ("dog", (1, 3), None, "wanted the number of an output"),
         ("1", (1,), None, "a single output"),
-        (None, (1, 3, 3), None, "say which entry with --target 0,0"),
+        (None, (1, 3, 3), None, "select an entry with --target 0,0"),
         ("1", (1, 3, 3), None, r"wanted 2 number\(s\)"),
         (None, (1, 3), ["cat"], r"names 1 classes, but the model's output has shape \(3,\)"),
     ],

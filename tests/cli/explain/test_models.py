@@ -210,7 +210,7 @@ def test_a_refused_file_is_told_about_once(tmp_path, recwarn):
 
 def test_weights_given_as_a_model_are_told_where_they_belong(tmp_path):
     torch.save(nn.Linear(2, 1).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match="holds weights alone. Pass them as --weights"):
+    with pytest.raises(ValueError, match="holds only weights. Pass them as --weights"):
         load(str(tmp_path / "w.pth"))
 
 
@@ -254,9 +254,9 @@ def test_weights_that_do_not_fit_are_refused(here, state, words):
 
 def test_weights_need_a_network_and_an_export_has_its_own(here, exported):
     torch.save({}, here / "w.pth")
-    with pytest.raises(ValueError, match="need a torch.nn.Module to fill"):
+    with pytest.raises(ValueError, match="require a torch.nn.Module"):
         load("mine.py:product", here / "w.pth")
-    with pytest.raises(ValueError, match="an export holds its own"):
+    with pytest.raises(ValueError, match="an export contains its weights"):
         load(str(exported / "free.pt2"), here / "w.pth")
     with pytest.raises(FileNotFoundError, match="no weights at"):
         load("mine.py:table", here / "nowhere.pth")
@@ -313,17 +313,17 @@ def test_a_network_from_a_factory_is_put_in_evaluation_mode_and_float32(here):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("nothing", "wants pkg.module:factory"),
+        ("nothing", "must be pkg.module:factory"),
         ("nowhere.module:x", "no module 'nowhere.module'"),
-        ("mine.py:x", "there is no 'x' in it. It has"),
+        ("mine.py:x", "the module has no 'x'. It defines"),
         ("nowhere.py:x", "no file nowhere.py"),
         ("mine.py:a_number", "is a int: wanted a network"),
         ("mine.py:Wide", "cannot be called without arguments .width, height."),
         ("mine.py:broken", "failed: RuntimeError: no luck"),
         ("model.onnx", "got model.onnx"),
-        ("mine.py", "got mine.py. Of a module, name the network as well: mine.py:factory"),
+        ("mine.py", "got mine.py. For a module, name the network as well: mine.py:factory"),
         ("mypkg.models", "name the network as well: mypkg.models:factory"),
-        ("nowhere.modles:x", "run in the folder that holds it .nowhere/modles.py."),
+        ("nowhere.modles:x", "run in the folder that contains it .nowhere/modles.py."),
         ("nowhere.pt2", "no file nowhere.pt2"),
     ],
 )
@@ -358,7 +358,7 @@ def test_other_outputs_are_refused_with_the_way_out(here, words, output, says):
 
 
 def test_classes_instead_of_numbers_are_refused():
-    with pytest.raises(OutputError, match="wanted logits"):
+    with pytest.raises(OutputError, match="wanted floating-point numbers such as logits"):
         OneTensor(lambda x: x.argmax(1), None)(torch.zeros(2, 3))
 
 

@@ -1,17 +1,17 @@
-"""`smoothhess explain`: from the files of a model and of inputs to pages, figures and tables.
+"""`smoothhess explain`: pages, figures and tables from the files of a model and of its inputs.
 
-state_dicts, exports, factories   weights, torch.export files, pkg.module:factory; nothing is unpickled
-  → models        --model, --weights and --output: a function from inputs to outputs
-  → identity      which model it is: results of another one are not kept
-  → affine        normalisation and standardised columns as a part of the explained function
-  → tables, pictures, arrays      one kind of input file each
-  → examples      --input: what is explained, in the units in which noise is added
-  → targets       --target and --classes
-  → question      an example with everything that is asked about it
-  → writing       the files of one explanation
-  → folder        what lies in --out; finished inputs are kept
-  → explanation   one input after the other
-settings, command, telling        the options, their help, and what is printed
+state_dict_files, exported_models, model_factories   weights, torch.export files, pkg.module:factory; no unpickling
+  → load_model          --model, --weights and --output: a function from inputs to one tensor of outputs
+  → model_hash          a hash of the model: results of another model are not reused
+  → normalization       normalisation and standardised columns as part of the explained function
+  → csv_files, image_files, npy_files      one kind of input file each
+  → inputs              --input: the examples, in the units in which noise is added
+  → target_class        --target and --classes
+  → example_question    an example with its target, its groups and the scale of the noise
+  → output_files        the files of one explanation
+  → output_folder       the content of --out; the files of finished inputs are reused
+  → run_explain         the loop over inputs
+checked_settings, explain_command, printed_summary   the options, their help, and the printed text
 """
 
 from smoothhess.cli.explain.checked_settings import Settings

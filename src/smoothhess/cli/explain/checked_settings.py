@@ -1,4 +1,7 @@
-"""What the command line was asked for, checked as far as no file has to be opened."""
+"""The settings of `smoothhess explain`, and the checks of them that need no file.
+
+Checks that need an opened file (sizes, columns, class names) belong to the module that reads the file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line was asked for; see `smoothhess explain --help`."""
+    """The options of the command line; see `smoothhess explain --help`."""
 
     model: str
     inputs: Sequence[Path]
@@ -37,13 +40,18 @@ class Settings:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse what cannot be meant."""
+        """Validate the options.
+
+        Raises:
+            ValueError: If an option is out of range, or two options exclude each other.
+        """
         if self.radius is not None and self.sigma is not None:
             raise ValueError("pass --radius or --sigma, not both: radius = sigma · √(number of features).")
         if self.radius is None and self.sigma is None:
             raise ValueError(
-                "say how far to look: --sigma, the standard deviation of the noise in each feature (0.25 of a column's "
-                "standard deviation, 0.1 of a pixel's range), or --radius, the length of the whole move."
+                "the scale of the noise is missing: pass --sigma, the standard deviation of the noise in each feature "
+                "(for example 0.25 of a column's standard deviation, 0.1 of a pixel's range), or --radius, the length "
+                "of the noise vector."
             )
         for word, number in (("--radius", self.radius), ("--sigma", self.sigma), ("--step", self.step)):
             if number is not None and not 0 < number < float("inf"):
@@ -51,7 +59,7 @@ class Settings:
         if self.segments_noise not in ("pixels", "segments"):
             raise ValueError(f"--segments-noise must be pixels or segments, got {self.segments_noise!r}.")
         if self.tol is not None and self.calls is not None:
-            raise ValueError("pass --tol (sample until it is reached) or --calls (sample so often), not both.")
+            raise ValueError("pass --tol (the relative error to reach) or --calls (a fixed number of calls), not both.")
         if self.tol is not None and not self.tol > 0:
             raise ValueError(f"--tol must be positive, got {self.tol:g}.")
         for word, number in (("--calls", self.calls), ("--max-calls", self.max_calls)):
@@ -62,4 +70,4 @@ class Settings:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be between 0 and 2³² − 1, got {self.seed}.")
         if not self.inputs:
-            raise ValueError("--input: wanted at least one picture, .csv or .npy file.")
+            raise ValueError("--input: wanted at least one image, .csv or .npy file, got none.")

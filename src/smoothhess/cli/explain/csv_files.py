@@ -1,4 +1,7 @@
-"""Rows of a csv file with a header, in units of each column's standard deviation."""
+"""Reads tables from csv and tsv files with a header.
+
+Parsing, row selection and column moments belong here; the units in which noise is added belong to `inputs`.
+"""
 
 from __future__ import annotations
 
@@ -14,42 +17,46 @@ import torch
 from torch import Tensor
 
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
-FIRST_ROWS = 5  # explained where nothing else is asked for
+FIRST_ROWS = 5  # rows explained by default
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The numbers of a csv file; NaN where a cell is empty."""
+    """The numbers of a csv file; an empty cell is NaN."""
 
     path: Path
     names: tuple[str, ...]
     values: Tensor  # (rows, columns) float64
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each column over the rows that have it."""
+        """Return the mean and standard deviation of each column over its non-missing cells."""
         present = torch.isfinite(self.values)
         count = present.sum(0)
         filled = self.values.nan_to_num()
         mean = filled.sum(0) / count.clamp_min(1)
         squares = torch.where(present, filled - mean, 0.0).square().sum(0)
         deviation = (squares / (count - 1).clamp_min(1)).sqrt()
-        flat = deviation <= 1e-12 * mean.abs()  # rounding of a constant
+        flat = deviation <= 1e-12 * mean.abs()  # a constant column, up to rounding
         return mean, torch.where(flat, 0.0, deviation)
 
     def row(self, number: int) -> Tensor:
-        """A row to explain; refused where a cell is empty."""
+        """Return the row to explain.
+
+        Raises:
+            ValueError: If a cell of the row is empty.
+        """
         row = self.values[number]
         if not torch.isfinite(row).all():
             column = self.names[int(torch.nonzero(~torch.isfinite(row))[0])]
             raise ValueError(
-                f"{self.path}, row {number}, column {column!r} is empty or NaN. Fill it, leave the row out with --rows "
+                f"{self.path}, row {number}, column {column!r} is empty or NaN. Fill it, omit the row with --rows "
                 f"or the column with --drop {column!r}."
             )
         return row
 
 
 def read(path: Path, drop: Sequence[str] = ()) -> Table:
-    """The columns of a csv (or tsv) file whose first line names them, without those in `drop`."""
+    """Read a csv (or tsv) file whose first line names the columns; the columns in `drop` are omitted."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -58,22 +65,23 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
             lines = [line for line in csv.reader(file, delimiter=separator) if len(line) > 1 or "".join(line).strip()]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a csv file in UTF-8 ({error}).") from error
-    while lines and not any(cell.strip() for cell in lines[-1]):  # as spreadsheets leave them; others keep their number
+    # spreadsheets append rows of empty cells; such rows elsewhere keep their row number
+    while lines and not any(cell.strip() for cell in lines[-1]):
         lines.pop()
     if len(lines) < 2:
         raise ValueError(
-            f"{path} holds {len(lines)} line(s): wanted a header that names the columns, and rows below it."
+            f"{path} has {len(lines)} line(s): wanted a header that names the columns, and at least one row."
         )
     names = [cell.strip() for cell in lines[0]]
     if all(_number(name) is not None for name in names):
-        raise ValueError(f"{path}: the first line holds numbers. Wanted a header that names the columns.")
+        raise ValueError(f"{path}: the first line contains numbers. Wanted a header that names the columns.")
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{path}: two columns are called {repeated[0]!r}. Rename one.")
+        raise ValueError(f"{path}: two columns have the name {repeated[0]!r}. Rename one.")
     drop = [part for words in drop for part in ([words] if words in names else words.split(",")) if part]
     if unknown := [name for name in drop if name not in names]:
         near = difflib.get_close_matches(unknown[0], names, 3, 0.5)
         hint = f" Did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"--drop {unknown[0]!r}: {path} has no such column, but {', '.join(names)}.{hint}")
+        raise ValueError(f"--drop {unknown[0]!r}: {path} has no such column. Its columns are {', '.join(names)}.{hint}")
     kept = [i for i, name in enumerate(names) if name not in drop]
     if not kept:
         raise ValueError(f"--drop leaves no column of {path}.")
@@ -93,28 +101,28 @@ def _cells(path: Path, lines: list[list[str]], names: list[str], kept: list[int]
             column = names[place]
             if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", line[place]):
                 raise ValueError(
-                    f"{path}, row {row}, column {column!r}: a decimal comma. Write numbers with a point, as in 1.5."
+                    f"{path}, row {row}, column {column!r}: got a decimal comma. Write numbers with a point, as in 1.5."
                 )
             raise ValueError(
-                f"{path}, row {row}, column {column!r}: wanted a number, got text. Leave the column out with --drop "
-                f"{column!r}, or turn it into numbers as the model expects them."
+                f"{path}, row {row}, column {column!r}: wanted a number, got text. Omit the column with --drop "
+                f"{column!r}, or encode it as the numbers that the model expects."
             )
         found.append([math.nan if n is None else n for n in numbers])
     return found
 
 
 def _number(cell: str) -> float | None:
-    """The number in a cell, NaN where it is empty, None where it is text."""
+    """Return the number in a cell, NaN for an empty cell, None for text."""
     if cell.strip().lower() in MISSING:
         return math.nan
     try:
-        return None if "_" in cell else float(cell)  # Python's 1_000
+        return None if "_" in cell else float(cell)  # float() accepts 1_000
     except ValueError:
         return None
 
 
 def chosen_rows(words: str | None, count: int, path: Path) -> list[int]:
-    """Numbers of the rows that "0:5", "3", "1,4,7" or "all" ask for; the first few by default.
+    """Return the row numbers selected by "0:5", "3", "1,4,7" or "all"; the first five by default.
 
     >>> chosen_rows("0:3,7", 10, Path("x.csv")), chosen_rows("-1", 10, Path("x.csv"))
     ([0, 1, 2, 7], [9])
@@ -133,9 +141,9 @@ def chosen_rows(words: str | None, count: int, path: Path) -> list[int]:
             else:
                 chosen.append(everything[int(part)])
         except (ValueError, TypeError) as error:
-            raise ValueError(f"--rows wants 0:5, 3, 1,4,7 or all, got {words!r}.") from error
+            raise ValueError(f"--rows must be like 0:5, 3, 1,4,7 or all, got {words!r}.") from error
         except IndexError as error:
             raise ValueError(f"--rows {part}: {path} has rows 0 … {count - 1}.") from error
     if not chosen:
-        raise ValueError(f"--rows {words} chooses none of the {count} rows of {path}.")
+        raise ValueError(f"--rows {words} selects none of the {count} rows of {path}.")
     return list(dict.fromkeys(chosen))

@@ -1,4 +1,7 @@
-"""An example with everything that is asked about it: target, groups, how far to look."""
+"""Combines an example with its target, its groups of features and the options of the explainer.
+
+Reading inputs belongs to `inputs`, running the explainer to `run_explain`.
+"""
 
 from __future__ import annotations
 
@@ -20,47 +23,53 @@ from smoothhess.datasets.job_settings import described
 from smoothhess.result import segments
 from smoothhess.result.segments import Segments
 
-MANY = 256  # features beyond which groups are made where none are asked for
-MOST = 512  # features or groups that a page can show
+MANY = 256  # with more features, images and curves are grouped by default
+MOST = 512  # features or groups that fit on a page
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """An example with everything that is asked about it."""
+    """An example with its target, its groups and the options of `SmoothHess.attribute`."""
 
     example: Example
     target: Target
     segments: Segments | None
     segments_words: str
-    options: dict[str, Any]  # of `SmoothHess.attribute`
+    options: dict[str, Any]  # arguments of `SmoothHess.attribute`
     classes: Sequence[str] | None
     output: float
     step: float | None  # seconds between the samples of a series
 
     @property
     def heading(self) -> str:
-        """What is explained, on one line."""
+        """Describe the explained output in one line."""
         grouped = f"; {self.segments_words}" if self.segments_words else ""
         return f"{self.example.title}: {self.target.name} = {self.output:.4g}, {self.target.words}{grouped}"
 
     @property
     def names(self) -> Sequence[str] | None:
-        """Of the features, or of the groups."""
+        """Return the names of the features, or of the groups."""
         if self.segments is not None:
             return self.segments.names
         return self.example.names or _names_of_places(self.example, self.step)
 
 
 def ask(example: Example, settings: Settings, classes: Sequence[str] | None, device: torch.device) -> Question:
-    """What the command line asks about an example."""
+    """Build the question that the settings of the command line define for an example."""
     with torch.no_grad():
         output = example.forward_func(example.values[None].to(device))
     if not torch.isfinite(output).all():
-        raise ValueError(f"the model's output for {example.title} is NaN or infinite. Is the input on its scale?")
+        raise ValueError(
+            f"the model's output for {example.title} is NaN or infinite. Check that the input has the "
+            "scale that the model expects."
+        )
     target = target_class.find(settings.target, output, classes)
     chosen, words, notes = _segments(example, settings)
     if target_class.look_like_probabilities(output):
-        notes = [*notes, "the outputs look like probabilities, flat where the model is sure: explain logits if you can"]
+        notes = [
+            *notes,
+            "the outputs look like probabilities, whose gradients vanish near 0 and 1: explain logits if possible",
+        ]
     features = example.values.numel() if chosen is None else len(chosen)
     if features > MOST:
         raise ValueError(
@@ -68,7 +77,7 @@ def ask(example: Example, settings: Settings, classes: Sequence[str] | None, dev
             f"{MOST}. Group them with --segments: slic:50, grid:14, window:20, columns:groups.json or mask:file."
         )
     if features < 2:
-        raise ValueError(f"{example.title} has one feature or group: there are no pairs. Use smaller --segments.")
+        raise ValueError(f"{example.title} has one feature or group, so it has no pairs. Use smaller --segments.")
     options: dict[str, Any] = {"n_calls": settings.calls, "max_calls": settings.max_calls, "seed": settings.seed}
     options["tol"] = 0.1 if settings.tol is None else settings.tol
     options |= _scale(example, settings)
@@ -80,11 +89,11 @@ def ask(example: Example, settings: Settings, classes: Sequence[str] | None, dev
 
 
 def _segments(example: Example, settings: Settings) -> tuple[Segments | None, str, list[str]]:
-    """The groups to explain by, in words, and remarks on them."""
+    """Return the groups of features, their description, and notes on them."""
     shape, d = example.values.shape, example.values.numel()
     if settings.segments is not None:
         if example.kind == "series" and settings.segments.startswith("slic"):
-            raise ValueError("--segments slic is for pictures: use window:0.5s (with --step) or window:20 for a curve.")
+            raise ValueError("--segments slic is for images: use window:0.5s (with --step) or window:20 for a curve.")
         found = segments.parse(settings.segments, example.values, example.names, settings.step)
         if found is not None:
             _refuse_scattered(found, example.kind)
@@ -94,36 +103,36 @@ def _segments(example: Example, settings: Settings) -> tuple[Segments | None, st
     names = _names_of_places(example, settings.step)
     if names is None or len(names) == d:
         return None, "", []
-    # a pixel, or a moment, is one feature, whatever its channels
+    # all channels of a pixel, or of a time step, form one feature
     mask = torch.arange(len(names)).reshape(shape[-2:] if example.kind == "image" else shape[-1:]).expand(shape)
     return Segments(mask, tuple(names)), "", []
 
 
 def _unlike(found: Segments, words: str) -> list[str]:
-    """A remark where there are many more or fewer super-pixels than asked for."""
+    """Return a note if the number of super-pixels differs much from the requested number."""
     kind, _, wanted = words.partition(":")
     if kind != "slic" or 0.8 <= len(found) / int(wanted or 50) <= 1.25:
         return []
-    return [
-        f"{words} found {len(found)} super-pixels, as the colours fall; grid:7 makes exactly as many cells as asked"
-    ]
+    return [f"{words} found {len(found)} super-pixels: SLIC depends on the colours; grid:7 makes exactly 7 × 7 cells"]
 
 
 def _refuse_scattered(found: Segments, kind: str) -> None:
-    """Groups are drawn as patches of an image, or as stretches of a curve."""
+    """Raise unless the groups can be drawn: as regions of an image, or as intervals of a curve."""
     if kind not in ("image", "series"):
         return
     shape = found.mask.shape
     places = found.mask.reshape(-1, *(shape[-2:] if kind == "image" else shape[-1:]))
-    what = "pixel" if kind == "image" else "moment"
+    what = "pixel" if kind == "image" else "time step"
     if not bool((places == places[:1]).all()):
         raise ValueError(f"--segments: all channels of a {what} must share a group, but the mask differs between them.")
     if kind == "series" and len(torch.unique_consecutive(places[0])) > len(found):
-        raise ValueError("--segments: a group of a curve must be one stretch of time, but the mask has some in parts.")
+        raise ValueError(
+            "--segments: a group of a curve must be one contiguous interval of time, but the mask splits some groups."
+        )
 
 
 def _names_of_places(example: Example, step: float | None) -> list[str] | None:
-    """What the pixels of an image, the samples of a curve or the numbers of a row are called."""
+    """Return default names for the pixels of an image, the samples of a curve or the numbers of a row."""
     shape = example.values.shape
     if example.kind == "image":
         return [f"pixel ({row}, {column})" for row in range(shape[-2]) for column in range(shape[-1])]
@@ -143,12 +152,12 @@ def _default_segments(example: Example, settings: Settings) -> tuple[Segments | 
         words = f"window:{max(1, example.values.shape[-1] // 20)}"
         found = segments.parse(words, example.values, step=settings.step)
     assert found is not None
-    note = f"{d} features are too many to look at one by one: grouped by {words}; choose with --segments"
+    note = f"{d} features are too many to show individually: grouped by {words}; choose groups with --segments"
     return found, f"{len(found)} groups by {words}", [note]
 
 
 def _scale(example: Example, settings: Settings) -> dict[str, Any]:
-    """How far to look, as `attribute` takes it."""
+    """Return the scale of the noise as arguments of `attribute`."""
     if example.still is None:
         return {"radius": settings.radius} if settings.sigma is None else {"sigma": settings.sigma}
     moving = (~example.still).to(example.values.dtype)
@@ -160,22 +169,23 @@ def _scale(example: Example, settings: Settings) -> dict[str, Any]:
 
 
 def _of_segments(options: dict[str, Any], chosen: Segments | None, example: Example) -> dict[str, Any]:
-    """The same options with noise that moves whole groups; features without noise still have none."""
+    """Return the options with noise that shifts each group as a unit; features without noise keep none."""
     if chosen is None:
         raise ValueError(
-            f"--segments-noise segments moves whole groups of features, but {example.title} has none. Choose them with "
-            "--segments, or leave --segments-noise out."
+            f"--segments-noise segments shifts groups of features, but {example.title} has no groups. Choose them with "
+            "--segments, or omit --segments-noise."
         )
     sigma = options["sigma"] if "sigma" in options else options["radius"] / example.values.numel() ** 0.5
     still = torch.zeros_like(chosen.mask) if example.still is None else example.still.long()
-    found, mask = torch.unique(2 * chosen.mask + still, return_inverse=True)  # the still part of a group is another
+    # the noiseless part of a group is a separate segment
+    found, mask = torch.unique(2 * chosen.mask + still, return_inverse=True)
     scale = torch.where(found % 2 == 0, torch.as_tensor(sigma).max(), 0.0)
     others = {name: value for name, value in options.items() if name not in ("sigma", "radius")}
     return others | {"gaussian": segments.noise(mask, scale)}
 
 
 def key(question: Question, model: Model) -> str:
-    """A short hash of everything that an explanation depends on."""
+    """Return a short hash of everything that an explanation depends on."""
     example = question.example
     return key_of(
         {
@@ -186,7 +196,7 @@ def key(question: Question, model: Model) -> str:
             "title": example.title,
             "names": described(list(question.names)) if question.names is not None else None,
             "target": [described(question.target.index), question.target.name],
-            "output": f"{question.output:.5g}",  # what the code reads from other files shows here
+            "output": f"{question.output:.5g}",  # detects a model whose code reads other files
             "groups": None if question.segments is None else described(question.segments.mask),
             "options": described(question.options),
             "step": question.step,

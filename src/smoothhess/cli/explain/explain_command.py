@@ -1,4 +1,4 @@
-"""`smoothhess explain` as cyclopts sees it: options, their groups and their help."""
+"""The cyclopts command `smoothhess explain`: its options, their groups and their help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 
 MODEL = Group("Model", sort_key=1)
 INPUT = Group("Inputs", sort_key=2)
-SCALE = Group("How far to look (one of the two)", sort_key=3)
+SCALE = Group("Scale of the noise (one of the two)", sort_key=3)
 FEATURES = Group("Features", sort_key=4)
 SAMPLING = Group("Sampling and output", sort_key=5)
 
@@ -44,56 +44,58 @@ def explain(
     """Show which features of an input act together in your model: an interactive page, figures and tables.
 
     ```
-    a picture:  smoothhess explain --model net.pt2 --input cat.png --radius 5 --segments slic:50
-    a table:    smoothhess explain --model mine.py:network --weights w.safetensors --input data.csv --sigma 0.25
-    a curve:    smoothhess explain --model net.pt2 --input curve.npy --sigma 0.1 --segments window:0.5s --step 0.05
+    an image:  smoothhess explain --model net.pt2 --input cat.png --radius 5 --segments slic:50
+    a table:   smoothhess explain --model mine.py:network --weights w.safetensors --input data.csv --sigma 0.25
+    a curve:   smoothhess explain --model net.pt2 --input curve.npy --sigma 0.1 --segments window:0.5s --step 0.05
     ```
 
-    For each input NAME, the folder OUT holds NAME.html (the page), NAME-pairs.png and other figures, NAME.csv (the
-    pairs with their intervals, up to 20 000; unit sd: features are counted in standard deviations of their columns) and
-    NAME.safetensors (for smoothhess.Interactions.load); index.html lists several.
-    Finished inputs are kept: the same command again goes on with what is missing.
+    For each input NAME, the folder OUT contains NAME.html (the page), NAME-pairs.png and other figures, NAME.csv (the
+    pairs with their intervals, up to 20 000; unit sd: features are in standard deviations of their columns) and
+    NAME.safetensors (for smoothhess.Interactions.load); index.html lists the pages of several inputs.
+    Finished inputs are kept: after an interruption, the same command resumes with the missing inputs.
 
     Args:
         model: file.pt2, written by torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0:
             torch.export.Dim.AUTO},)), "file.pt2") with two examples x; or pkg.module:factory or file.py:factory, a
-            network, a function of a batch, or something that makes one when called without arguments, also from the
-            current folder. Pickled models (.pt, .pth) are refused: opening one can run any code. Open only exports and
-            code that you trust: an export can run code as well.
-        input: Pictures (.png, .jpg, …; values 0 … 1), tables (.csv, .tsv with a header) and arrays (.npy, one example
-            or several); as many as you like.
+            network, a function of a batch, or a callable without arguments that returns one of these; the current
+            folder is searched as well. Pickled models (.pt, .pth) are rejected: opening one can run any code. Open only
+            exports and code that you trust: an export can run code as well.
+        input: One or more images (.png, .jpg, …; values 0 … 1), tables (.csv, .tsv with a header) and arrays (.npy, one
+            example or several).
         weights: Weights for the factory's network: .safetensors, or a state dict in .pth or .pt.
-        output: Which part of the output where the model returns several: a name (logits) or a number (0).
-        target: Which output to explain: its number, its name in CLASSES, or numbers with commas for an output of more
-            dimensions. Default: the largest one, the predicted class, for each input.
-        classes: Names of the outputs: a text file with one on each line, or json.
-        mean: Where the model takes normalised inputs: their mean, one number, one per channel or column
-            (0.485,0.456,0.406), or a .npy file. The normalisation becomes part of the model, so that RADIUS and SIGMA
-            are in the units of the file: of a picture, in parts of its range 0 … 1.
-        std: Their standard deviation, like MEAN.
-        radius: Length of a usual move away from the input, over all features: sigma = radius / √(features).
-        sigma: Standard deviation of the noise in each feature: in parts of a picture's range, of a column's own
-            standard deviation, or in the units of an array.
-        size: Resize pictures to this many pixels, 224 or HEIGHTxWIDTH. Nothing is resized by itself.
+        output: Which tensor to explain if the model returns several: a name (logits) or a number (0).
+        target: Which output to explain: its number, its name in CLASSES, or comma-separated numbers for an output with
+            several dimensions. Default: the largest output of each input, which is the predicted class.
+        classes: Names of the outputs: a text file with one name per line, or a json file.
+        mean: Mean for a model that takes normalised inputs: one number, one per channel or column (0.485,0.456,0.406),
+            or a .npy file. The normalisation becomes part of the model, so that RADIUS and SIGMA are in the units of
+            the file; for an image, relative to its range 0 … 1.
+        std: Standard deviation for a model that takes normalised inputs, in the same forms as MEAN.
+        radius: Typical length of the noise vector over all features: sigma = radius / √(features).
+        sigma: Standard deviation of the noise in each feature: relative to the range of an image, in standard
+            deviations of a column, or in the units of an array.
+        size: Resize images to this many pixels, 224 or HEIGHTxWIDTH. Without it, no image is resized.
         rows: Rows of a csv to explain, counted from 0 below the header: 0:5, 3, 1,4,7 or all. Default: the first 5.
         drop: Columns of a csv that the model does not take, such as the label.
-        standardize: Count the noise in a column in its standard deviation over the whole csv. The model still gets the
-            numbers of the file. With --no-standardize it is counted in the column's own units.
-        batched: Whether dimension 0 of .npy arrays counts examples. Found out by what the model takes.
+        standardize: Measure the noise in a column in standard deviations of the column over all rows of the csv. The
+            model still receives the numbers of the file. With --no-standardize, the noise is in units of the column.
+        batched: Whether dimension 0 of .npy arrays is the batch dimension. Default: inferred from the input shapes that
+            the model accepts.
         segments: Groups of features: slic:50 (super-pixels), grid:14 or grid:7x14, columns:groups.json (an object of
             lists of column names), window:0.5s or window:20 (samples), mask:file.png or .npy, none. Default: none up to
-            256 features, else slic:50 of pictures and 20 windows of curves.
-        segments_noise: What the noise moves where there are groups. pixels: every pixel, sample or column on its own;
-            a number then sums over all pairs of two groups. segments: whole groups, all features of one by the same
-            shift; a number is then what two groups do when both move, and takes far fewer calls.
+            256 features, else slic:50 for images and 20 windows for curves.
+        segments_noise: What the noise shifts if there are groups. pixels: every pixel, sample or column independently;
+            an interaction of two groups is then the sum over all pairs of their features. segments: all features of a
+            group by the same shift; an interaction is then the effect of shifting both groups, and needs far fewer
+            calls.
         step: Seconds between two samples of a curve.
-        tol: Sample until the estimated relative error is this small: that of the denoised matrix, where many features
-            are looked at one by one.
-        calls: Sample with exactly so many gradients instead.
-        max_calls: Stop after so many gradients of the model for an input, whatever the error.
-        out: Folder for everything that is written.
-        device: cpu, cuda, cuda:1, …; a GPU if there is one.
-        seed: Of the noise. Same seed, same numbers.
+        tol: Sample until the estimated relative error is this small. With many ungrouped features this is the error of
+            the denoised matrix.
+        calls: Sample with exactly this many gradients instead of a tolerance.
+        max_calls: Stop after this many gradients of the model for an input, even if the tolerance is not reached.
+        out: Output folder.
+        device: cpu, cuda, cuda:1, …. Default: a GPU if available.
+        seed: Seed of the noise. The same seed gives the same numbers.
     """
     from smoothhess.cli.explain import Settings, run
 

@@ -1,4 +1,7 @@
-"""Models written by torch.export.save (.pt2): a graph and its weights, run at the batch size it was exported with."""
+"""Reads models written by torch.export.save (.pt2) and runs them at the batch sizes that they were exported for.
+
+The checks that a file holds no pickled object and no compiled code belong here; other sources of models do not.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,25 @@ from torch import Tensor
 
 WRITE_AGAIN = (
     "Write it with torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)), "
-    "'model.pt2'), x being two examples"
+    "'model.pt2'), where x holds two examples"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Export:
-    """An exported model, with what it was exported for."""
+    """An exported model with its input shape, dtype and batch size."""
 
     forward_func: Callable[[Tensor], Any]
-    shape: tuple[int | None, ...]  # of one input; None: any size
+    shape: tuple[int | None, ...]  # shape of one input; None: any size
     dtype: torch.dtype
     batch: int | None  # the only batch size it runs at; None: any
-    digest: str  # of the whole file
+    digest: str  # hash of the file
 
 
 class InBatches:
-    """A model that takes between `least` and `most` rows, for any number of rows.
+    """Wraps a model that takes between `least` and `most` rows so that it takes any number of rows.
 
-    Rows that are missing are filled with copies of the last one, whose outputs are cut off again.
+    Larger batches are split; smaller ones are padded with copies of the last row, and the padded outputs are removed.
 
     >>> def pair(x):
     ...     assert len(x) == 2
@@ -48,7 +51,7 @@ class InBatches:
         self.model, self.least, self.most = model, least, most
 
     def __call__(self, x: Tensor) -> Any:
-        """The output of each row."""
+        """Return the output of each row."""
         parts = [self._padded(rows) for rows in x.split(self.most or len(x))]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
@@ -61,20 +64,24 @@ class InBatches:
 
 
 def read(path: Path, device: torch.device) -> Export:
-    """The model of a .pt2 file. Pickled objects and compiled code in it are refused.
+    """Load the model of a .pt2 file; files with pickled objects or compiled code are rejected.
 
-    Open only exports that you trust all the same: torch evaluates the symbolic sizes in a graph, and so an export can
-    run code as well.
+    Open only exports that you trust nevertheless: torch evaluates the symbolic sizes of a graph, so an export can run
+    code as well.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not an export, holds pickled objects or compiled code, or does not take one tensor.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path} for --model.")
-    content = path.read_bytes()  # once: what was looked through is what is loaded
+    content = path.read_bytes()  # read once, so that the checked bytes are the loaded bytes
     _refuse_code(path, content)
     with _quiet():
         try:
             from torch.export.pt2_archive._package import load_pt2
 
-            # not torch.export.load, which goes on to an older layout of pickles where this fails
+            # torch.export.load would fall back to an older, pickled layout on failure
             program = load_pt2(io.BytesIO(content)).exported_programs["model"]
         except Exception as error:
             raise ValueError(
@@ -88,8 +95,8 @@ def read(path: Path, device: torch.device) -> Export:
     taken = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in wanted]
     if len(taken) != 1 or not isinstance(taken[0], Tensor):
         raise ValueError(
-            f"{path} takes {len(taken)} inputs: wanted one tensor, with examples in dimension 0. Export a module that "
-            "fixes the others."
+            f"{path} takes {len(taken)} inputs: wanted one tensor, with examples in dimension 0. Export a module "
+            "that sets the other inputs to constants."
         )
     sizes = list(taken[0].shape)
     if len(sizes) < 2:
@@ -97,7 +104,7 @@ def read(path: Path, device: torch.device) -> Export:
             f"{path} takes {len(sizes)}-dimensional inputs: wanted examples in dimension 0. {WRITE_AGAIN}."
         )
     least, most = _bounds(sizes[0], program)
-    # without the guards, which are code in the file; torch still checks the sizes of inputs
+    # guards are code in the file and are not run; torch still checks the sizes of inputs
     model: Callable[[Tensor], Any] = program.module(check_guards=False)
     if least > 1 or most is not None:
         model = InBatches(model, least, most)
@@ -107,7 +114,7 @@ def read(path: Path, device: torch.device) -> Export:
 
 
 def _bounds(size: Any, program: Any) -> tuple[int, int | None]:
-    """Fewest and most rows at once; None: no limit."""
+    """Return the smallest and the largest batch size; None: no limit."""
     if isinstance(size, int):
         return size, size
     limits = program.range_constraints.get(size.node.expr)
@@ -125,7 +132,7 @@ def _whole(limit: Any) -> int | None:
 
 
 def _refuse_code(path: Path, content: bytes) -> None:
-    """Raise where a file holds more than a graph and tensors: torch would unpickle or load it without a question."""
+    """Raise if a file holds more than a graph and tensors: torch would unpickle or load it without asking."""
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
     try:
@@ -134,7 +141,7 @@ def _refuse_code(path: Path, content: bytes) -> None:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"{path} is not a model that torch.export.save has written. {WRITE_AGAIN}.") from error
     for name in names:
-        plain = name.lower()  # torch finds members whatever their case
+        plain = name.lower()  # torch looks up members case-insensitively
         if plain.startswith("data/aotinductor/"):
             raise ValueError(f"{path} holds compiled code ({name}), which is not loaded. {WRITE_AGAIN}.")
         if plain.endswith(".pt") and (member := archive.read_bytes(name)):
@@ -151,7 +158,7 @@ def _refuse_code(path: Path, content: bytes) -> None:
 
 
 def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """`change` applied to every tensor of an output that may be a tuple, a list or a dictionary."""
+    """Apply `change` to every tensor of an output that may be a tuple, a list or a dictionary."""
     if isinstance(output, Tensor):
         return change(output)
     if isinstance(output, dict):
@@ -162,7 +169,7 @@ def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _cut(output: Tensor, rows: int, filled: int) -> Tensor:
-    """The first rows of an output that has one for each input; others, such as a loss, stay as they are."""
+    """Return the first rows of a batched output; outputs without a batch dimension, such as a loss, are unchanged."""
     return output[:rows] if output.ndim and len(output) == filled else output
 
 
@@ -179,7 +186,7 @@ def _joined(parts: list[Any]) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch logs about a file that it cannot read is said in our own words."""
+    """Disable the torch loggers that report an unreadable file: the raised error replaces their output."""
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:

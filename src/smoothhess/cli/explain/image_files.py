@@ -1,4 +1,4 @@
-"""Pictures as tensors of numbers between 0 and 1."""
+"""Reads image files as tensors with values between 0 and 1."""
 
 from __future__ import annotations
 
@@ -13,25 +13,37 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".
 
 
 def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-    """A picture as grey (1, H, W) and as red, green and blue (3, H, W), its own kind first.
+    """Read an image as RGB (3, H, W) and as greyscale (1, H, W).
 
-    What is transparent is laid on white, but for 16-bit pictures. `size` (height, width) resizes it.
+    Transparent pixels are blended with white, except in 16-bit images.
+
+    Args:
+        path: The image file.
+        size: (height, width) to resize to; None keeps the size.
+
+    Returns:
+        Two tensors: first the image in its own colour mode, then in the other one.
+
+    Raises:
+        ImportError: If pillow is not installed.
+        ValueError: If the file is not a readable image of 8 or 16 bits per channel.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
-        raise ImportError("pictures need pillow: pip install pillow") from error
+        raise ImportError("reading images requires pillow: pip install pillow") from error
     try:
         with Image.open(path) as opened:
             kind = opened.format
             picture = ImageOps.exif_transpose(opened) or opened
             picture.load()
     except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{path} is not a picture that pillow can read, or it is cut short.") from error
-    if picture.mode == "F" or (picture.mode == "I" and kind not in ("PNG", "PPM")):  # those two hold 16 bits in it
+        raise ValueError(f"{path} is not an image that pillow can read, or it is truncated.") from error
+    # PNG and PPM store 16 bits in mode I, other formats 32
+    if picture.mode == "F" or (picture.mode == "I" and kind not in ("PNG", "PPM")):
         raise ValueError(
-            f"{path} holds {'floating-point' if picture.mode == 'F' else '32-bit'} numbers, whose range is not known: "
-            "wanted 8 or 16 bits for each pixel. Save it so, or write the numbers that the model takes with numpy.save."
+            f"{path} holds {'floating-point' if picture.mode == 'F' else '32-bit'} numbers, whose range is unknown: "
+            "wanted 8 or 16 bits per channel. Convert the image, or write the model's input with numpy.save."
         )
     deep = picture.mode.startswith("I")  # 16 bits
     if not deep and ("transparency" in picture.info or picture.mode in ("RGBA", "LA", "PA")):
@@ -39,7 +51,7 @@ def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tenso
         picture = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert(
             "L" if picture.mode in ("1", "L", "LA") else "RGB"
         )
-    if picture.mode in ("1", "P"):  # which have no colours in between, so that resizing would only pick some pixels
+    if picture.mode in ("1", "P"):  # these modes have no intermediate colours, so resizing would only subsample
         picture = picture.convert("L" if picture.mode == "1" else "RGB")
     if deep:
         values = np.asarray(picture, dtype=np.float32) / 65535
@@ -57,7 +69,7 @@ def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tenso
 
 
 def parse_size(words: str | None) -> tuple[int, int] | None:
-    """(height, width) of "224" or "224x320".
+    """Parse "224" or "224x320" as (height, width).
 
     >>> parse_size("224"), parse_size("20x30")
     ((224, 224), (20, 30))
@@ -70,5 +82,5 @@ def parse_size(words: str | None) -> tuple[int, int] | None:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2) or min(numbers) < 1:
-        raise ValueError(f"--size wants 224 or 224x320 (height x width) pixels, got {words!r}.")
+        raise ValueError(f"--size must be 224 or 224x320 (height x width) pixels, got {words!r}.")
     return (numbers[0], numbers[-1])

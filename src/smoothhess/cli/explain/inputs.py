@@ -1,4 +1,8 @@
-"""--input → examples: what is explained, in the units in which noise is added."""
+"""Turns the files of --input into examples, in the units in which noise is added.
+
+Matching a file to the shapes that the model accepts belongs here; parsing each file format belongs to `csv_files`,
+`image_files` and `npy_files`.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +22,33 @@ from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import Affine, normalised
 from smoothhess.view import captions
 
-LONG = 256  # numbers in a row beyond which a plain array is taken for a curve
-SHORT = 32  # of one with channels
-SMALL = 8  # rows and columns of the smallest picture without channels
-TOLD = 8  # columns whose standard deviations are told
-ODD = 4  # no picture is so many times longer in one direction
+LONG = 256  # a one-dimensional array with more numbers is treated as a curve
+SHORT = 32  # a (channels, length) array of at least this length is treated as a curve
+SMALL = 8  # minimum height and width of an image without channels
+MOST_LISTED = 8  # columns whose standard deviations are printed
+ODD = 4  # an image without channels has an aspect ratio below this
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One input, and the function of it that is explained."""
+    """One input and the function that is explained."""
 
-    name: str  # of its files
+    name: str  # stem of its output files
     title: str
     kind: str  # "image", "table", "series" or "array"
-    values: Tensor  # (*shape), what noise is added to
-    forward_func: Callable[[Tensor], Any]  # of a batch of such values
-    names: tuple[str, ...] | None = None  # of the features
-    still: Tensor | None = None  # (D,) features without noise: they do not vary in the table
+    values: Tensor  # (*shape), to which noise is added
+    forward_func: Callable[[Tensor], Any]  # takes a batch of such values
+    names: tuple[str, ...] | None = None  # feature names
+    still: Tensor | None = None  # (D,) bool: features without noise, constant in the table
     picture: Tensor | None = None
-    original: Tensor | None = None  # (D,) a table's row in its own units
-    units: str = ""  # what one unit of a feature is, where it is not the file's own
+    original: Tensor | None = None  # (D,) the row of a table in the units of the file
+    units: str = ""  # unit of the features if it differs from that of the file
     notes: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read; the options of the command line that concern them."""
+    """The options of the command line that control how files are read."""
 
     size: tuple[int, int] | None = None
     rows: str | None = None
@@ -57,7 +61,12 @@ class Reading:
 
 
 def read(paths: Sequence[Path], model: Model, how: Reading, device: torch.device) -> list[Example]:
-    """All examples of all files, each with a name of its own."""
+    """Read all examples of all files and give each a unique name.
+
+    Raises:
+        FileNotFoundError: If a path is not a file.
+        ValueError: If a file cannot be read, or the model cannot be run on it.
+    """
     found: list[Example] = []
     paths = [path.expanduser() for path in paths]
     called = Counter(path.name for path in paths)
@@ -74,9 +83,10 @@ def read(paths: Sequence[Path], model: Model, how: Reading, device: torch.device
             read_here = [_of_picture(path, model, how, device)]
         else:
             raise ValueError(
-                f"--input {path}: wanted a picture (.png, .jpg, …), a .csv or a .npy file, got {ending or 'no ending'}."
+                f"--input {path}: wanted an image (.png, .jpg, …), a .csv or a .npy file, got {ending or 'no ending'}."
             )
-        folder = f"{path.resolve().parent.name}/" if called[path.name] > 1 else ""  # which of those of one name
+        # the folder distinguishes files of the same name
+        folder = f"{path.resolve().parent.name}/" if called[path.name] > 1 else ""
         found += [replace(example, title=f"{folder}{example.title}") for example in read_here]
     return _named_apart(found)
 
@@ -104,10 +114,10 @@ def _of_picture(path: Path, model: Model, how: Reading, device: torch.device) ->
         refusal, _ = model.try_on(values[None].to(device), function)
         if not refusal:
             changed = "grey" if len(values) < len(own) else "grey, in 3 channels" if len(values) > len(own) else ""
-            notes = (f"{path.name} is taken as {changed}, as the model wants it",) if changed else ()
+            notes = (f"{path.name} is converted to {changed}, as the model requires",) if changed else ()
             return Example(path.stem, path.name, "image", values, function, picture=own, notes=notes)
         refusals.append(refusal)
-    resized = " Nothing was resized: that is what --size is for." if _of_sizes(refusals[0]) and not how.size else ""
+    resized = " The image was not resized: pass --size." if _of_sizes(refusals[0]) and not how.size else ""
     raise ValueError(f"the model cannot be run on {path} as {tuple(own.shape)}: {refusals[0].rstrip('.')}.{resized}")
 
 
@@ -116,8 +126,8 @@ def _of_table(path: Path, model: Model, how: Reading, device: torch.device) -> l
     numbers = csv_files.chosen_rows(how.rows, len(table.values), path)
     if model.shape is not None and model.shape not in ((len(table.names),), (None,)):
         raise ValueError(
-            f"{path} has {len(table.names)} columns, but the model takes inputs of shape {model.shape}. Leave others "
-            "out with --drop."
+            f"{path} has {len(table.names)} columns, but the model takes inputs of shape {model.shape}. Omit the "
+            "others with --drop."
         )
     notes = []
     if how.rows is None and len(table.values) > len(numbers):
@@ -128,16 +138,18 @@ def _of_table(path: Path, model: Model, how: Reading, device: torch.device) -> l
     if how.standardize:
         if len(table.values) < 2:
             raise ValueError(
-                f"{path} has one row: the columns' standard deviations cannot be known from it. Add rows (choose with "
-                "--rows which to explain), or pass --no-standardize: noise in the columns' own units."
+                f"{path} has one row: the columns' standard deviations cannot be estimated from it. Add rows (and "
+                "select those to explain with --rows), or pass --no-standardize for noise in the units of the columns."
             )
         mean, deviation = table.moments()
         still = deviation == 0
         sizes = [f"{name} {size:.3g}" for name, size in zip(table.names, deviation.tolist(), strict=True) if size > 0]
         units = f"one standard deviation of its column over the {len(table.values)} rows of {path.name}"
-        units += f" ({', '.join(sizes[:TOLD])}{' …' if len(sizes) > TOLD else ''})"
+        units += f" ({', '.join(sizes[:MOST_LISTED])}{' …' if len(sizes) > MOST_LISTED else ''})"
         if bool(still.all()):
-            raise ValueError(f"{path}: no column varies, so none has a standard deviation. Pass --no-standardize.")
+            raise ValueError(
+                f"{path}: all columns are constant, so their standard deviations are 0. Pass --no-standardize."
+            )
         if bool(still.any()):
             notes.append(f"{path.name}: {unmoved(table.names, still)}")
             deviation = torch.where(still, 1.0, deviation)
@@ -145,8 +157,8 @@ def _of_table(path: Path, model: Model, how: Reading, device: torch.device) -> l
     first = ((table.row(numbers[0]) - mean) / deviation).to(model.dtype)
     if refusal := model.try_on(first[None].to(device), inner)[0]:
         raise ValueError(
-            f"the model cannot be run on the {len(table.names)} columns of {path}: {refusal}. Leave out what it "
-            "does not take with --drop, such as the label."
+            f"the model cannot be run on the {len(table.names)} columns of {path}: {refusal}. Omit the columns "
+            "that it does not take, such as the label, with --drop."
         )
     examples = []
     for number in numbers:
@@ -169,7 +181,7 @@ def _of_table(path: Path, model: Model, how: Reading, device: torch.device) -> l
 
 
 def unmoved(names: Sequence[str], still: Tensor) -> str:
-    """Which features get no noise, and why.
+    """Return a note that names the features without noise, and the reason.
 
     >>> unmoved(["age", "dose", "time"], torch.tensor([True, False, True]))
     'no noise in age, time: they do not vary in the file'
@@ -200,14 +212,15 @@ def _of_array(path: Path, model: Model, how: Reading, device: torch.device) -> l
         batch, refusal = fitting[0]
         tried = f"{path} of shape {tuple(values.shape)} as {tuple(batch.shape)}"
         raise ValueError(f"the model cannot be run on {tried}: {refusal}")
-    _, batch, words, function = min(readings, key=lambda reading: reading[0])  # the plainest output; the first of these
+    # the interpretation whose output has the fewest dimensions; the first of several
+    _, batch, words, function = min(readings, key=lambda reading: reading[0])
     kind = _kind(tuple(batch.shape[1:]), how.step)
     notes = ()
     if batch.shape not in (values.shape, (1, *values.shape)):
-        notes = (f"{path.name}: {tuple(values.shape)} taken as {words}",)
+        notes = (f"{path.name}: {tuple(values.shape)} interpreted as {words}",)
     elif {tuple(b.shape) for _, b, _, _ in readings} >= {tuple(values.shape), (1, *values.shape)}:
         other = "--single" if batch.shape == values.shape else "--batched"
-        notes = (f"{path.name}: {tuple(values.shape)} taken as {words}; the model takes it either way, see {other}",)
+        notes = (f"{path.name}: {tuple(values.shape)} interpreted as {words}; the model accepts both, see {other}",)
     several = len(batch) > 1
     return [
         Example(
@@ -224,7 +237,7 @@ def _of_array(path: Path, model: Model, how: Reading, device: torch.device) -> l
 
 
 def _of_sizes(refusal: str) -> bool:
-    """Whether a model seems to have refused an input for its sizes."""
+    """Whether the error of a model seems to concern the shape of its input."""
     return bool(re.search(r"shape|size|dimension|channel|mat1|broadcast|numel|elements", refusal))
 
 
@@ -239,7 +252,7 @@ def _sizes(shape: Sequence[int | None]) -> str:
 
 
 def _kind(shape: tuple[int, ...], step: float | None) -> str:
-    """What an array is looked at as.
+    """Return the kind of figure for an array of this shape.
 
     >>> [_kind(shape, None) for shape in ((3, 32, 32), (28, 28), (12, 1000), (1, 600), (600,), (30,), (3, 5))]
     ['image', 'image', 'series', 'series', 'series', 'array', 'array']
@@ -254,12 +267,12 @@ def _kind(shape: tuple[int, ...], step: float | None) -> str:
 
 
 def _named_apart(examples: list[Example]) -> list[Example]:
-    """Examples whose files would overwrite each other, or the list of all, get a number."""
+    """Number the examples whose files would overwrite each other or index.html."""
     taken = {"index"}
     apart = []
     for example in examples:
         names = itertools.chain([example.name], (f"{example.name}-{again}" for again in itertools.count(2)))
-        name = next(name for name in names if name.casefold() not in taken)  # some disks know no case
+        name = next(name for name in names if name.casefold() not in taken)  # some file systems ignore case
         taken.add(name.casefold())
         apart.append(replace(example, name=name))
     return apart

@@ -1,4 +1,7 @@
-"""--model, --weights and --output → a function from inputs to one tensor of outputs."""
+"""Loads the model of --model, --weights and --output as a function from inputs to one tensor of outputs.
+
+Each source of models has its own module: `exported_models`, `model_factories`, `state_dict_files`.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,23 @@ PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 
 
 class OutputError(ValueError):
-    """The model runs, but returns something else than one tensor."""
+    """The model runs, but does not return a single floating-point tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is explained: a function (N, *shape) → (N, …), and what is known about it."""
+    """The explained function (N, *shape) → (N, …), with its input shape, dtype and hash."""
 
     forward_func: Callable[[Tensor], Any]
     title: str
-    shape: tuple[int | None, ...] | None  # of one input, where an export says it
+    shape: tuple[int | None, ...] | None  # shape of one input; None unless the model is an export
     dtype: torch.dtype
-    identity: str  # changes with the weights, the layers and the code
+    identity: str  # hash of the weights, the layers and the code
     notes: tuple[str, ...] = ()
 
     def try_on(self, batch: Tensor, forward_func: Callable[[Tensor], Any] | None = None) -> tuple[str, int]:
-        """Why the model cannot be run on these inputs, in its own words, else empty; and its output's dimensions."""
-        rows = torch.cat([batch[:1], batch[:1]])  # two: a layer may take (1, L) for one example of (channels, length)
+        """Run the model on these inputs; return its error message (empty on success) and the output's dimensions."""
+        rows = torch.cat([batch[:1], batch[:1]])  # two rows: a layer may read (1, L) as one example (channels, length)
         try:
             with torch.no_grad():
                 output = (forward_func or self.forward_func)(rows)
@@ -47,7 +50,7 @@ class Model:
 
 
 class OneTensor:
-    """A model that returns a tuple, a dictionary or an object, as a function that returns one tensor of it.
+    """Wraps a model that returns a tuple, a dictionary or an object; returns one tensor of its output.
 
     >>> OneTensor(lambda x: {"logits": 2 * x, "loss": None}, "logits")(torch.ones(2))
     tensor([2., 2.])
@@ -57,7 +60,7 @@ class OneTensor:
         self.model, self.output = model, output
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The tensor that was asked for."""
+        """Return the selected tensor."""
         found = self.model(x)
         if self.output is not None:
             found = self._chosen(found)
@@ -66,7 +69,7 @@ class OneTensor:
             raise OutputError(f"{what} is {_parts(found)}: wanted one tensor.{_advice(found)}")
         if not found.is_floating_point():
             raise OutputError(
-                f"the model's output holds {found.dtype}, such as classes: wanted logits or other numbers."
+                f"the model's output has dtype {found.dtype}: wanted floating-point numbers such as logits."
             )
         return found
 
@@ -83,54 +86,71 @@ class OneTensor:
 
 
 def load(words: str, weights: Path | None, output: str | None, device: torch.device, seed: int) -> Model:
-    """The model that the command line names, on `device`, ready to be explained."""
+    """Load the model that the command line names and move it to `device`.
+
+    Args:
+        words: The value of --model: file.pt2, pkg.module:factory or file.py:factory.
+        weights: A file of weights for a network made by a factory.
+        output: The name or number of the output tensor, if the model returns several.
+        device: Where the model is run.
+        seed: Seed of the initial weights that a factory draws.
+
+    Raises:
+        FileNotFoundError: If a file does not exist.
+        ValueError: If the model is pickled, cannot be loaded, or takes inputs that are not float32 or float64.
+    """
     path, notes = Path(words).expanduser(), []
     if path.suffix in PICKLES:
         raise ValueError(_refusal(path))
     if path.suffix == ".pt2":
         if weights is not None:
-            raise ValueError("--weights are for --model pkg.module:factory: an export holds its own.")
+            raise ValueError(
+                "--weights are for --model pkg.module:factory: an export contains its weights. Omit --weights."
+            )
         export = exported_models.read(path, device)
         if export.batch is not None:
             rows = "1 row" if export.batch == 1 else f"{export.batch} rows"
             notes.append(
-                f"{path.name} was exported for {rows} at a time and is run so, filled up. Exported with dynamic_shapes="
-                "({0: torch.export.Dim.AUTO},) it is faster, and its activations can be seen: fewer calls do"
+                f"{path.name} was exported for {rows} at a time; smaller batches are padded. An export with "
+                "dynamic_shapes=({0: torch.export.Dim.AUTO},) is faster and needs fewer calls, since its "
+                "activations can be recorded"
             )
         made, shape, dtype = export.forward_func, export.shape, export.dtype
         title, known = path.name, export.digest
     else:
         if path.suffix and ":" not in words:
             module = path.suffix == ".py" or not path.is_file()
-            hint = f" Of a module, name the network as well: {words}:factory." if module else ""
-            raise ValueError(f"--model wants file.pt2 (torch.export) or pkg.module:factory, got {words}.{hint}")
+            hint = f" For a module, name the network as well: {words}:factory." if module else ""
+            raise ValueError(f"--model must be file.pt2 (torch.export) or pkg.module:factory, got {words}.{hint}")
         made, shape = model_factories.make(words, seed), None
         if weights is not None:
             if not isinstance(made, nn.Module):
-                raise ValueError(f"--weights need a torch.nn.Module to fill, but {words} is a {type(made).__name__}.")
+                raise ValueError(f"--weights require a torch.nn.Module, but {words} is a {type(made).__name__}.")
             state_dict_files.fill(made, weights.expanduser())
         for module in modules_behind(made):
             module.eval().to(device)
             if _dtype(module) in (torch.float16, torch.bfloat16):
                 module.float()
-                notes.append("its half-precision weights are used in float32: the gradients are then exact")
+                notes.append("the half-precision weights are converted to float32 for exact gradients")
         dtype = next((d for m in modules_behind(made) if (d := _dtype(m)) is not None), torch.float32)
         file, _, name = words.rpartition(":")
-        title = f"{Path(file).name}:{name}" if file.endswith(".py") else words  # no folders: pages are shown to others
+        title = f"{Path(file).name}:{name}" if file.endswith(".py") else words  # without folders: pages may be shared
         known = model_hash.of_model(made, words)
     if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{words} takes {dtype} inputs: wanted float32 or float64, as gradients are taken of them.")
+        raise ValueError(
+            f"{words} takes {dtype} inputs: wanted float32 or float64, since gradients with respect to them are needed."
+        )
     return Model(OneTensor(made, output), title, shape, dtype, f"{words} {known} {output}", tuple(notes))
 
 
 def _refusal(path: Path) -> str:
     if not path.is_file():
-        return f"no file {path} for --model; and a file of that kind would be refused: wanted .pt2 (torch.export)."
+        return f"no file {path} for --model. Files of this kind are rejected: pass a .pt2 file (torch.export)."
     try:
         state_dict_files.open_plainly(path)
     except ValueError as error:
         return str(error)
-    return f"{path} holds weights alone. Pass them as --weights, with --model pkg.module:factory for the network."
+    return f"{path} holds only weights. Pass them as --weights, with --model pkg.module:factory for the network."
 
 
 def _dtype(module: nn.Module) -> torch.dtype | None:

@@ -1,4 +1,4 @@
-"""pkg.module:factory → a model; modules are found from the current folder as well."""
+"""Imports the model that `pkg.module:factory` or `file.py:factory` names; the current folder is searched as well."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from torch import nn
 
 
 def make(words: str, seed: int) -> Callable[..., Any]:
-    """What `pkg.module:name` or `file.py:name` stands for.
+    """Return the model that `pkg.module:name` or `file.py:name` names.
 
-    A network, a function of the inputs, or a factory: something that gives one of these when called without arguments.
-    First weights that a factory draws come from `seed`; the global random state stays where it was.
+    The name refers to a network, to a function of the inputs, or to a factory: a callable without arguments that
+    returns one of these. A factory draws its initial weights from `seed`; the global random state is restored.
+
+    Raises:
+        FileNotFoundError: If the .py file does not exist.
+        ValueError: If the name cannot be imported, called or used as a model.
 
     >>> make("torch.nn:ReLU", seed=0)
     ReLU()
     """
     module, _, name = words.rpartition(":")
     if not module or not name:
-        raise ValueError(f"--model wants pkg.module:factory, file.py:factory or file.pt2, got {words!r}.")
+        raise ValueError(f"--model must be pkg.module:factory, file.py:factory or file.pt2, got {words!r}.")
     with _from_here(module), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         found = _attribute(_imported(module), name, words)
@@ -38,12 +42,12 @@ def _imported(module: str) -> Any:
         path = Path(module).expanduser()
         if not path.is_file():
             raise FileNotFoundError(f"no file {path} for --model.")
-        name = f"{path.stem} of --model"  # no other module has that name
+        name = f"{path.stem} of --model"  # a name that no other module can have
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
-        sys.modules[name] = loaded  # so that what it defines can find its own module
+        sys.modules[name] = loaded  # so that classes defined in it find their module
         _guarded(lambda: spec.loader.exec_module(loaded), f"{path} cannot be run")  # type: ignore[union-attr]
         return loaded
     try:
@@ -51,10 +55,10 @@ def _imported(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
             raise ValueError(
-                f"no module {module!r} for --model. Install it, or run in the folder that holds it "
+                f"no module {module!r} for --model. Install it, or run in the folder that contains it "
                 f"({module.replace('.', '/')}.py)."
             ) from error
-        raise ValueError(f"{module} needs {error.name}, which is not installed.") from error
+        raise ValueError(f"{module} requires {error.name}, which is not installed.") from error
     except Exception as error:
         raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
 
@@ -64,8 +68,8 @@ def _attribute(module: Any, name: str, words: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            has = f" It has {', '.join(known[:8])}." if known else ""
-            raise ValueError(f"--model {words}: there is no {name!r} in it.{has}")
+            has = f" It defines {', '.join(known[:8])}." if known else ""
+            raise ValueError(f"--model {words}: the module has no {name!r}.{has}")
         found = getattr(found, part)
     return found
 
@@ -75,13 +79,13 @@ def _called(found: Any, words: str) -> Callable[..., Any]:
         return found
     if not callable(found):
         raise ValueError(
-            f"--model {words} is a {type(found).__name__}: wanted a network, or a function that makes one."
+            f"--model {words} is a {type(found).__name__}: wanted a network, or a function that returns one."
         )
     wanted = _required(found)
     if wanted and (isinstance(found, type) or len(wanted) > 1):
         raise ValueError(
-            f"--model {words} cannot be called without arguments ({', '.join(wanted)}). Write a function without any "
-            "that returns the network, and name that."
+            f"--model {words} cannot be called without arguments ({', '.join(wanted)}). Write a function without "
+            "arguments that returns the network, and pass its name."
         )
     if wanted:  # a function of the inputs
         return found
@@ -109,7 +113,7 @@ def _guarded(action: Callable[[], Any], words: str) -> Any:
 
 @contextmanager
 def _from_here(module: str) -> Iterator[None]:
-    """The folder of a .py file, and then the current one, come first for a while."""
+    """Temporarily put the folder of a .py file and the current folder first on sys.path."""
     before = list(sys.path)
     own = [str(Path(module).expanduser().parent.resolve())] if module.endswith(".py") else []
     sys.path[:0] = [*own, str(Path.cwd())]

@@ -1,4 +1,4 @@
-"""What tells one model from another: its layers, its numbers and its code, so that no result outlives them."""
+"""Hashes a model's layers, parameters, buffers and source code, so that results of a changed model are not reused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from smoothhess import _version
 from smoothhess.datasets.job_settings import digest
 from smoothhess.model.state import modules_behind
 
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory, another one in each run
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # memory address in a repr, different in each run
 INSTALLED = ("site-packages", "dist-packages")
 
 
 def of_model(made: Callable[..., Any], words: str) -> str:
-    """A hash of what `--model words` has made: every layer, parameter, buffer and source file.
+    """Return a hash of the model that `--model words` made: its layers, parameters, buffers and source files.
 
     >>> net = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
     >>> same, other = nn.Sequential(*net), nn.Sequential(net[0], nn.Tanh())
@@ -41,24 +41,24 @@ def of_model(made: Callable[..., Any], words: str) -> str:
 
 
 def _defining(made: Callable[..., Any], networks: list[nn.Module]) -> Iterator[Path]:
-    """Files that define a function, or the kinds of layers of networks."""
+    """Yield the source files of a function and of the classes of all layers."""
     kinds = {type(made), *(type(layer) for network in networks for layer in network.modules())}
     for item in (inspect.unwrap(made), *kinds):
         try:
             file = inspect.getsourcefile(item)  # type: ignore[arg-type]
-        except TypeError:  # an object, or built in
+        except TypeError:  # an instance, or a built-in
             continue
         if file is not None and Path(file).is_file():
             yield Path(file).resolve()
 
 
 def _beside(module: str) -> Iterator[Path]:
-    """Files of imported modules that lie under the current folder, or under that of the module of --model."""
+    """Yield the files of imported modules under the current folder or under the folder of the --model module."""
     folders = {Path.cwd().resolve()}
     if module.endswith(".py"):
         folders.add(Path(module).expanduser().resolve().parent)
     else:
-        for name in (module, module.partition(".")[0]):  # the package as a whole
+        for name in (module, module.partition(".")[0]):  # also the top-level package
             if file := getattr(sys.modules.get(name), "__file__", None):
                 folders.add(Path(file).resolve().parent)
     foreign = [Path(p).resolve() for p in (sysconfig.get_path("stdlib"), Path(_version.__file__).parent)]

@@ -1,4 +1,4 @@
-"""A change of units in front of a model, as a part of the function that is explained."""
+"""Affine changes of units in front of a model, as part of the explained function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Affine:
-    """x ↦ model(scale · x + shift), with `scale` and `shift` that spread over one input.
+    """The function x ↦ model(scale · x + shift); `scale` and `shift` broadcast to one input.
 
     >>> Affine(lambda x: x.sum(1), torch.tensor(2.0), torch.tensor([1.0, 0.0]))(torch.ones(1, 2))
     tensor([5.])
@@ -22,14 +22,21 @@ class Affine:
         self.model, self.scale, self.shift = model, scale, shift
 
     def __call__(self, x: Tensor) -> Any:
-        """The model's output for inputs in the units of the outside."""
+        """Return the model's output for inputs in the external units."""
         return self.model(x * self.scale.to(x) + self.shift.to(x))
 
 
 def normalised(model: Callable[..., Any], mean: Tensor | None, deviation: Tensor | None, shape: Sequence[int]) -> Any:
-    """x ↦ model((x − mean)/std) for inputs of `shape`; the model itself where neither is given.
+    """Return x ↦ model((x − mean)/std) for inputs of `shape`; the model itself if both are None.
 
-    One number, one per channel of (C, H, W) or (C, L), or one per column of (D,).
+    Args:
+        model: The function that takes normalised inputs.
+        mean: One number, one per channel of (C, H, W) or (C, L), or one per column of (D,); None is 0.
+        deviation: The standard deviation, in the same forms; None is 1.
+        shape: The shape of one input.
+
+    Raises:
+        ValueError: If the number of values is neither 1 nor the first entry of `shape`.
     """
     if mean is None and deviation is None:
         return model
@@ -39,14 +46,14 @@ def normalised(model: Callable[..., Any], mean: Tensor | None, deviation: Tensor
         if numbers.numel() not in (1, shape[0]):
             what = f"{shape[0]} {'column' if len(shape) == 1 else 'channel'}{'s' if shape[0] > 1 else ''}"
             raise ValueError(
-                f"{word} holds {numbers.numel()} numbers, but the inputs have {what}: one for all, or each."
+                f"{word} holds {numbers.numel()} numbers, but the inputs have {what}. Pass one number, or one for each."
             )
     spread = [-1] + [1] * (len(shape) - 1)
     return Affine(model, (1 / deviation).reshape(spread), (-mean / deviation).reshape(spread))
 
 
 def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
-    """Numbers from the command line, apart or with commas between, or from one .npy or text file.
+    """Read numbers from the command line, separated by spaces or commas, or from one .npy or text file.
 
     >>> read_numbers(["0.5,0.25", "1"], "--mean")
     tensor([0.5000, 0.2500, 1.0000], dtype=torch.float64)
@@ -61,16 +68,16 @@ def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
             read = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",")
             numbers = torch.from_numpy(np.asarray(read, dtype=np.float64).reshape(-1))
         except ValueError as error:
-            raise ValueError(f"{option}: {path} holds something else than numbers.") from error
+            raise ValueError(f"{option}: {path} must contain only numbers.") from error
     else:
         try:
             numbers = torch.tensor(
                 [float(p) for word in words for p in word.split(",") if p.strip()], dtype=torch.float64
             )
         except ValueError as error:
-            raise ValueError(f"{option} wants numbers, like 0.5 or 0.485,0.456,0.406, or a .npy file.") from error
+            raise ValueError(f"{option} must be numbers, like 0.5 or 0.485,0.456,0.406, or a .npy file.") from error
     if not len(numbers) or not torch.isfinite(numbers).all():
-        raise ValueError(f"{option} wants finite numbers, at least one.")
+        raise ValueError(f"{option} must be at least one finite number.")
     if option == "--std" and not bool((numbers > 0).all()):
-        raise ValueError("--std wants positive numbers: inputs are divided by them.")
+        raise ValueError("--std must be positive: inputs are divided by it.")
     return numbers

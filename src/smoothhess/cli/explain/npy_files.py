@@ -1,4 +1,4 @@
-"""Arrays of numbers in .npy files, of one example or of several."""
+"""Reads arrays from .npy files, which hold one example or a batch of examples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from torch import Tensor
 
 
 def read(path: Path) -> Tensor:
-    """The numbers of a .npy file as float64; complex numbers, text, objects, NaN and infinity are refused."""
+    """Read a .npy file as float64.
+
+    Raises:
+        ValueError: If the file is damaged or pickled, or holds anything but finite real numbers.
+    """
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        reason = "holds Python objects, which are pickled and not opened" if "pickle" in str(error) else "is not whole"
+        pickled = "pickle" in str(error)
+        reason = "holds pickled Python objects, which are not loaded" if pickled else "is damaged or truncated"
         raise ValueError(f"{path} {reason}. Write plain numbers with numpy.save.") from error
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path} holds several arrays: wanted one .npy file for each.")
+        raise ValueError(f"{path} holds several arrays: wanted one array per .npy file.")
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds {array.dtype}: wanted real numbers.")
     if array.size == 0 or array.ndim == 0:
@@ -30,7 +35,7 @@ def read(path: Path) -> Tensor:
 
 
 def readings(values: Tensor, shape: tuple[int | None, ...] | None, batched: bool | None) -> list[tuple[Tensor, str]]:
-    """The ways to take an array for a batch of examples, in the order of trial, each with its words."""
+    """Return the interpretations of an array as a batch, in the order in which they are tried, with descriptions."""
     one, many = (values[None], "one example"), (values, f"{len(values)} examples")
     channel = (values[None, None], "one example of one channel")
     channels = (values[:, None], f"{len(values)} examples of one channel each")

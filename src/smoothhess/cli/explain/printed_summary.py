@@ -1,4 +1,4 @@
-"""What is printed, and the list of several explanations."""
+"""Formats the printed summary of an explanation and the index page of several explanations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
 
 WIDTH = 100
-PAIRS = 5  # printed of each input
+PAIRS = 5  # pairs printed per input
 READING = (
     "H is the mixed second derivative of the smoothed output, with its 95 % interval. H > 0: raising both raises the "
     "output by more than the sum of their separate effects; H < 0: by less. Effect: H times one standard deviation of "
@@ -26,7 +26,7 @@ READING = (
 
 
 def say(text: str) -> None:
-    """Print without tearing a progress bar; where nobody reads any more, as after `| head`, go on silently."""
+    """Print without breaking a progress bar; after a broken pipe, as with `| head`, further output is discarded."""
     try:
         tqdm.write(text)
         sys.stdout.flush()
@@ -35,9 +35,9 @@ def say(text: str) -> None:
 
 
 def table(pairs: Sequence[Pair]) -> str:
-    """The strongest pairs, one on each line."""
+    """Format the strongest pairs, one per line."""
     if not pairs:
-        return "  a single feature: no pairs"
+        return "  no pairs: there is a single feature"
     names = [" × ".join(p.names) for p in pairs]
     width = max(map(len, names))
     lines = [f"  {'pair':<{width}}  {'H':>10}  {'95 % interval':<24}  {'effect':>10}"]
@@ -49,7 +49,7 @@ def table(pairs: Sequence[Pair]) -> str:
 
 
 def quality(result: Interactions) -> str:
-    """How good the estimate of one example is: the unbiased one, which pairs and intervals are of, and the denoised."""
+    """Format the quality figures of one example: the errors of the unbiased and the denoised estimate, R², calls."""
     own, r2 = float(result.unshrunk().relative_error[0]), float(result.r2[0])
     denoised = f" (denoised matrix: {_share(float(result.relative_error[0]))})" if result.shrink else ""
     explained = "" if r2 != r2 else f", R² {r2:.2f}"
@@ -61,12 +61,12 @@ def _share(error: float) -> str:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """A paragraph of the terminal."""
+    """Wrap a paragraph to the width of the printed text."""
     return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def index(title: str, records: Sequence[tuple[str, Record]]) -> str:
-    """A page that lists explanations, each with a link to its own page."""
+    """Return the HTML of a page that lists explanations with links to their pages."""
     rows = []
     for name, record in records:
         words = record.words
@@ -79,7 +79,7 @@ def index(title: str, records: Sequence[tuple[str, Record]]) -> str:
     )
 
 
-SHOWN = {"target": "explained output", "strongest": "strongest pair", "quality": "how good the estimate is"}
+SHOWN = {"target": "explained output", "strongest": "strongest pair", "quality": "quality of the estimate"}
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -104,7 +104,7 @@ td::before {{ content: attr(data-what) ": "; opacity: .7; }}
 }}
 </style>
 <h1>{title}</h1>
-<p>{count} inputs, each on a page of its own: which features act together, how strongly, and how sure that is.</p>
+<p>{count} inputs, one page each: which features act together, how strongly, and with what error.</p>
 <div class="wide"><table>
 <thead><tr><th>input</th>{heads}</tr></thead>
 <tbody>

@@ -1,4 +1,4 @@
-"""Explains one input after the other."""
+"""Runs `smoothhess explain`: reads the settings, explains the inputs one by one, and writes their files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,25 @@ from smoothhess.view.figures import canvas
 
 
 def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) -> list[Path]:
-    """Explain every input, print what was found, and write pages, figures, tables and results; the pages written.
+    """Explain every input, print the strongest pairs, and write pages, figures, tables and results.
 
-    An input's files appear together when it is finished. What is finished is kept: the same command again goes on with
-    what is missing.
+    The files of an input are moved to the output folder when all of them are written. Finished inputs are kept, so that
+    the same command resumes after an interruption.
+
+    Args:
+        settings: The options of the command line.
+        say: Function that prints one string.
+
+    Returns:
+        The paths of the pages.
+
+    Raises:
+        ValueError: If an option, a file or the model cannot be used.
+        FileNotFoundError: If a file does not exist.
+        ImportError: If matplotlib is not installed.
     """
     settings.check()
-    canvas.new_figure(1, 1)  # without matplotlib, say so at once
+    canvas.new_figure(1, 1)  # raises at once where matplotlib is missing
     device = _device(settings.device)
     folder = Folder(settings.out)
     classes = target_class.read_classes(settings.classes)
@@ -52,7 +64,7 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
     notes += [f"one unit of a feature is {q.example.units}" for q in asked if q.example.units]
     for note in dict.fromkeys(notes):
         say(printed_summary.wrapped(f"note: {note}"))
-    folder.try_writing()  # before anything is sampled
+    folder.try_writing()  # raises before sampling
     finished: list[str] = []
     try:
         for question in tqdm(asked, desc="inputs", unit="input", disable=_silent() or len(asked) == 1, leave=False):
@@ -60,14 +72,17 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
             finished.append(question.example.name)
     except KeyboardInterrupt:
         if not finished:
-            say("no input is finished yet; the same command begins again.")
+            say("no input is finished; rerun the same command to start again.")
         raise
-    finally:  # also after Ctrl-C: what is finished stays, and is listed
+    finally:  # also after Ctrl-C: finished inputs are kept and listed
         if len(finished) > 1:
-            title = f"What acts together in {model.title}"
+            title = f"Which features act together in {model.title}"
             folder.write_text("index.html", printed_summary.index(title, [(n, folder.records[n]) for n in finished]))
         if finished and len(finished) < len(asked):
-            say(f"{len(finished)} of {len(asked)} inputs are finished, in {folder.path}; the same command goes on.")
+            say(
+                f"{len(finished)} of {len(asked)} inputs are finished, in {folder.path}; rerun the same command to "
+                "resume."
+            )
     say(printed_summary.wrapped(printed_summary.READING))
     say(printed_summary.wrapped(LIMITS))
     first = "index.html" if len(finished) > 1 else f"{finished[0]}.html"
@@ -78,12 +93,12 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
 def _answer(
     question: Question, model: Model, folder: Folder, device: torch.device, say: Callable[[str], object]
 ) -> None:
-    """Explain one example and write its files, or keep those of an earlier run."""
+    """Explain one example and write its files, or keep the files of an earlier run."""
     example = question.example
     made_with = key(question, model)
     if (kept := folder.kept(example.name, made_with)) is not None:
-        told = [kept.words[k] for k in ("strongest", "quality") if k in kept.words]
-        say("\n  ".join([question.heading, *told, "finished before with the same settings, kept\n"]))
+        lines = [kept.words[k] for k in ("strongest", "quality") if k in kept.words]
+        say("\n  ".join([question.heading, *lines, "kept from an earlier run with the same settings\n"]))
         return
     result, remarks = _attribute(question, device)
     remarks += output_files.left_out(result, example.name)
@@ -101,11 +116,11 @@ def _answer(
     }
     with folder.writing(example.name, made_with, words) as place:
         output_files.write(question, result, model, place, remarks)
-    say("\n".join(lines) + "\n")  # what is told is also there
+    say("\n".join(lines) + "\n")  # printed only after the files exist
 
 
 def _attribute(question: Question, device: torch.device) -> tuple[Interactions, list[str]]:
-    """The result on the CPU, and what there is to remark about it."""
+    """Return the result on the CPU, and the warnings about it as notes."""
     example = question.example
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -126,8 +141,8 @@ def _attribute(question: Question, device: torch.device) -> tuple[Interactions, 
     ]
     if float(result.unshrunk().relative_error[0]) > 1:
         remarks.append(
-            "the noise of the estimate is larger than the interactions: little can be read off it. Use more calls, "
-            "fewer and larger groups, or look further"
+            "the error of the estimate is larger than the interactions, which are therefore not reliable. Use more "
+            "calls, fewer and larger groups, or a larger --sigma or --radius"
         )
     return result.to("cpu"), list(dict.fromkeys(remarks))
 

@@ -1,4 +1,4 @@
-"""Weights for a factory's network, read without running anything that a file may hold."""
+"""Loads weights into a network from .safetensors, .pth or .pt files without running code from the file."""
 
 from __future__ import annotations
 
@@ -13,33 +13,40 @@ from torch import Tensor, nn
 
 from smoothhess.model.weight_files import read_weights
 
-NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training keep the weights
+NESTED = ("state_dict", "model_state_dict", "model")  # keys of the weights in training checkpoints
 PICKLED = (
-    "a pickled model. Opening it can run any code, so it is not opened. Where you trust it, load it in Python and save "
-    "torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)), 'model.pt2'), x "
-    "being two examples, and pass --model model.pt2; or save model.state_dict() and pass --model pkg.module:factory "
-    "--weights file. Open only exports and code that you trust: an export can run code as well"
+    "a pickled model. Opening it can run any code, so it is not opened. If you trust it, load it in Python, call "
+    "torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)), 'model.pt2'), "
+    "where x holds two examples, and pass --model model.pt2; or save model.state_dict() and pass --model "
+    "pkg.module:factory --weights file. Open only exports and code that you trust: an export can run code as well"
 )
 
 
 def fill(network: nn.Module, path: Path) -> None:
-    """Put the weights of a .safetensors, .pth or .pt file into a network. Names and shapes must fit exactly."""
+    """Load the weights of a .safetensors, .pth or .pt file into a network.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the names or shapes differ from those of the network, or the file holds more than weights.
+    """
     stored = read(path)
     wanted = network.state_dict()
     if stored and all(name.startswith("module.") for name in stored) and not stored.keys() & wanted.keys():
-        stored = {name.removeprefix("module."): value for name, value in stored.items()}  # of DataParallel
+        stored = {name.removeprefix("module."): value for name, value in stored.items()}  # saved from DataParallel
     faults = [
         ("lacks", sorted(wanted.keys() - stored.keys())),
         ("has unknown", sorted(stored.keys() - wanted.keys())),
         ("has other shapes for", [k for k in wanted if k in stored and wanted[k].shape != stored[k].shape]),
     ]
-    if told := "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names):
-        raise ValueError(f"{path} does not fit {type(network).__name__}: it {told}. Are they of another network?")
+    if mismatch := "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names):
+        raise ValueError(
+            f"{path} does not fit {type(network).__name__}: it {mismatch}. Pass the weights of this network."
+        )
     network.load_state_dict({key: value.to(wanted[key].dtype) for key, value in stored.items()})
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Tensors by name."""
+    """Read the tensors of a file by name."""
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}: wanted a .safetensors, .pth or .pt file.")
     if path.suffix == ".safetensors":
@@ -57,10 +64,10 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def open_plainly(path: Path) -> Any:
-    """What a .pth or .pt file holds where that is plain data; a pickled model is refused with the reason."""
+    """Load a .pth or .pt file of plain data; raise ValueError with the reason for a pickled model."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong with it is said below
+            warnings.simplefilter("ignore")  # the errors below report the cause
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: {PICKLED}.") from error
@@ -68,7 +75,7 @@ def open_plainly(path: Path) -> Any:
         if "TorchScript" in str(error):
             reason = "is a TorchScript archive, which holds code. Export the model with torch.export"
             raise ValueError(f"{path} {reason}.") from error
-        raise ValueError(f"{path} is not a whole file of weights. Fetch or write it again.") from error
+        raise ValueError(f"{path} is not a file of weights, or it is truncated. Download or save it again.") from error
 
 
 def _listed(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""--target and --classes: which output is explained, and what it is called."""
+"""Resolves --target and --classes: the index and the name of the explained output."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Target:
-    """One output of the model for one example."""
+    """The explained output of one example; see `smoothhess.model.targets` for the forms of `index`."""
 
-    index: int | tuple[int, ...] | None  # as `SmoothHess.attribute` takes it
+    index: int | tuple[int, ...] | None  # the `target` of `SmoothHess.attribute`
     name: str  # "cat", "output 3", "the output"
     words: str  # how it was chosen
 
 
 def read_classes(path: Path | None) -> list[str] | None:
-    """Names of the classes from a text file, one on each line, or from json: a list, or an object by number.
+    """Read class names from a text file with one name per line, or from a json list or object keyed by number.
 
-    Of entries that are lists, like ["n01440764", "tench"], the last word counts.
+    If an entry is a list, like ["n01440764", "tench"], its last item is the name.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is empty or has another form.
     """
     if path is None:
         return None
@@ -35,7 +39,7 @@ def read_classes(path: Path | None) -> list[str] | None:
     if path.suffix.lower() != ".json":
         lines = [line.strip() for line in text.rstrip().splitlines()]
         if not lines:
-            raise ValueError(f"--classes: {path} is empty. Wanted one name on each line.")
+            raise ValueError(f"--classes: {path} is empty. Wanted one name per line.")
         return lines
     try:
         found = json.loads(text)
@@ -50,18 +54,27 @@ def read_classes(path: Path | None) -> list[str] | None:
 
 
 def find(words: str | None, output: Tensor, classes: Sequence[str] | None) -> Target:
-    """The target that `words` ask for, of a model whose output for one example is (1, …); the largest by default."""
+    """Return the target that `words` select from an output of shape (1, …).
+
+    Args:
+        words: The value of --target; None selects the largest output.
+        output: The model's output for one example.
+        classes: The names of the outputs.
+
+    Raises:
+        ValueError: If there is no such output, or `words` is None and the output has several dimensions.
+    """
     shape = tuple(output.shape[1:])
     if len(shape) == 0 or shape == (1,):
         if words not in (None, "0"):
-            raise ValueError(f"--target {words}: the model has a single output. Leave --target out.")
-        return Target(None, classes[0] if classes and len(classes) == 1 else "the output", "its only one")
+            raise ValueError(f"--target {words}: the model has a single output. Omit --target.")
+        return Target(None, classes[0] if classes and len(classes) == 1 else "the output", "the only output")
     if classes is not None and (len(shape) != 1 or len(classes) != shape[0]):
         raise ValueError(f"--classes names {len(classes)} classes, but the model's output has shape {shape}.")
     if words is None:
         if len(shape) > 1:
             raise ValueError(
-                f"the model's output has shape {shape} for each input: say which entry with --target "
+                f"the model's output has shape {shape} for each input: select an entry with --target "
                 f"{','.join('0' for _ in shape)}."
             )
         largest = int(output[0].argmax())
@@ -70,16 +83,16 @@ def find(words: str | None, output: Tensor, classes: Sequence[str] | None) -> Ta
 
 
 def _asked(words: str, shape: tuple[int, ...], classes: Sequence[str] | None) -> Target:
-    if classes is not None and words not in classes:  # CAT for cat
+    if classes is not None and words not in classes:  # ignore case
         alike = [name for name in classes if name.casefold() == words.casefold()]
         words = alike[0] if len(alike) == 1 else words
     if classes is not None and words in classes:
         numbered = [i for i, name in enumerate(classes) if name == words]
         if len(numbered) > 1:
             raise ValueError(
-                f"--target {words}: the classes {', '.join(map(str, numbered))} share that name. Pass one's number."
+                f"--target {words}: the classes {', '.join(map(str, numbered))} share this name. Pass a class number."
             )
-        return Target(numbered[0], words, "as asked")
+        return Target(numbered[0], words, "set by --target")
     try:
         numbers = tuple(int(part) for part in words.split(","))
     except ValueError as error:
@@ -89,16 +102,16 @@ def _asked(words: str, shape: tuple[int, ...], classes: Sequence[str] | None) ->
             ) from error
         near = difflib.get_close_matches(words, classes, 3, 0.5)
         shown = ", ".join(classes[:20]) + (" …" if len(classes) > 20 else "")
-        hint = f"Did you mean {', '.join(near)}?" if near else f"There are {shown}."
+        hint = f"Did you mean {', '.join(near)}?" if near else f"The classes are {shown}."
         raise ValueError(f"--target {words}: no such class. {hint}") from error
     if len(numbers) != len(shape):
         raise ValueError(f"--target {words}: the output has shape {shape}: wanted {len(shape)} number(s).")
     if any(not -size <= n < size for n, size in zip(numbers, shape, strict=True)):
         wanted = ", ".join(f"0 … {size - 1}" for size in shape)
-        raise ValueError(f"--target {words} is not among the outputs: wanted {wanted}.")
+        raise ValueError(f"--target {words} is out of range: wanted {wanted}.")
     numbers = tuple(n % size for n, size in zip(numbers, shape, strict=True))
     index = numbers[0] if len(numbers) == 1 else numbers
-    return Target(index, _name(index, classes), "as asked")
+    return Target(index, _name(index, classes), "set by --target")
 
 
 def _name(index: int | tuple[int, ...], classes: Sequence[str] | None) -> str:
@@ -106,7 +119,7 @@ def _name(index: int | tuple[int, ...], classes: Sequence[str] | None) -> str:
 
 
 def look_like_probabilities(output: Tensor) -> bool:
-    """Whether outputs (1, C) are all between 0 and 1 and add up to 1, as after softmax."""
+    """Whether outputs (1, C) are non-negative and sum to 1, as after softmax."""
     if output.ndim != 2 or output.shape[1] < 2:
         return False
     return bool((output >= 0).all()) and bool(torch.isclose(output.sum(), torch.ones_like(output.sum()), atol=1e-4))

@@ -1,1 +1,1 @@
-"""Figures of a result, one file for each kind."""
+"""Figures of a result: one module per kind, and the modules that they share."""

@@ -1,4 +1,7 @@
-"""What all figures share: Axes of their own, colours with one meaning, and what counts as noise."""
+"""Shared by all figures: creation of Axes, colours, the noise threshold, and checks of shared arguments.
+
+Text and its layout belong to `smoothhess.view.captions` and `title_layout`.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 DIVERGING = "RdBu_r"  # safe for colour-blind readers; white at 0
 POSITIVE, NEGATIVE, INK = "#b2182b", "#2166ac", "#4d4d4d"
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # told apart by everyone
-NOISE = 2.0  # |z| below this is within noise
-FAINT = 0.25  # opacity of what is within noise
-MOST_FEATURES = 1000  # whose d × d numbers are made for a figure without being asked for
-MOST_MATRIX = 5000  # or when asked for
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # colour-blind safe
+NOISE = 2.0  # values with |z| below this are within noise
+FAINT = 0.25  # opacity of values within noise
+MOST_FEATURES = 1000  # largest d whose d × d matrix is computed by default
+MOST_MATRIX = 5000  # largest d whose d × d matrix is computed on request
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches that pyplot does not know."""
+    """Create an empty figure of this size in inches that is not registered with pyplot."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'smoothhess[view]'") from error
+        raise ImportError("figures require matplotlib: pip install 'smoothhess[view]'") from error
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08, compress=True))
 
 
 def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
-    """`ax`, or that of a new figure of this size in inches."""
+    """Return `ax`, or the Axes of a new figure of this size in inches if None."""
     if ax is None:
         return new_figure(width, height).add_subplot()
     from matplotlib.axes import Axes
@@ -50,14 +53,14 @@ def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
 
 
 def row_of_axes(ax: Any, count: int, width: float, height: float) -> list[Axes]:
-    """`count` Axes beside each other: of a new figure of this size, or those given."""
+    """Return the given Axes, or a row of `count` Axes in a new figure of this size."""
     if ax is None:
         return list(new_figure(width, height).subplots(1, count, squeeze=False)[0])
     return [new_axes(each, width, height) for each in _listed(ax, count)]
 
 
 def stack_of_axes(ax: Any, ratios: Sequence[float], width: float, height: float) -> list[Axes]:
-    """Axes above each other with these shares of the height: of a new figure, those given, or parts of one given."""
+    """Return a column of Axes with these height ratios: in a new figure, as given, or as insets of one given Axes."""
     count = len(ratios)
     if ax is None:
         return list(new_figure(width, height).subplots(count, 1, height_ratios=ratios, sharex=True))
@@ -79,19 +82,23 @@ def _listed(ax: Any, count: int) -> list[Any]:
 
 
 def one_example(result: Interactions, example: int) -> Interactions:
-    """The example asked for, still a batch of one, after making sure that it is one of a result."""
+    """Return one example as a batch of size 1.
+
+    Raises:
+        ValueError: If `result` is not a result, or `example` is not an index of it.
+    """
     if not isinstance(result, Interactions):
-        raise ValueError(f"wanted a result, as attribute gives it, got {type(result).__name__}.")
+        raise ValueError(f"result must be the return value of attribute, got {type(result).__name__}.")
     return batch_of_one(result, example)
 
 
 def array(x: Tensor) -> Array:
-    """A tensor's numbers for matplotlib."""
+    """Convert a tensor to a float64 NumPy array."""
     return x.detach().cpu().double().numpy()
 
 
 def within_noise(value: Array, stderr: Array) -> Array:
-    """Where |z| < 2; an exact zero is no evidence of anything.
+    """Return where |z| < 2; an exact zero counts as within noise.
 
     >>> within_noise(np.array([3.0, 1.0, 0.0]), np.array([1.0, 1.0, 0.0]))
     array([False,  True,  True])
@@ -100,22 +107,22 @@ def within_noise(value: Array, stderr: Array) -> Array:
 
 
 def symmetric_limit(value: Array, limit: float | None = None) -> float:
-    """The limit given, or the largest magnitude, for a scale from −limit to limit."""
+    """Return the given limit, or the largest magnitude, of a colour scale from −limit to limit."""
     if limit is not None:
         if not (np.isfinite(limit) and limit > 0):
-            raise ValueError(f"limit must be positive, the colours go from −limit to limit, got {limit}.")
+            raise ValueError(f"limit must be positive: the colour scale is from −limit to limit, got {limit}.")
         return float(limit)
     largest = float(np.nanmax(np.abs(value), initial=0.0))
     return largest if largest > 0 else 1.0
 
 
 def sign_colours(value: Array) -> list[str]:
-    """Red where positive, blue where negative."""
+    """Return red for positive and blue for other values."""
     return [POSITIVE if v > 0 else NEGATIVE for v in value]
 
 
 def check_names(names: Sequence[str] | None, d: int) -> list[str] | None:
-    """The names as strings, one per feature."""
+    """Return the names as strings, one per feature."""
     if names is None:
         return None
     if isinstance(names, str):
@@ -126,32 +133,32 @@ def check_names(names: Sequence[str] | None, d: int) -> list[str] | None:
 
 
 def check_count(k: int, of_what: str) -> int:
-    """k ≥ 1."""
+    """Return k; raise ValueError if k < 1."""
     if k < 1:
         raise ValueError(f"wanted k ≥ 1 {of_what}, got k={k}.")
     return k
 
 
 def strongest(one: Interactions, k: int, names: Sequence[str] | None = None, **options: Any) -> list[Pair]:
-    """The k strongest pairs of one example, by `Interactions.top_pairs`."""
+    """Return the k strongest pairs of one example, by `Interactions.top_pairs`."""
     d = one.shape[1]
     if d > MOST_MATRIX:
         raise ValueError(
-            f"a figure of all pairs of {d} features would take {d} × {d} numbers ({MOST_MATRIX} features at most). Use "
+            f"a figure of all pairs of {d} features needs {d} × {d} numbers ({MOST_MATRIX} features at most). Use "
             "result.groups(mask).plot(...), or kind 'gradient', 'diagonal' or 'eigen'."
         )
     found = one.top_pairs(k, names, **options)[0]
     if not found:
-        raise ValueError(f"pairs need at least two features that move, this result has {d} in all.")
+        raise ValueError(f"pairs need at least two features with noise, this result has {d} features.")
     return found
 
 
 def scales_of(one: Interactions) -> Array:
-    """The size of a usual move of each feature of one example, (d,)."""
+    """Return the standard deviation of the noise in each feature of one example, (d,)."""
     return array(one.gaussian.scales(one.shape[1]) if one.grouping is None else one.grouping.scales[0])
 
 
 def hide_spines(ax: Axes, *sides: str) -> None:
-    """Frame lines that carry no information, taken away."""
+    """Hide the frame lines on these sides."""
     for side in sides:
         ax.spines[side].set_visible(False)

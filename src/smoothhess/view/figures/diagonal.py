@@ -1,4 +1,4 @@
-"""The diagonal of the Hessian: how f bends along each feature by itself."""
+"""Figure of the diagonal of the Hessian: the curvature of f along each feature."""
 
 from __future__ import annotations
 
@@ -23,11 +23,22 @@ def diagonal(
     limit: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """H_ii, each feature's interaction with itself, unbiased: red where f bends up as the feature rises, blue down.
+    """Draw the unbiased diagonal entries H_ii: red for positive curvature along the feature, blue for negative.
 
-    A map for images and for groups of them, else bars with ± 2 standard errors, as `gradient`; bars show the k largest
-    |H_ii| σ_i². Within noise (|z| < 2) is faint. Three channels are summed, each bending by itself; the standard error
-    is then at most the sum of theirs, and that is taken. No d × d matrix is made.
+    Images and groups of pixels are drawn as a map, other inputs as bars with ± 2 standard errors. Values within noise
+    (|z| < 2) are faint. Three channels are summed, and the standard error is the sum of the three standard errors, an
+    upper bound. No d × d matrix is computed.
+
+    Args:
+        result: The result to draw.
+        k: Number of bars, those with the largest |H_ii| σ_i²; 20 if None.
+        names: One name per feature or group.
+        example: Index of the example in the batch.
+        limit: The colour scale of a map is from −limit to limit; the largest |H_ii| if None.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
 
     >>> import torch, smoothhess as sh
     >>> result = sh.SmoothHess(lambda x: x[:, 0] ** 2).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=120)

@@ -1,4 +1,4 @@
-"""Directions in which f bends most: the leading eigenvectors of the Hessian."""
+"""Figure of the leading eigenvectors of the Hessian: the directions of largest curvature of f."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-STEPS = 30  # of power iteration, for the noise alone
+STEPS = 30  # power iterations for the norm of the noise
 RANKS = ("strongest", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
@@ -31,15 +31,27 @@ def eigen(
     limit: float | None = None,
     ax: Axes | Sequence[Axes] | None = None,
 ) -> Axes:
-    """Directions of largest |curvature|, `result.eigh`: maps for images and segments, else profiles or bars.
+    """Draw the directions of largest |curvature|, `result.eigh`: maps for images and segments, else profiles or bars.
 
-    `which` names them, 0 being the strongest; None shows as many as there are Axes in `ax`, else three of an image and
-    one of anything else. Several stand beside each other, and `ax` then is a sequence of as many Axes; the first is
-    returned. A direction has no sign: its largest component is drawn as positive. Three channels are summed.
+    The sign of an eigenvector is arbitrary: its largest component is drawn as positive. Three channels are summed. All
+    components of a direction are faint if its curvature does not exceed the operator norm of the noise; single
+    components have no error bars.
 
-    A direction is faint as a whole where f bends along it no more than noise alone bends in its own worst direction.
-    Single components have no error bars.
-    Bars show the k largest components (20 if None).
+    Args:
+        result: The result to draw.
+        which: Indices of the directions, 0 being the one of largest |curvature|. None draws one direction per Axes in
+            `ax`; without `ax`, three for an image and one for other inputs.
+        k: Number of bars, those of the largest components; 20 if None.
+        names: One name per feature or group.
+        example: Index of the example in the batch.
+        limit: The colour scale of a map is from −limit to limit; the largest |component| if None.
+        ax: Axes to draw into, a sequence of Axes for several directions; a new figure if None.
+
+    Returns:
+        The Axes of the first direction.
+
+    Raises:
+        ValueError: If `which` holds an index without a direction, or `ax` another number of Axes.
 
     >>> import torch, smoothhess as sh
     >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
@@ -51,7 +63,9 @@ def eigen(
     chosen = _chosen(which, ax, one)
     found = one.eigh(max(chosen) + 1)
     if max(chosen) >= found.values.shape[1]:
-        raise ValueError(f"this estimate has {found.values.shape[1]} directions, there is no number {max(chosen)}.")
+        raise ValueError(
+            f"which must be below {found.values.shape[1]}, the number of directions of this result, got {max(chosen)}."
+        )
     noise = _noise_norm(one), _error_norm(one)
     drawn = [_direction(one, found.values[0, i], found.vectors[:, i], i, *noise) for i in chosen]
     size, segments = captions.image_size(one.feature_shape), image_background.segments_of(one)
@@ -75,7 +89,7 @@ def eigen(
 
 
 def _chosen(which: int | Sequence[int] | None, ax: Any, one: Interactions) -> list[int]:
-    """The numbers of the directions to draw."""
+    """Return the indices of the directions to draw."""
     if which is None:
         image = captions.image_size(tuple(one.inputs.shape[1:])) is not None
         given = len(np.ravel(np.asarray(ax, dtype=object))) if ax is not None else 3 if image else 1
@@ -90,7 +104,7 @@ def _chosen(which: int | Sequence[int] | None, ax: Any, one: Interactions) -> li
 def _direction(
     one: Interactions, value: Tensor, vector: Tensor, rank: int, noise: float, error: float
 ) -> feature_map.Numbers:
-    """One eigenpair; it is beyond noise if its unbiased curvature exceeds the noise, or the reported one the error."""
+    """Return one eigenpair; it is faint if neither its unbiased nor its reported curvature exceeds its error."""
     unbiased = float(one.bilinear(vector, vector).value[0])
     faint, floor = abs(unbiased) <= noise and abs(float(value)) <= error, min(noise, error)
     flat = canvas.array(vector[0]).reshape(-1)
@@ -100,8 +114,8 @@ def _direction(
         flat, channels = flat.reshape(-1, size[0] * size[1]).sum(0), "; channels summed"
     name = RANKS[rank] if rank < len(RANKS) else f"{rank + 1}th"
     bends = "up" if value > 0 else "down"
-    doubt = "" if not floor else f", noise up to {floor:.3g}" if np.isfinite(floor) else ", noise not known"
-    said = "; faint: within noise" if faint else ""
+    doubt = "" if not floor else f", noise up to {floor:.3g}" if np.isfinite(floor) else ", noise unknown"
+    noisy = "; faint: within noise" if faint else ""
     title = f"{name.capitalize()} direction: f bends {bends}"
     if captions.is_attribution(one):
         title = f"{name.capitalize()} direction of {captions.method(one)}"
@@ -110,15 +124,15 @@ def _direction(
         stderr=None,
         faint=np.full(flat.shape, faint),
         title=title,
-        caption=f"λ = {float(value):+.3g}{doubt}{channels}{said}".replace("-", "−"),
+        caption=f"λ = {float(value):+.3g}{doubt}{channels}{noisy}".replace("-", "−"),
         sentence=f"moving along it, the {captions.noun(one).removesuffix('s')}   {captions.FALLS_RISES}",
-        unit="component of a direction of length 1",
+        unit="component of a unit vector",
         rank=flat,
     )
 
 
 def _error_norm(one: Interactions) -> float:
-    """‖Ĥ − H‖_F of the reported Hessian: no eigenvalue of it is farther off; inf where that is not known."""
+    """Return ‖Ĥ − H‖_F of the reported Hessian, a bound on the error of its eigenvalues; inf if unknown."""
     known, share = one._denoised, float(one.relative_error[0])
     if one.design == "exact" or not one.shrink or not share < 1:
         return 0.0 if share == 0 else float("inf")
@@ -127,11 +141,11 @@ def _error_norm(one: Interactions) -> float:
 
 
 def _noise_norm(one: Interactions) -> float:
-    """About the largest |eigenvalue| of Ĥ − H: how much noise alone bends in its own worst direction."""
+    """Estimate the operator norm of Ĥ − H."""
     noise = one._noise
     if one.design == "exact" or one.shape[1] <= canvas.MOST_FEATURES:
         return float(noise.operator_norms()[1][0])
-    if noise.skew is not None:  # the antisymmetric half errs like the symmetric one
+    if noise.skew is not None:  # the antisymmetric part has the same error distribution as the symmetric part
         skew = noise.skew
 
         def turned(rows: Tensor) -> Tensor:

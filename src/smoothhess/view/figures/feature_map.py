@@ -1,4 +1,7 @@
-"""One signed number for every feature of an example: a map for images and segments, a profile or bars for others."""
+"""Draws one signed number per feature: a map for images and segments, a profile or bars for other inputs.
+
+`gradient`, `diagonal` and `eigen` compute the numbers; the drawing that they share belongs here.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,22 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-MOST_BARS = 40  # unnamed features of one dimension are a profile beyond that
-BARS = 20
+MOST_BARS = 40  # with more unnamed features of one dimension, a profile is drawn
+BARS = 20  # default number of bars
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """What is drawn: one number for every feature, group or pixel, and what it means."""
+    """The numbers to draw, one per feature, group or pixel, and the text that describes them."""
 
-    value: Array  # (d,), or one per pixel where channels were put together
-    stderr: Array | None  # likewise; None where it is not known: then `faint` holds for all
-    faint: Array  # bool, of the same shape
+    value: Array  # (d,), or (H·W,) where channels are summed
+    stderr: Array | None  # same shape; None if there are no standard errors
+    faint: Array  # bool, same shape
     title: str
     caption: str
-    sentence: str  # both ends of the scale in words
+    sentence: str  # describes both ends of the scale
     unit: str
-    rank: Array  # by how much they count, for a choice of the strongest
+    rank: Array  # the strongest features are those of largest |rank|
 
 
 def draw(
@@ -46,7 +49,7 @@ def draw(
     limit: float | None,
     ax: Axes | None,
 ) -> Axes:
-    """A map where the features are pixels or segments, a profile along a curve, else bars of the k strongest."""
+    """Draw a map for pixels or segments, a profile for many unnamed features, else bars of the k strongest."""
     labels = canvas.check_names(names, one.shape[1])
     size, segments = captions.image_size(one.feature_shape), image_background.segments_of(one)
     if size is not None:
@@ -59,7 +62,7 @@ def draw(
 
 
 def is_profile(one: Interactions, labels: list[str] | None) -> bool:
-    """Whether there are too many unnamed features of one dimension for a bar each."""
+    """Whether a profile is drawn, because there are too many unnamed features of one dimension for bars."""
     return labels is None and one.shape[1] > MOST_BARS and max(one.feature_shape) == one.shape[1]
 
 
@@ -73,7 +76,7 @@ def _map(
 
 
 def paint(ax: Axes, value: Array, faint: Array, segments: Array | None, limit: float) -> AxesImage:
-    """Numbers of an (H, W) map in colour, faint where said so, with thin lines between segments."""
+    """Draw an (H, W) map in colour with lines between segments; pixels where `faint` is set are faint."""
     shown = ax.imshow(
         value,
         cmap=canvas.DIVERGING,
@@ -91,7 +94,7 @@ def paint(ax: Axes, value: Array, faint: Array, segments: Array | None, limit: f
 
 
 def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
-    """Along the number of the feature, with a band of ± 2 standard errors."""
+    """Draw the numbers against the index of the feature, with a band of ± 2 standard errors."""
     ax = canvas.new_axes(ax, 6.4, 3.2)
     value, x = numbers.value, np.arange(len(numbers.value))
     font, reach = title_layout.small(ax), _reach(numbers)
@@ -108,7 +111,7 @@ def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
     name = title_layout.balanced(numbers.unit.split(",")[0], 0.5 * title_layout.cell(ax)[1], font)
     ax.set_ylabel(f"{name}{title_layout.in_powers(ax.yaxis)}", fontsize=font)
     canvas.hide_spines(ax, "top", "right")
-    below = ["number of the feature", numbers.sentence.replace("←", "↓").replace("→", "↑")]
+    below = ["index of the feature", numbers.sentence.replace("←", "↓").replace("→", "↑")]
     band = "; band: ± 2 s.e." if reach is not None else ""
     title_layout.compose(ax, numbers.title, numbers.caption + band, below)
     return ax
@@ -143,7 +146,7 @@ def _bars(one: Interactions, numbers: Numbers, k: int, labels: list[str] | None,
 
 
 def _reach(numbers: Numbers) -> Array | None:
-    """Two standard errors; None where there are none, or where nothing was sampled."""
+    """Return two standard errors; None if there are none, or all are 0."""
     if numbers.stderr is None or not numbers.stderr.any():
         return None
     return 2 * np.where(np.isfinite(numbers.stderr), numbers.stderr, np.nan)

@@ -1,4 +1,4 @@
-"""An order of features in which those that act together stand side by side."""
+"""Orders features so that interacting features are adjacent (average-linkage clustering)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from smoothhess.view.figures.canvas import Array
 
 
 def clustered(strength: Array) -> list[int]:
-    """The leaves of the average-linkage tree of a symmetric (n, n) strength of interaction, turned to fit.
+    """Return the leaf order of the average-linkage tree of a symmetric (n, n) matrix of interaction strengths.
 
-    The two features, then groups of features, that interact most on average are joined first; of the two ways to lay
-    each of them down, that is taken in which those who touch interact most.
+    The two clusters with the largest average interaction are merged first. At each merge, each cluster is reversed if
+    this gives the two features that become adjacent a stronger interaction.
 
     >>> tied = np.zeros((4, 4))
     >>> tied[0, 2] = tied[2, 0] = tied[1, 3] = tied[3, 1] = 1.0
@@ -29,7 +29,7 @@ def clustered(strength: Array) -> list[int]:
     np.fill_diagonal(distance, 0.0)
     rows = [[i] for i in range(n)]
     for join in linkage(squareform(distance, checks=False), "average"):
-        # of ties, the order in which features were given
+        # ties keep the order of the features
         left, right = sorted((rows[int(c)] for c in join[:2]), key=min)
         rows.append(_touching(left, right, distance))
     order = rows[-1]
@@ -37,7 +37,7 @@ def clustered(strength: Array) -> list[int]:
 
 
 def _touching(left: list[int], right: list[int], distance: Array) -> list[int]:
-    """Two rows of features as one, each turned so that the ends that meet are close."""
+    """Concatenate two orders, each reversed if this brings closer features to the junction."""
     ways = [(left, right), (left, right[::-1]), (left[::-1], right), (left[::-1], right[::-1])]
     a, b = min(ways, key=lambda way: distance[way[0][-1], way[1][0]])
     return a + b

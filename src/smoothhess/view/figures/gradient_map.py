@@ -1,4 +1,4 @@
-"""SmoothGrad of one example: a map for images, bars for tables."""
+"""Figure of SmoothGrad, the smoothed gradient: a map for images, bars for tables."""
 
 from __future__ import annotations
 
@@ -26,12 +26,23 @@ def gradient(
     limit: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """SmoothGrad: a map for inputs (H, W), (1, H, W) or (3, H, W), else bars with error bars of ± 2 standard errors.
+    """Draw SmoothGrad: a map for inputs (H, W), (1, H, W) or (3, H, W), else bars with ± 2 standard errors.
 
-    What lies within noise is faint. Three channels are summed: what making the pixel brighter does. Groups of an image
-    are painted over their pixels. Bars show the k features with the largest |G_i| σ_i (20 if None), strongest on top;
-    more than 40 unnamed features of one dimension are drawn as a profile unless k is given. A map's colours go from
-    −limit to limit; give one limit to maps that are to be compared.
+    Values within noise (|z| < 2) are faint. Three channels are summed, which is the effect of brightening the pixel.
+    For groups of an image, all pixels of a group have its colour. More than 40 unnamed features of one dimension are
+    drawn as a profile unless `k` is given.
+
+    Args:
+        result: The result to draw.
+        k: Number of bars, those with the largest |G_i| σ_i, strongest on top; 20 if None.
+        names: One name per feature or group.
+        example: Index of the example in the batch.
+        limit: The colour scale of a map is from −limit to limit; the largest |G_i| if None. Use one limit for maps
+            that are compared.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
     """
     one = canvas.one_example(result, example)
     value, stderr = _by_pixel(one)
@@ -53,14 +64,14 @@ def gradient(
 
 
 def _by_pixel(one: Interactions) -> tuple[Array, Array]:
-    """SmoothGrad and its standard errors, (d,); of an image with channels their sums, (H·W,)."""
+    """Return SmoothGrad and its standard errors, (d,), or their sums over channels, (H·W,)."""
     size = captions.image_size(one.feature_shape)
     if size is None or one.shape[1] == size[0] * size[1]:
         return canvas.array(one.gradient[0]).reshape(-1), canvas.array(one.gradient_stderr[0]).reshape(-1)
     slope = canvas.array(one.gradient[0]).reshape(-1, size[0] * size[1]).sum(0)
     if one.design == "exact":  # the standard error of a sum is at most the sum of the standard errors
         return slope, canvas.array(one.gradient_stderr[0]).reshape(-1, size[0] * size[1]).sum(0)
-    # sums of every draw have errors of their own: as groups(pixels) would say, which is too large for photos
+    # standard errors of the summed draws, as in groups(pixels), which would need a K × K matrix
     rows = one._features.head.even
     sums = rows.reshape(*rows.shape[:2], -1, size[0] * size[1]).sum(2)
     return slope, np.sqrt(canvas.array(one._noise.of_mean(sums).value[0]))

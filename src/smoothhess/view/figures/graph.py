@@ -1,4 +1,4 @@
-"""The strongest pairs of one example as a graph: features on a circle, or where they lie in the image."""
+"""Figure of the strongest pairs as a graph, with features on a circle or at their positions in the image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-SLANTED = 14  # with more features on the circle, names that are no numbers stand along its rays
+SLANTED = 14  # with more features on the circle, long names are rotated to the radial direction
 
 
 def graph(
@@ -35,13 +35,30 @@ def graph(
     example: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """The k strongest pairs as lines between their features, on a circle, or with `over="image"` where they lie in it.
+    """Draw the k strongest pairs as lines between their features, on a circle or over the image.
 
-    Red lines: the two together raise the output more than apart; blue: less. The stronger the pair the wider the line;
-    dashed where not significant, faint where within noise (|z| < 2). A feature's dot says what it does by itself:
-    red raises, blue lowers the output, grey within noise, larger for a larger |G_i| σ_i. On the circle, features that
-    act together stand side by side; features without a pair among the k are left out. `names`, `q` and `scales` are
-    those of `Interactions.top_pairs`; over an image, names are written only where they are given.
+    A line is red if raising both features raises the output by more than the sum of their separate effects, and blue if
+    by less. Its width grows with |effect|; it is dashed if the pair is not significant, and faint if it is within noise
+    (|z| < 2). The dot of a feature shows its gradient: red if positive, blue if negative, grey within noise; its area
+    grows with |G_i| σ_i. On the circle, interacting features are adjacent, and features without a pair among the k are
+    omitted.
+
+    Args:
+        result: The result to draw.
+        k: Number of pairs.
+        names: One name per feature or group. Over an image, only given names are written.
+        over: "image" draws the features at their positions in the image; None draws a circle.
+        q: False discovery rate at which a pair is significant, as for `Interactions.top_pairs`.
+        scales: Scale of each feature, as for `Interactions.top_pairs`.
+        cmap: Matplotlib colour map of one-channel images.
+        example: Index of the example in the batch.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If `over` has another value, or the inputs are not images.
 
     >>> import torch, smoothhess as sh
     >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
@@ -76,7 +93,7 @@ def graph(
 
 
 def _circle(nodes: list[int], found: Sequence[Pair]) -> tuple[list[int], Array]:
-    """The features in their order around the circle, clockwise from the top, and their places."""
+    """Return the features in clockwise order from the top of the circle, and their positions."""
     number = {node: n for n, node in enumerate(nodes)}
     strength = np.zeros((len(nodes), len(nodes)))
     for p in found:
@@ -88,24 +105,24 @@ def _circle(nodes: list[int], found: Sequence[Pair]) -> tuple[list[int], Array]:
 
 
 def _chords(ax: Axes, found: Sequence[Pair], where: dict[int, Array]) -> None:
-    """Lines that bend towards the middle, the strongest on top."""
+    """Draw lines that bend towards the centre, the strongest on top."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     for p, width in reversed([*zip(found, pair_lines.widths(found), strict=True)]):
         start, stop = where[p.i], where[p.j]
-        # neighbours bend most: their chord would lie on the circle, and hide
+        # lines between neighbours bend most: a straight one would coincide with the circle
         knee = (start + stop) / 2 * (0.35 + 0.1 * np.linalg.norm(start - stop))
         path = Path(np.stack([start, knee, stop]), [Path.MOVETO, Path.CURVE3, Path.CURVE3])
         ax.add_patch(PathPatch(path, zorder=2, **pair_lines.style(p, width)))
 
 
 def _names(ax: Axes, nodes: Sequence[int], places: Array, name) -> None:
-    """Names outside the circle, and limits that leave room for them."""
+    """Write names outside the circle, and set limits that leave room for them."""
     font = title_layout.small(ax)
     slanted = len(nodes) > SLANTED and max(len(name(i)) for i in nodes) > 3
     width, height = title_layout.cell(ax)
-    # names of several words take several lines, so that the circle stays large
+    # long names are wrapped, which leaves more room for the circle
     text = [title_layout.wrapped(name(i), (0.15 if slanted else 0.21) * width, font) for i in nodes]
     free_x, free_y = (width - 0.3) / 2, (height - 1.5) / 2
     long = max(title_layout.text_width(line, font) for t in text for line in t.split("\n")) + 0.16
@@ -160,7 +177,7 @@ def _tags(ax: Axes, nodes: Sequence[int], where: dict[int, Array], labels: Seque
 
 
 def _dots(ax: Axes, one: Interactions, nodes: Sequence[int], where: dict[int, Array]) -> list[Artist]:
-    """A dot for each feature by what it does alone; the entries of the legend for them."""
+    """Draw a dot for the gradient of each feature, and return the legend entries."""
     from matplotlib.lines import Line2D
 
     slope, stderr = (canvas.array(x[0]).reshape(-1)[list(nodes)] for x in (one.gradient, one.gradient_stderr))
@@ -170,7 +187,7 @@ def _dots(ax: Axes, one: Interactions, nodes: Sequence[int], where: dict[int, Ar
     area = 18 + 60 * strength / (strength.max() or 1.0)
     x, y = np.array([where[i] for i in nodes]).T
     ax.scatter(x, y, s=area, c=colours, edgecolors="white", linewidths=0.9, zorder=5, clip_on=False)
-    meant = [(canvas.POSITIVE, "by itself raises f"), (canvas.NEGATIVE, "by itself lowers f")]
-    meant.append(("#bdbdbd", "by itself within noise"))
+    meant = [(canvas.POSITIVE, "positive gradient"), (canvas.NEGATIVE, "negative gradient")]
+    meant.append(("#bdbdbd", "gradient within noise"))
     look = {"marker": "o", "linestyle": "none", "markeredgecolor": "white", "markersize": 6.5}
     return [Line2D([], [], color=c, label=text, **look) for c, text in meant if c in colours]  # type: ignore[arg-type]

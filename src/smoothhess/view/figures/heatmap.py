@@ -1,4 +1,4 @@
-"""The matrix of interactions of one example."""
+"""Figure of the matrix of interactions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-MOST_NAMES = 40  # more do not fit on an axis
-LEAST_POINTS = 4.5  # type smaller than this cannot be read
+MOST_NAMES = 40  # maximum number of names on an axis
+LEAST_POINTS = 4.5  # smallest legible font size
 
 
 def heatmap(
@@ -32,23 +32,34 @@ def heatmap(
     limit: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The Hessian as a matrix of colours, red above 0 and blue below.
+    """Draw the Hessian as a colour matrix, red above 0 and blue below.
 
-    Entries whose unbiased estimate lies within its noise (|z| < 2) are faint, also where the colours are denoised.
+    Entries whose unbiased estimate is within noise (|z| < 2) are faint, also if the colours show the denoised estimate.
+    The pixels of an image are in row-major order, with lines between rows.
 
-    `names` stand on the axes for up to 40 features, where they fit; an image's pixels go row by row, with a line
-    between rows. `order="clustered"` puts features that act together side by side (average linkage of |H_ij| σ_i σ_j);
-    a sequence of their numbers shows those, in that order. `k` shows only the k features with the strongest
-    interactions, and is wanted for more than 1 000 features. `limit` sets the colour scale from −limit to limit; the
-    largest |entry| if None.
+    Args:
+        result: The result to draw.
+        names: One name per feature or group; written for up to 40 features, if they fit.
+        order: "given"; "clustered", which makes interacting features adjacent (average linkage of |H_ij| σ_i σ_j); or
+            the indices of the features to show, in their order.
+        k: Show only the k features with the strongest interactions; required for more than 1 000 features.
+        example: Index of the example in the batch.
+        limit: The colour scale is from −limit to limit; the largest |H_ij| if None.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If there are too many features, or `order` is invalid.
     """
     one = canvas.one_example(result, example)
     d = one.shape[1]
     labels = canvas.check_names(names, d)
     if d > canvas.MOST_FEATURES and (k is None or d > canvas.MOST_MATRIX):
-        advice = "Pass k=40 for the strongest alone, use " if d <= canvas.MOST_MATRIX else "Use "
+        advice = "Pass k=40 to show only the strongest, use " if d <= canvas.MOST_MATRIX else "Use "
         raise ValueError(
-            f"a matrix of {d} × {d} colours cannot be read ({canvas.MOST_FEATURES} features at most). {advice}"
+            f"a matrix of {d} × {d} colours is not legible ({canvas.MOST_FEATURES} features at most). {advice}"
             "result.groups(mask).plot(), or kind 'gradient', 'diagonal' or 'eigen'."
         )
     stderr, hessian = canvas.array(one.stderr()[0]), canvas.array(one.hessian[0])
@@ -79,7 +90,7 @@ def heatmap(
 
 
 def _chosen(hessian: Array, scales: Array, order: str | Sequence[int], k: int | None) -> Array:
-    """The numbers of the features to show, in their order."""
+    """Return the indices of the features to show, in their order."""
     d = len(hessian)
     effect = np.abs(hessian) * scales[:, None] * scales
     np.fill_diagonal(effect, 0)
@@ -93,15 +104,15 @@ def _chosen(hessian: Array, scales: Array, order: str | Sequence[int], k: int | 
             or chosen.max() >= d
         ):
             raise ValueError(
-                f"order must be 'given', 'clustered' or numbers of features from 0 to {d - 1}, got {order!r:.60}."
+                f"order must be 'given', 'clustered' or indices of features from 0 to {d - 1}, got {order!r:.60}."
             )
         if len(set(chosen.tolist())) < len(chosen):
-            raise ValueError("order names a feature twice. Give each number once.")
+            raise ValueError("order contains an index twice. Pass each index once.")
         if k is not None:
-            raise ValueError("order already says which features to show: leave k out, or pass order='clustered'.")
+            raise ValueError("order already selects the features to show: omit k, or pass order='clustered'.")
         return chosen
     if order not in ("given", "clustered"):
-        raise ValueError(f"order must be 'given', 'clustered' or numbers of features, got {order!r}.")
+        raise ValueError(f"order must be 'given', 'clustered' or indices of features, got {order!r}.")
     chosen = np.arange(d)
     if k is not None:
         strength = np.linalg.norm(effect, axis=1)
@@ -110,7 +121,7 @@ def _chosen(hessian: Array, scales: Array, order: str | Sequence[int], k: int | 
 
 
 def _ticks(ax: Axes, one: Interactions, chosen: Array, given: bool, labels: list[str] | None) -> None:
-    """Names, numbers or rows of an image on both axes."""
+    """Label both axes with names, indices or the rows of an image."""
     n, size = len(chosen), captions.image_size(one.feature_shape)
     font = title_layout.small(ax)
     ax.tick_params(labelsize=font)
@@ -119,9 +130,9 @@ def _ticks(ax: Axes, one: Interactions, chosen: Array, given: bool, labels: list
         name = labels_of(labels, one.shape[1], one.feature_shape)
         text = [name(int(i)) for i in chosen]
         width, height = title_layout.cell(ax)
-        # each name has a row of its own: what is left of the figure beside names and colour bar, cut into n
+        # height per name: the space left by the names and the colour bar, divided by n
         longest = max(title_layout.text_width(t, font) for t in text)
-        narrow = width < title_layout.NARROW  # the colour bar stands below, else beside
+        narrow = width < title_layout.NARROW  # the colour bar is below the matrix, else to its right
         free = min(width - longest - (0.3 if narrow else 1.3), height - longest - (1.5 if narrow else 0.7))
         row = 72 * max(free, 0.6) / n
         fitting = min(font, 0.95 * row)
@@ -138,7 +149,7 @@ def _ticks(ax: Axes, one: Interactions, chosen: Array, given: bool, labels: list
         width, rows = size[1], n // size[1]
         middles = np.arange(rows) * width + (width - 1) / 2
         numbers = [str(row % size[0]) for row in range(rows)]
-        every = max(1, round(rows / (8 * title_layout.cell(ax)[1])))  # as many as there is room for
+        every = max(1, round(rows / (8 * title_layout.cell(ax)[1])))  # as many labels as fit
         ax.set_xticks(middles[::every], numbers[::every])
         ax.set_yticks(middles[::every], numbers[::every])
         edges = np.arange(1, rows) * width - 0.5
@@ -150,5 +161,5 @@ def _ticks(ax: Axes, one: Interactions, chosen: Array, given: bool, labels: list
     if not given:
         ax.set_xticks([])
         ax.set_yticks([])
-        kind = f"{kind}, those that act together side by side"
-    ax.set_xlabel(kind if labels is None else f"{kind} by number: the names do not fit", fontsize=font)
+        kind = f"{kind}, clustered by interaction"
+    ax.set_xlabel(kind if labels is None else f"{kind} by index: the names do not fit", fontsize=font)

@@ -1,4 +1,4 @@
-"""Images under the figures: their pixels, their segments and where these lie."""
+"""Draws the input image under a figure: its pixels, the outlines of its segments, and the positions of features."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def size_of(one: Interactions, instead: str) -> tuple[int, int]:
-    """(H, W) of the input, which must be an image; `instead` names kinds of figures that need none."""
+    """Return (H, W) of an image input; the error for other inputs suggests the kinds of figures in `instead`."""
     size = captions.image_size(tuple(one.inputs.shape[1:]))
     if size is None:
         raise ValueError(
-            f"an image has shape (H, W), (1, H, W) or (3, H, W), the inputs here have {tuple(one.inputs.shape[1:])}. "
+            f"inputs must be images of shape (H, W), (1, H, W) or (3, H, W), got {tuple(one.inputs.shape[1:])}. "
             f"Use kind {instead}."
         )
     return size
 
 
 def segments_of(one: Interactions) -> Array | None:
-    """The groups of an image as an (H, W) array of ids; None where they differ between channels, or are none."""
+    """Return the groups of an image as (H, W) ids; None without groups, or if they differ between channels."""
     size = captions.image_size(tuple(one.inputs.shape[1:]))
     if one.grouping is None or size is None:
         return None
@@ -38,7 +38,7 @@ def segments_of(one: Interactions) -> Array | None:
 
 
 def places_of(one: Interactions, size: tuple[int, int]) -> Array:
-    """Where each feature, or the middle of each group, lies, (features, 2) as x and y."""
+    """Return the position of each feature, or the centroid of each group, (features, 2) as x and y."""
     height, width = size
     flat = np.arange(one.inputs[0].numel())
     where = np.stack([flat % width, flat // width % height], 1).astype(float)
@@ -50,7 +50,7 @@ def places_of(one: Interactions, size: tuple[int, int]) -> Array:
 
 
 def pixels_of(x: Tensor) -> Array:
-    """An input as matplotlib shows it: (H, W) or (H, W, 3) with colours in [0, 1]."""
+    """Convert an input for imshow: (H, W) or (H, W, 3) with colours in [0, 1]."""
     pixels = canvas.array(x)
     if pixels.ndim == 2:
         return pixels
@@ -63,17 +63,17 @@ def pixels_of(x: Tensor) -> Array:
 
 
 def extent_of(size: tuple[int, int], shift: float = 0.0) -> tuple[float, float, float, float]:
-    """Edges of an image whose pixels have whole numbers as their middles."""
+    """Return the edges of an image whose pixel centres are integers."""
     height, width = size
     return shift - 0.5, shift + width - 0.5, height - 0.5, -0.5
 
 
 def put(ax: Axes, pixels: Array, cmap: str, shift: float, alpha: float, title: str, size: float | None = None) -> None:
-    """The image `shift` to the right, in a frame, with words of `size` points above it."""
+    """Draw the framed image at horizontal offset `shift`, with a title of `size` points above it."""
     height, width = pixels.shape[:2]
     ax.imshow(pixels, cmap=cmap, extent=extent_of((height, width), shift), alpha=alpha, interpolation="none")
     frame(ax, (height, width), shift)
-    # the words stand above the frame, outside of the data
+    # the title is above the frame, outside the data limits
     ax.annotate(
         title,
         (shift + (width - 1) / 2, -0.5),
@@ -86,27 +86,27 @@ def put(ax: Axes, pixels: Array, cmap: str, shift: float, alpha: float, title: s
 
 
 def frame(ax: Axes, size: tuple[int, int], shift: float) -> None:
-    """A thin line around an image."""
+    """Draw a thin frame around an image."""
     left, right, bottom, top = extent_of(size, shift)
     x, y = [left, right, right, left, left], [top, top, bottom, bottom, top]
     ax.plot(x, y, color="#999999", linewidth=0.8, clip_on=False)
 
 
 def outlines(ax: Axes, segments: Array | None, shift: float, colour: str = "#777777", width: float = 0.6) -> None:
-    """Thin lines between segments."""
+    """Draw thin lines between segments."""
     if segments is not None:
         _add_edges(ax, _edges(segments), shift, colour, width, 1.5)
 
 
 def outline_one(ax: Axes, inside: Array, shift: float) -> None:
-    """A strong line around the pixels of an (H, W) mask, seen on light and dark ground."""
+    """Outline the pixels of an (H, W) mask in black on white, visible on light and dark backgrounds."""
     edges = _edges(np.pad(inside.astype(int), 1)) - 1
     _add_edges(ax, edges, shift, "white", 3.6, 4)
     _add_edges(ax, edges, shift, "black", 1.8, 4.1)
 
 
 def _edges(ids: Array) -> Array:
-    """Sides of pixels between different ids, (n, 2, 2) as two ends in x and y."""
+    """Return the pixel edges between different ids, (n, 2, 2) as two end points in x and y."""
     rows, columns = np.nonzero(ids[:, 1:] != ids[:, :-1])
     upright = np.stack([columns + 0.5, rows - 0.5, columns + 0.5, rows + 0.5], 1)
     rows, columns = np.nonzero(ids[1:] != ids[:-1])

@@ -1,4 +1,4 @@
-"""An image beside its strongest pairs, drawn as lines between pixels or segments."""
+"""Figure of an image and its strongest pairs, drawn as lines between pixels or segments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-BEND = 0.18  # so that pairs along one line can be told apart
+BEND = 0.18  # curvature of the lines, so that collinear pairs do not overlap
 
 
 def image(
@@ -31,12 +31,28 @@ def image(
     example: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """The input beside its k strongest pairs, one line each between two pixels, or between the middles of two segments.
+    """Draw the input and, next to it, its k strongest pairs as lines between pixels or centroids of segments.
 
-    For inputs (H, W), (1, H, W) or (3, H, W), and for `groups` of them. Red lines: the two together raise the output
-    more than apart; blue: less. The stronger the pair the wider the line; dashed where not significant, faint where
-    within noise (|z| < 2). `numbered` writes the rank of each pair on its line, `beside=False` leaves out the plain
-    input, `cmap` colours one-channel images.
+    Inputs have shape (H, W), (1, H, W) or (3, H, W), with or without groups. A line is red if raising both features
+    raises the output by more than the sum of their separate effects, and blue if by less. Its width grows with
+    |effect|; it is dashed if the pair is not significant, and faint if it is within noise (|z| < 2).
+
+    Args:
+        result: The result to draw.
+        k: Number of pairs.
+        q: False discovery rate at which a pair is significant, as for `Interactions.top_pairs`.
+        scales: Scale of each feature, as for `Interactions.top_pairs`.
+        beside: Whether to draw the input without lines as well.
+        numbered: Whether to write the position of each pair in the order of strength on its line.
+        cmap: Matplotlib colour map of one-channel images.
+        example: Index of the example in the batch.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If the inputs are not images.
     """
     one = canvas.one_example(result, example)
     size = image_background.size_of(one, "'heatmap', 'pairs' or 'gradient'")
@@ -72,7 +88,7 @@ def _columns(ax: Axes, beside: bool) -> int:
 
 
 def join(ax: Axes, ends: Array, pair: Pair, width: float, dots: bool = True) -> None:
-    """A bent line between two places, with a dot at each."""
+    """Draw a curved line between two points, with a dot at each."""
     from matplotlib.patches import FancyArrowPatch
 
     line = FancyArrowPatch(
@@ -92,11 +108,12 @@ def join(ax: Axes, ends: Array, pair: Pair, width: float, dots: bool = True) -> 
 
 
 def _numbers(ax: Axes, lines: list[Array], found: list[Pair]) -> None:
-    """The rank of each line, on it, where it is farthest from the ranks already written and from all ends."""
+    """Write a number on each line, at the point farthest from the other numbers and from all end points."""
     taken = [end for ends in lines for end in ends]
     for rank, (ends, pair) in enumerate(zip(lines, found, strict=True), 1):
         (start, stop), (dx, dy) = ends, ends[1] - ends[0]
-        knee = ends.mean(0) + BEND * np.array([-dy, dx])  # of the Bézier curve; matplotlib bends it on the screen, y up
+        # control point of the Bézier curve; matplotlib bends it in screen coordinates, y up
+        knee = ends.mean(0) + BEND * np.array([-dy, dx])
         spots = [(1 - t) ** 2 * start + 2 * t * (1 - t) * knee + t**2 * stop for t in np.linspace(0.25, 0.75, 11)]
         spot = max(spots, key=lambda s: min(float(np.hypot(*(s - other))) for other in taken))
         taken.append(spot)

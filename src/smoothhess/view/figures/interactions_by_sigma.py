@@ -1,4 +1,4 @@
-"""Interactions at several scales σ of the same question."""
+"""Figure of interactions against the scale σ of the noise."""
 
 from __future__ import annotations
 
@@ -30,12 +30,27 @@ def sweep_curves(
     example: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """H_ij of some pairs against σ, each with a band of its confidence interval; hollow and faint within noise.
+    """Draw H_ij of some pairs against σ, each with a confidence band; markers within noise are hollow and faint.
 
-    `sweep` is what `smoothhess.sweep` gives. `pairs` hold two features each, by number, place or name; None takes the k
-    strongest of the scale in the middle. `as_effect` draws H_ij σ_i σ_j, in units of the output, which can be compared
-    between scales. Scales share their draws, so errors of neighbours go together: how sure a change is says
-    `Sweep.difference`.
+    The scales share their draws, so that their errors are correlated: use `Sweep.difference` for the standard error of
+    a change between two scales.
+
+    Args:
+        sweep: The return value of `smoothhess.sweep`.
+        pairs: Pairs of features, each feature given by index, position or name; None takes the k strongest pairs of the
+            middle scale.
+        k: Number of pairs if `pairs` is None.
+        names: One name per feature or group.
+        level: Level of the confidence intervals.
+        as_effect: Whether to draw H_ij σ_i σ_j, in units of the output, which is comparable between scales.
+        example: Index of the example in the batch.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If `sweep` is not a Sweep, or a pair is invalid.
 
     >>> import torch, smoothhess as sh
     >>> scales = sh.sweep(lambda x: x[:, 0] * x[:, 1], torch.zeros(1, 3), [0.1, 0.2, 0.4], n_calls=120)
@@ -44,7 +59,7 @@ def sweep_curves(
     [1.0, 1.0, 1.0]
     """
     if not isinstance(sweep, Sweep):
-        raise ValueError(f"wanted a Sweep, as smoothhess.sweep gives it, got {type(sweep).__name__}.")
+        raise ValueError(f"sweep must be the return value of smoothhess.sweep, got {type(sweep).__name__}.")
     results = [canvas.one_example(r, example) for r in sweep]
     first = results[0]
     labels = canvas.check_names(names, first.shape[1])
@@ -53,7 +68,7 @@ def sweep_curves(
         chosen = [(p.i, p.j) for p in canvas.strongest(results[len(results) // 2], canvas.check_count(k, "pairs"))]
     else:
         if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs) or not pairs:
-            raise ValueError("pairs must hold two features each, such as [(0, 1), (0, 2)].")
+            raise ValueError("pairs must be a list of pairs of features, such as [(0, 1), (0, 2)].")
         chosen = [(source_of(first, i, labels), source_of(first, j, labels)) for i, j in pairs]
     ax = canvas.new_axes(ax, 6.4, 4.0)
     font = title_layout.small(ax)
@@ -96,7 +111,7 @@ def sweep_curves(
     canvas.hide_spines(ax, "top", "right")
     _legend(ax, len(chosen))
     sampled = any(r.design != "exact" for r in results)
-    noise = f"bands: {level * 100:g} % intervals of each scale alone; hollow: within noise (|z| < 2)" if sampled else ""
+    noise = f"bands: {level * 100:g} % intervals of each scale; hollow: within noise (|z| < 2)" if sampled else ""
     meaning = "above 0: raising both raises f more than the sum of the parts"
     title_layout.compose(ax, "How interactions change with the scale", noise, ["scale σ of the noise", meaning])
     return ax
@@ -124,7 +139,7 @@ def _legend(ax: Axes, count: int) -> None:
 
 
 def _room_for_legend(ax: Axes, count: int) -> None:
-    """Free space above the curves, as high as the legend."""
+    """Extend the y axis to leave space for the legend above the curves."""
     low, high = ax.get_ylim()
     share = min((1.5 * title_layout.small(ax) * count / 72 + 0.1) / max(0.55 * title_layout.cell(ax)[1], 0.5), 0.6)
     ax.set_ylim(low, high + (high - low) * share / (1 - share))

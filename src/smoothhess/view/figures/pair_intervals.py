@@ -1,4 +1,4 @@
-"""The strongest pairs of one example with their confidence intervals."""
+"""Figure of the strongest pairs with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -30,18 +30,31 @@ def pairs(
     example: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """The k strongest pairs, strongest on top: a dot for H_ij on its confidence interval, filled where significant.
+    """Draw the k strongest pairs, strongest on top, with H_ij as a dot on its confidence interval.
 
-    Pairs within noise (|z| < 2) are faint. `k`, `names`, `q`, `level` and `scales` are those of
-    `Interactions.top_pairs`. `as_effect` draws H_ij σ_i σ_j, in units of the output: the numbers to compare where
-    features have different units.
+    The dot is filled if the pair is significant. Pairs within noise (|z| < 2) are faint.
+
+    Args:
+        result: The result to draw.
+        k: Number of pairs.
+        names: One name per feature or group.
+        q: False discovery rate at which a pair is significant, as for `Interactions.top_pairs`.
+        level: Level of the confidence intervals.
+        scales: Scale of each feature, as for `Interactions.top_pairs`.
+        as_effect: Whether to draw H_ij σ_i σ_j, in units of the output, which is comparable between features of
+            different units.
+        example: Index of the example in the batch.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
     """
     one = canvas.one_example(result, example)
     labels = canvas.check_names(names, one.shape[1])
     found = canvas.strongest(one, k, labels, q=q, level=level, scales=scales)
     values = np.array([(p.value, p.low, p.high) for p in found])
     if as_effect:
-        # an effect is the value times a positive scale; where the value is 0, so is the effect and its interval
+        # an effect is the value times a positive scale; a value of 0 has effect 0 and an interval of length 0
         values *= np.array([[p.effect / p.value if p.value else 0.0] for p in found])
     value, low, high = values.T
     colours = canvas.sign_colours(value)
@@ -63,7 +76,7 @@ def pairs(
     ax.set_axisbelow(True)
     what, unit = ("effect $H_{ij}σ_iσ_j$", "in units of the output") if as_effect else ("interaction $H_{ij}$", "")
     if captions.is_attribution(one):
-        what, unit = f"interaction by {captions.method(one)}", unit or "in its own units"
+        what, unit = f"interaction by {captions.method(one)}", unit or "in units of the method"
     unit = unit or captions.unit_words(one)
     wide = title_layout.cell(ax)[0] >= title_layout.NARROW
     what = f"{what}, {unit}{title_layout.in_powers(ax.xaxis, 8 if wide else 5)}"
@@ -78,14 +91,14 @@ def pairs(
 
 
 def _names(ax: Axes, found: Sequence[Pair]) -> None:
-    """The names of both on the left, below each other where they are too long."""
+    """Write the names of both features on the left, on two lines if they are long."""
     font = title_layout.small(ax) + (1.7 if title_layout.cell(ax)[0] >= title_layout.NARROW else 0.0)
     text = [" × ".join(p.names) for p in found]
     most = (0.5 if title_layout.cell(ax)[0] >= title_layout.NARROW else 0.4) * title_layout.cell(ax)[0]
     while font > 5.5 and max(title_layout.text_width(t, font) for t in text) > most:
         font -= 0.5
     if max(title_layout.text_width(t, font) for t in text) > most:
-        row = 72 * max(title_layout.cell(ax)[1] - 1.1, 0.5) / len(found)  # points, for two lines
+        row = 72 * max(title_layout.cell(ax)[1] - 1.1, 0.5) / len(found)  # points available for two lines
         font = max(min(title_layout.small(ax), font + 1, row / 2.3), 4.5)
         text = [" ×\n".join(p.names) for p in found]
     ax.set_yticks(range(len(found)), text, fontsize=font)

@@ -1,4 +1,4 @@
-"""Lines between two features that act together: colour, width and opacity have one meaning in all figures."""
+"""Style and legend of the lines between two features, shared by all figures that draw pairs as lines."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-FAINT_LINE = 0.35  # a line has less ink than an area
+FAINT_LINE = 0.35  # opacity of a faint line; higher than for areas, since lines are thin
 
 
 def is_noise(pair: Pair) -> bool:
-    """Whether the pair lies within its noise."""
+    """Whether the pair is within noise."""
     return bool(canvas.within_noise(np.array(pair.value), np.array(pair.stderr)))
 
 
 def colour_of(pair: Pair) -> str:
-    """Red where the two raise the output more together than apart, blue where less."""
+    """Return red for a positive interaction and blue for any other."""
     return canvas.POSITIVE if pair.value > 0 else canvas.NEGATIVE
 
 
 def widths(found: Sequence[Pair]) -> list[float]:
-    """Points, by |effect| in units of the strongest."""
+    """Return line widths in points, linear in |effect| relative to the strongest pair."""
     strongest = max((abs(p.effect) for p in found), default=1.0) or 1.0
     return [0.8 + 2.4 * abs(p.effect) / strongest for p in found]
 
 
 def style(pair: Pair, width: float) -> dict[str, Any]:
-    """How the line of a pair is drawn: dashed where not significant, faint within noise."""
+    """Return the line style of a pair: dashed if not significant, faint within noise."""
     return {
         "linewidth": width,
         "linestyle": "-" if pair.significant else "--",
@@ -50,13 +50,13 @@ def style(pair: Pair, width: float) -> dict[str, Any]:
 def legend(
     ax: Axes, one: Interactions, found: Sequence[Pair], q: float, columns: int, more: Sequence[Artist] = ()
 ) -> None:
-    """What the lines mean, below the Axes; only what is there."""
+    """Add a legend of the line styles that occur, below the Axes."""
     from matplotlib.lines import Line2D
 
     def line(label: str, **look: Any) -> Line2D:
         return Line2D([], [], label=label, **{"color": canvas.INK, "linewidth": 1.5, **look})
 
-    more_words, less_words = "together more than apart (H > 0)", "together less than apart (H < 0)"
+    more_words, less_words = "more than the sum of the parts (H > 0)", "less than the sum of the parts (H < 0)"
     if captions.is_attribution(one):
         more_words, less_words = "positive interaction", "negative interaction"
     handles: list[Artist] = [

@@ -1,4 +1,4 @@
-"""One segment of an image, or one pixel, and what acts together with it."""
+"""Figure of the interactions of one segment, or one pixel, with all others."""
 
 from __future__ import annotations
 
@@ -30,13 +30,28 @@ def segment(
     limit: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The interactions of one segment, outlined, with every other: red where the two raise f more together than apart.
+    """Draw the interactions of one segment, the source, with all others: red for H > 0, blue for H < 0.
 
-    For groups of an image, `result.groups(mask)`, and for the pixels of images of one channel. Segments whose unbiased
-    interaction lies within its noise (|z| < 2) are faint. The source itself is grey: what happens inside it is no
-    interaction with another. `source` is its number, its place (row, column) for pixels, or one of `names`; None takes
-    the one with the strongest interactions. `beside=False` leaves out the plain input, `cmap` colours one-channel
-    images. The colours go from −limit to limit.
+    The result has groups of pixels, `result.groups(mask)`, or its inputs are images of one channel, whose pixels are
+    the segments. Segments whose unbiased interaction is within noise (|z| < 2) are faint. The source is outlined and
+    grey, since its diagonal entry is not an interaction.
+
+    Args:
+        result: The result to draw.
+        source: Index of the source, its position (row, column) for pixels, or one of `names`; None takes the segment
+            with the strongest interactions.
+        names: One name per segment.
+        beside: Whether to draw the input as well.
+        cmap: Matplotlib colour map of one-channel images.
+        example: Index of the example in the batch.
+        limit: The colour scale is from −limit to limit; the largest |H_ij| of the source if None.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If the inputs are not images, the groups differ between channels, or there is no such source.
 
     >>> import torch, smoothhess as sh
     >>> f = lambda x: x[:, 0, 0] * x[:, 1, 1]
@@ -92,26 +107,29 @@ def segment(
 
 
 def _segments(one: Interactions, size: tuple[int, int]) -> Array:
-    """The feature that each pixel belongs to, (H, W)."""
+    """Return the index of the feature that each pixel belongs to, (H, W)."""
     if one.grouping is None:
         if one.shape[1] > size[0] * size[1]:
             raise ValueError(
-                f"the pixels of {tuple(one.inputs.shape[1:])} have several channels each: put them, or whole segments, "
-                "together with result.groups(mask)."
+                f"the pixels of {tuple(one.inputs.shape[1:])} have several channels each: sum over channels, or over "
+                "segments, with result.groups(mask)."
             )
         return np.arange(one.shape[1]).reshape(size)
     segments = image_background.segments_of(one)
     if segments is None:
-        raise ValueError("the groups differ between channels, so they are no segments of the image. Use kind 'pairs'.")
+        raise ValueError("the groups differ between channels, so they are not segments of the image. Use kind 'pairs'.")
     return segments
 
 
 def source_of(one: Interactions, source: int | tuple[int, ...] | str | None, labels: list[str] | None) -> int:
-    """The number of the feature asked for; of none, that with the strongest interactions."""
+    """Return the index of the source; the feature with the strongest interactions if None."""
     d = one.shape[1]
     if source is None:
         if d > canvas.MOST_FEATURES:
-            raise ValueError(f"which of the {d} features: pass source=, its number or its place.")
+            raise ValueError(
+                f"source must be given for more than {canvas.MOST_FEATURES} features, this result has {d}. Pass "
+                "source=, its index or position."
+            )
         scales = canvas.scales_of(one)
         effect = np.abs(canvas.array(one.hessian[0])) * scales[:, None] * scales
         np.fill_diagonal(effect, 0)
@@ -119,7 +137,7 @@ def source_of(one: Interactions, source: int | tuple[int, ...] | str | None, lab
     if isinstance(source, str):
         if labels is None or source not in labels:
             known = "names were not given" if labels is None else f"names are {', '.join(labels[:6])}, …"
-            raise ValueError(f"there is no feature called {source!r}: {known}.")
+            raise ValueError(f"there is no feature named {source!r}: {known}.")
         return labels.index(source)
     place = tuple(source) if isinstance(source, tuple | list) else (source,)
     shape = one.feature_shape[-len(place) :] if len(place) > 1 else (d,)
@@ -131,7 +149,7 @@ def source_of(one: Interactions, source: int | tuple[int, ...] | str | None, lab
 
 
 def interactions_with(one: Interactions, index: int) -> tuple[Array, Array, bool]:
-    """Row `index` of the Hessian as shown, where its unbiased estimate is within noise, (d,), and if there is any."""
+    """Return row `index` of the Hessian, where its unbiased estimate is within noise, and whether there is noise."""
     unit = torch.zeros(one.shape[1], dtype=one.dtype, device=one.device)
     unit[index] = 1
     found = one.row(index)

@@ -1,4 +1,4 @@
-"""A curve over time, what each of its intervals does, and what acts together with one of them."""
+"""Figure of a time series: the curve, its gradient, and the interactions of one interval with the others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-SHADE = "#e3e3e3"  # of the source
-MOST_WHISKERS = 80  # more would hide the bars
+SHADE = "#e3e3e3"  # background of the source
+MOST_WHISKERS = 80  # with more bars, a band is drawn instead
 
 
 def series(
@@ -32,17 +32,27 @@ def series(
     example: int = 0,
     ax: Axes | Sequence[Axes] | None = None,
 ) -> Axes:
-    """A curve, SmoothGrad of each of its intervals, and the interactions of one interval, the source, with the others.
+    """Draw a curve, SmoothGrad of its intervals, and the interactions of one interval, the source, with the others.
 
-    For inputs (T,) or (C, T), grouped by intervals of time (`result.groups(windows)`) or, with one channel, as they
-    are: then every sample is an interval. Bars of SmoothGrad have whiskers of ± 2 standard errors; those of the
-    interactions, H between the source and each other interval, unbiased, confidence intervals of `level`. Bars within
-    noise (|z| < 2) are faint. Arcs lead from the source to its k strongest partners, red where the two together raise f
-    more than apart. `step` is the time between two samples in seconds; without it, time is counted in samples. `source`
-    None takes the interval with the strongest interactions.
+    Three panels share the time axis. Inputs have shape (T,) or (C, T) and are grouped by intervals of time,
+    `result.groups(windows)`; with one channel they may be ungrouped, and each sample is an interval. Bars of SmoothGrad
+    have whiskers of ± 2 standard errors; bars of the unbiased interactions have confidence intervals. Bars within noise
+    (|z| < 2) are faint. Arcs connect the source to its k strongest partners, red for H > 0 and blue for H < 0.
 
-    Three panels share the time axis: curve, SmoothGrad, interactions. `ax` is a sequence of three Axes, or one, which
-    is then divided (its parts are `ax.child_axes`); the Axes of the curve, or the one given, are returned.
+    Args:
+        result: The result to draw.
+        source: Index of the source; None takes the interval with the strongest interactions.
+        step: Time between two samples in seconds; None counts time in samples.
+        k: Number of arcs.
+        level: Level of the confidence intervals.
+        example: Index of the example in the batch.
+        ax: Three Axes, or one Axes that is divided into three (`ax.child_axes`); a new figure if None.
+
+    Returns:
+        The Axes of the curve, or the given Axes if it was divided.
+
+    Raises:
+        ValueError: If the inputs are not time series, or the groups are not intervals.
 
     >>> import torch, smoothhess as sh
     >>> result = sh.SmoothHess(lambda x: x[:, :5].sum(1) * x[:, 5:].sum(1)).attribute(
@@ -53,7 +63,7 @@ def series(
     one = canvas.one_example(result, example)
     starts, stops = _intervals(one)
     if step is not None and not (np.isfinite(step) and step > 0):
-        raise ValueError(f"step must be positive, the seconds between two samples, got {step}.")
+        raise ValueError(f"step must be positive: it is the time between two samples in seconds, got {step}.")
     canvas.check_count(k, "arcs")
     pace = 1.0 if step is None else float(step)
     index = source_of(one, source, None)
@@ -100,11 +110,13 @@ def series(
 
 
 def _intervals(one: Interactions) -> tuple[Array, Array]:
-    """First and last + 1 sample of each interval."""
+    """Return the first sample of each interval, and the first sample after it."""
     shape = tuple(one.inputs.shape[1:])
     if not 1 <= len(shape) <= 2 or (len(shape) == 2 and one.grouping is None and shape[0] > 1):
-        advice = "group it by intervals: result.groups(windows)" if len(shape) == 2 else "use kind 'heatmap' or 'image'"
-        raise ValueError(f"a curve has shape (T,) or (C, T), grouped in time where C > 1; got {shape}: {advice}.")
+        advice = (
+            "group them by intervals: result.groups(windows)" if len(shape) == 2 else "use kind 'heatmap' or 'image'"
+        )
+        raise ValueError(f"inputs must have shape (T,) or (C, T), grouped in time if C > 1, got {shape}: {advice}.")
     length = int(one.inputs.shape[-1])
     if one.grouping is None:
         return np.arange(length), np.arange(length) + 1
@@ -114,7 +126,7 @@ def _intervals(one: Interactions) -> tuple[Array, Array]:
     found = mask[breaks[:-1]]
     if (channels != mask).any() or len(set(found.tolist())) < len(found) or len(found) < one.grouping.count:
         raise ValueError(
-            "these groups are not intervals of time, each one run of samples, the same in all channels. "
+            "the groups must be intervals of time: contiguous samples, the same in all channels. "
             "Use kind 'pairs' or 'heatmap', or groups(torch.arange(T) // length)."
         )
     starts, stops = np.empty(len(found), dtype=int), np.empty(len(found), dtype=int)
@@ -123,7 +135,7 @@ def _intervals(one: Interactions) -> tuple[Array, Array]:
 
 
 def _bars(ax: Axes, value: Array, stderr: Array, reach: Array, left: Array, right: Array) -> None:
-    """A bar over each interval, with whiskers of that length."""
+    """Draw a bar over each interval, with whiskers of length `reach`."""
     middle, width = (left + right) / 2, right - left
     bars = ax.bar(middle, value, width=0.86 * width if len(value) <= MOST_WHISKERS else width, zorder=2)
     faint = canvas.within_noise(value, stderr)
@@ -138,14 +150,14 @@ def _bars(ax: Axes, value: Array, stderr: Array, reach: Array, left: Array, righ
 
 
 def _interactions(ax: Axes, one: Interactions, index: int, left: Array, right: Array, k: int, level: float) -> None:
-    """Bars of the interactions with the source, and arcs to the strongest."""
+    """Draw bars of the interactions with the source, and arcs to its strongest partners."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     found = one.row(index)
     half = (found.interval(level)[1] - found.value)[0]
     numbers, errors, reach = (canvas.array(x).reshape(-1).copy() for x in (found.value[0], found.stderr[0], half))
-    numbers[index] = errors[index] = reach[index] = 0  # its own curvature is no interaction
+    numbers[index] = errors[index] = reach[index] = 0  # the diagonal entry is not an interaction
     _bars(ax, numbers, errors, reach, left, right)
     tops = np.abs(numbers) + np.where(np.isfinite(reach), reach, 0.0)
     limit = canvas.symmetric_limit(tops)
@@ -159,9 +171,9 @@ def _interactions(ax: Axes, one: Interactions, index: int, left: Array, right: A
     for j in reversed(partners):
         sign = float(np.sign(numbers[j]))
         tip = sign * (tops[j] + 0.05 * limit)
-        # the farther apart the higher the arc, so that arcs to different partners do not lie on each other
+        # longer arcs are higher, so that arcs to different partners do not overlap
         lift = sign * limit * (0.03 + 0.4 * np.sqrt(abs(middle[j] - middle[index]) / farthest))
-        knee = ((middle[index] + middle[j]) / 2, 1.5 * tip + 2 * lift)  # half way the curve is at tip + lift
+        knee = ((middle[index] + middle[j]) / 2, 1.5 * tip + 2 * lift)  # the midpoint of the curve is at tip + lift
         path = Path([(middle[index], 0.0), knee, (middle[j], tip)], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
         arc = PathPatch(
             path,
@@ -174,6 +186,6 @@ def _interactions(ax: Axes, one: Interactions, index: int, left: Array, right: A
         )
         ax.add_patch(arc)
         ax.plot(middle[j], tip, marker="v" if sign > 0 else "^", markersize=3.5, color=arc.get_edgecolor(), zorder=5)
-        peak = knee[1] ** 2 / abs(2 * knee[1] - tip)  # of the Bézier curve 2t(1 − t) knee + t² tip
+        peak = knee[1] ** 2 / abs(2 * knee[1] - tip)  # extremum of the Bézier curve 2t(1 − t) knee + t² tip
         reached[sign] = max(reached[sign], peak)
     ax.set_ylim(-1.06 * reached[-1.0], 1.06 * reached[1.0])

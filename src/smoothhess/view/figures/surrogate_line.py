@@ -1,4 +1,4 @@
-"""f and its surrogate along a line through the input."""
+"""Figure of f and its Taylor surrogates along a line through the input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from smoothhess.result.interactions import Interactions
 
-REACH = 4.0  # standard deviations of the noise
+REACH = 4.0  # default reach in standard deviations of the noise
 
 
 def along(
@@ -31,12 +31,27 @@ def along(
     example: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """f at points x + t v, with the first- and second-order surrogates of the result beside it.
+    """Draw f(x + t v) against t, with the first- and second-order surrogates of the result.
 
-    `forward_func` is the model that was explained, `direction` v has the shape of one input (its length does not
-    matter); None takes the direction of largest curvature. t goes from −reach to reach, a distance; None takes four
-    standard deviations of the noise in this direction, one of which is shaded: two of three draws lie in it.
-    `additional_forward_args` are those of this example.
+    The interval of ± one standard deviation of the noise along v, which contains about two thirds of the draws, is
+    shaded.
+
+    Args:
+        forward_func: The explained model.
+        result: The result whose surrogates are drawn.
+        direction: v, of the shape of one input; it is scaled to length 1. None takes the direction of largest
+            curvature.
+        reach: t is between −reach and reach; None takes four standard deviations of the noise along v.
+        n_points: Number of points at which f is evaluated.
+        additional_forward_args: Further arguments of `forward_func` for this example.
+        example: Index of the example in the batch.
+        ax: Axes to draw into; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If `forward_func` is another model than the explained one, or an argument is out of range.
 
     >>> import torch, smoothhess as sh
     >>> f = lambda x: x[:, 0] * x[:, 1]
@@ -50,15 +65,17 @@ def along(
     if not callable(forward_func):
         raise ValueError(f"forward_func must be the model that was explained, got {type(forward_func).__name__}.")
     if n_points < 2:
-        raise ValueError(f"wanted n_points ≥ 2, got {n_points}.")
+        raise ValueError(f"n_points must be at least 2, got {n_points}.")
     v, what = _direction(one, direction)
-    sigma = float(torch.linalg.vector_norm(one.gaussian.pull(v[None])))  # |Lᵀv|, of the noise's component along v
+    sigma = float(torch.linalg.vector_norm(one.gaussian.pull(v[None])))  # |Lᵀv|, std of the noise along v
     if reach is None:
         if sigma == 0:
-            raise ValueError("the noise does not move in this direction: pass reach=, the largest distance.")
+            raise ValueError(
+                "the noise has no component in this direction: pass reach=, the largest distance from the input."
+            )
         reach = REACH * sigma
     if not (np.isfinite(reach) and reach > 0):
-        raise ValueError(f"reach must be positive, the largest distance from the input, got {reach}.")
+        raise ValueError(f"reach must be positive: it is the largest distance from the input, got {reach}.")
     t = torch.linspace(-reach, reach, n_points, dtype=torch.float64)
     delta = t.to(one.inputs)[:, None] * v  # (n, d)
     oracle = Oracle(forward_func, one.inputs, _target(one), additional_forward_args)
@@ -71,7 +88,7 @@ def along(
     font, x = title_layout.small(ax), t.numpy()
     if sigma and one.design != "exact":
         shade = ax.axvspan(-sigma, sigma, color="#ececec", linewidth=0, zorder=0)
-        shade.set_label("two of three draws of the noise")
+        shade.set_label("± 1 standard deviation of the noise")
     ax.plot(x, f, color="black", linewidth=1.8, label="f, sampled", zorder=3)
     ax.plot(x, order[1], color=canvas.PALETTE[0], linewidth=1.4, linestyle="--", label="first order: value and slope")
     ax.plot(x, order[2], color=canvas.PALETTE[1], linewidth=1.6, label="second order: with interactions", zorder=4)
@@ -87,7 +104,7 @@ def along(
 
 
 def _direction(one: Interactions, direction: Tensor | None) -> tuple[Tensor, str]:
-    """The direction as (d,) of length 1, and its name."""
+    """Return the direction as (d,) of length 1, and its name."""
     if direction is None:
         v = one.eigh(1).vectors[0, 0].reshape(-1)
         return v / torch.linalg.vector_norm(v), "the direction of largest curvature"
@@ -97,7 +114,7 @@ def _direction(one: Interactions, direction: Tensor | None) -> tuple[Tensor, str
     length = torch.linalg.vector_norm(v)
     if not bool(torch.isfinite(length) & (length > 0)):
         raise ValueError("direction must be finite and not zero.")
-    return v.reshape(-1) / length, "the direction given"
+    return v.reshape(-1) / length, "the given direction"
 
 
 def _target(one: Interactions) -> Any:
@@ -109,6 +126,6 @@ def _check_same(oracle: Oracle, one: Interactions) -> None:
     known = float(one.output[0])
     if abs(value - known) > 1e-3 * max(1.0, abs(known)):
         raise ValueError(
-            f"forward_func gives {value:.6g} at the input, the result was made of a model that gives {known:.6g}. "
+            f"forward_func returns {value:.6g} at the input, but the explained model returned {known:.6g}. "
             "Pass the model that was explained, with its additional_forward_args."
         )

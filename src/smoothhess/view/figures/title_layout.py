@@ -1,4 +1,7 @@
-"""Titles and captions of Axes: text that fits into the width there is."""
+"""Layout of titles, captions, axis labels and colour bars: text is wrapped to the available width.
+
+The wording belongs to `smoothhess.view.captions`.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 
-NARROW = 4.2  # inches: a figure for one column of a journal
+NARROW = 4.2  # inches; narrower figures are laid out for one column of a journal
 
 
-_CAPTION = "smoothhess-caption"  # by which the quiet line is found again
+_CAPTION = "smoothhess-caption"  # gid that identifies the caption
 
 
 def cell(ax: Axes) -> tuple[float, float]:
-    """Width and height in inches of the part of the figure that belongs to these Axes, labels included."""
+    """Return width and height in inches of the grid cell of these Axes, labels included."""
     figure, dpi = ax.figure, ax.figure.dpi
     width, height = figure.bbox.width / dpi, figure.bbox.height / dpi
     place = ax.get_subplotspec()
-    if place is None:  # put there by hand, or part of other Axes
+    if place is None:  # placed manually, or inset Axes
         return ax.bbox.width / dpi, ax.bbox.height / dpi
     grid = place.get_gridspec()
     across, down = (np.asarray(r, dtype=float) for r in (grid.get_width_ratios(), grid.get_height_ratios()))
@@ -36,7 +39,7 @@ def cell(ax: Axes) -> tuple[float, float]:
 
 
 def small(ax: Axes) -> float:
-    """Points of the small print: of tick labels, legends and captions."""
+    """Return the font size in points of tick labels, legends and captions."""
     if ax.figure.bbox.width / ax.figure.dpi < NARROW:
         return 6.5
     return 7.3 if cell(ax)[0] < NARROW else 8.3
@@ -44,7 +47,7 @@ def small(ax: Axes) -> float:
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
-    """Width of one line of text in inches, with a little more for letters that are fitted to the pixels of a screen."""
+    """Return the width of one line of text in inches, with a margin of 5 % for font hinting."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -53,7 +56,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def wrapped(text: str, inches: float, size: float) -> str:
-    """The text with line breaks where a line would get wider than that; words stay whole."""
+    """Wrap the text to lines of at most this width; words are not split."""
     lines = []
     for paragraph in text.split("\n"):
         line = ""
@@ -68,7 +71,7 @@ def wrapped(text: str, inches: float, size: float) -> str:
 
 
 def balanced(text: str, inches: float, size: float) -> str:
-    """The same for text that stands in the middle: no more lines, but all about equally long."""
+    """Wrap centred text to the same number of lines as `wrapped`, of about equal length."""
     fitted = wrapped(text, inches, size)
     lines = fitted.count("\n")
     while lines and wrapped(text, inches := 0.95 * inches, size).count("\n") == lines:
@@ -77,7 +80,7 @@ def balanced(text: str, inches: float, size: float) -> str:
 
 
 def compose(ax: Axes, title: str, caption: str = "", below: Sequence[str] = ()) -> None:
-    """Title, caption and the words `below` the Axes, in lines that fit beside everything that is drawn by now."""
+    """Write title, caption and the paragraphs `below` the Axes, wrapped to the space left by the drawn artists."""
     _draft(ax, title, caption)
     if below:
         _write_below(ax, below, 0.7 * cell(ax)[0])
@@ -88,9 +91,9 @@ def compose(ax: Axes, title: str, caption: str = "", below: Sequence[str] = ()) 
 
 
 def colour_bar(ax: Axes, mappable: Any, sentence: str, unit: str, heads: Mapping[Axes, tuple[str, str]]) -> None:
-    """A bar that says in words what its two ends mean: beside the Axes, below them in a narrow figure.
+    """Add a colour bar with a label for its two ends: to the right of the Axes, or below them in a narrow figure.
 
-    `heads` are the titles and captions of the Axes that share the bar, `ax` among them.
+    `heads` maps each of the Axes that share the bar, including `ax`, to its title and caption.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -118,22 +121,22 @@ def colour_bar(ax: Axes, mappable: Any, sentence: str, unit: str, heads: Mapping
     write(_room_below(ax) if below else bar.ax.get_window_extent().height / ax.figure.dpi)
     for each, head in heads.items():
         begin, end = _span(each)
-        if len(heads) > 1:  # above its own Axes alone
+        if len(heads) > 1:  # each title only above its own Axes
             box = each.get_window_extent()
             begin, end = box.x0 / each.figure.dpi, box.x1 / each.figure.dpi + 0.1
         _write_above(each, *head, begin, end)
 
 
 def _settle(ax: Axes) -> None:
-    """Everything where it will stand, by the figure's own rules."""
-    root = ax.figure.canvas.figure  # also of parts of a figure
+    """Run the layout engine of the figure, so that all positions are final."""
+    root = ax.figure.canvas.figure  # also for a subfigure
     engine = root.get_layout_engine()
     if engine is not None:
         engine.execute(root)
 
 
 def _span(ax: Axes) -> tuple[float, float]:
-    """Inches from the left of the figure: where the labels of the Axes begin, and where their cell ends."""
+    """Return where the labels of the Axes begin and where their cell ends, in inches from the left of the figure."""
     figure, place, inside = ax.figure, ax.get_subplotspec(), ax.get_axes_locator()
     ax.apply_aspect(None if inside is None else inside(ax, None))  # pyright: ignore[reportArgumentType]
     labels = ax.yaxis.get_tightbbox() if ax.axison else None
@@ -147,10 +150,10 @@ def _span(ax: Axes) -> tuple[float, float]:
 
 
 def _room_below(ax: Axes) -> float:
-    """Inches for words in the middle below the Axes."""
+    """Return the width in inches available for centred text below the Axes."""
     end, box, place = _span(ax)[1], ax.get_window_extent(), ax.get_subplotspec()
     room = 2 * (end - (box.x0 + box.x1) / 2 / ax.figure.dpi) - 0.1
-    if place is not None and place.get_gridspec().ncols > 1:  # neighbours have words of their own
+    if place is not None and place.get_gridspec().ncols > 1:  # neighbouring Axes have labels as well
         room = min(room, 1.05 * box.width / ax.figure.dpi)
     return max(room, 1.2)
 
@@ -161,7 +164,7 @@ def _write_below(ax: Axes, paragraphs: Sequence[str], room: float) -> None:
 
 
 def _draft(ax: Axes, title: str, caption: str) -> None:
-    """About as many lines as there will be above the Axes: they have a say in how large these are."""
+    """Set a preliminary title with about the final number of lines, which the layout engine reserves space for."""
     for text in [t for t in ax.texts if t.get_gid() == _CAPTION]:
         text.remove()
     size = small(ax)
@@ -170,7 +173,7 @@ def _draft(ax: Axes, title: str, caption: str) -> None:
 
 
 def _write_above(ax: Axes, title: str, caption: str, begin: float, end: float) -> None:
-    """The title with a quiet line below it, between two places in inches from the left of the figure."""
+    """Write the title with the caption below it, between two positions in inches from the left of the figure."""
     from matplotlib.transforms import ScaledTranslation
 
     size = small(ax)
@@ -195,11 +198,11 @@ def _write_above(ax: Axes, title: str, caption: str, begin: float, end: float) -
             annotation_clip=False,
             gid=_CAPTION,
         )
-        note.set_in_layout(False)  # the title above it keeps its place free
+        note.set_in_layout(False)  # the padding of the title reserves its space
 
 
 def in_powers(axis: Axis, most: int = 5) -> str:
-    """Few, short numbers on an axis whose limits are settled; the power of ten that they are counted in, in words."""
+    """Set few, short tick labels on an axis with final limits; return their common power of ten as text."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     power = _power(max(float(np.abs(axis.get_view_interval()).max()), 1e-300))
@@ -209,13 +212,13 @@ def in_powers(axis: Axis, most: int = 5) -> str:
 
 
 def _power(limit: float) -> int:
-    """The power of ten that numbers up to `limit` are counted in."""
+    """Return the common power of ten for tick labels up to `limit`."""
     power = int(np.floor(np.log10(limit)))
     return power if power < -2 or power > 3 else 0
 
 
 def caption(ax: Axes, text: str) -> None:
-    """A quiet line above the figure, in the place of all words that stood there."""
+    """Replace the title and the caption by a caption."""
     from smoothhess.view.figures.title_layout import compose
 
     compose(ax, "", text)

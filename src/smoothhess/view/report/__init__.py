@@ -1,4 +1,6 @@
-"""The interactive page of a result: one HTML file that needs no network, to look at, question and share.
+"""Writes the interactive page of a result: one self-contained HTML file that needs no network connection.
+
+The template, its scripts and the atomic writer belong here; the content of the page belongs to `payload`.
 
 >>> import tempfile, torch, smoothhess as sh
 >>> from smoothhess.view.report import report
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["html", "page", "payload", "report"]
 
-SCRIPTS = (  # in the order in which they need each other
+SCRIPTS = (  # in the order of their dependencies
     "numbers",
     "words",
     "elements",
@@ -68,43 +70,50 @@ def report(
     q: float = 0.05,
     kind: str | None = None,
 ) -> Path:
-    """Write the page of a result, whole or not at all; its path.
+    """Write the interactive page of a result atomically.
 
     Args:
-        result: up to 512 features or groups of them. Images and curves are shown as such, all else as a table.
-        path: of the file, in a folder that exists; an older file is replaced.
-        example: which example, or examples; all if None.
-        names: one for each feature or group.
-        image: what to show instead of the inputs, (H, W), (3, H, W) or (H, W, 3), as bytes or in [0, 1]; one, or a list
+        result: A result with up to 512 features or groups. Images and curves are drawn, other inputs are a table.
+        path: The HTML file, in an existing folder; an existing file is replaced.
+        example: Index or indices of the examples; all if None.
+        names: One name per feature or group.
+        image: Images to show instead of the inputs, (H, W), (3, H, W) or (H, W, 3), uint8 or in [0, 1]; one, or a list
             with one per example.
-        segments: integer group ids, as for `Interactions.groups`, where the result has no groups yet.
-        series: True, or the times of the samples, where the inputs are curves (…, L). Found out if None, where the
-            groups are windows of a long row or the inputs have the shape (1, L); False: they are not.
-        classes: names of the outputs, by target; or that of the one output.
-        output: what the output is: "logit", "probability", "price in €", …
-        title: of the page.
-        headings: one for each example.
-        sweep: results of the same inputs at other σ, as `smoothhess.sweep` makes them: the page has a slider.
-        values: the features' values as people know them, (d,) or (B, d), where the inputs are standardised.
-        units: of those values, one for all, one each, or by name.
-        note: a sentence on the inputs, such as how they were standardised.
-        scales: size of a usual move of each feature, as for `top_pairs`; the Gaussian's σ if None.
-        level: of the confidence intervals.
-        q: share of false discoveries among the pairs called significant.
-        kind: "image", "table" or "series"; found out if None.
+        segments: Integer group ids, as for `Interactions.groups`, if the result has no groups.
+        series: True if the inputs are curves (…, L), or the times of their samples; False if they are not curves. If
+            None, inputs are curves if the groups are windows of a long row, or if their shape is (1, L).
+        classes: Names of the outputs, indexed by target, or the name of a single output. The forms of targets are
+            described in `smoothhess.model.targets`.
+        output: Name of the explained quantity: "logit", "probability", "price in €", …
+        title: Title of the page; a default if None.
+        headings: One heading per example.
+        sweep: Results of the same inputs at other σ, as returned by `smoothhess.sweep`; the page then has a slider.
+        values: Values of the features in their original units, (d,) or (B, d), if the inputs are standardised.
+        units: Units of these values: one for all, one per feature, or a mapping from names.
+        note: A sentence about the inputs, such as how they were standardised.
+        scales: Scale of each feature, as for `Interactions.top_pairs`; the σ of the Gaussian if None.
+        level: Level of the confidence intervals.
+        q: False discovery rate at which a pair is significant.
+        kind: "image", "table" or "series"; inferred from the inputs if None.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: If the folder does not exist, the page would be too large, or an argument does not fit the result.
     """
     options = {k: v for k, v in locals().items() if k not in ("result", "path")}
     target = Path(path)
     if not target.parent.is_dir():
-        raise ValueError(f"the folder {target.parent} does not exist. Make it first.")
+        raise ValueError(f"the folder {target.parent} does not exist. Create it first.")
     if target.is_dir():
-        raise ValueError(f"wanted a file to write, but {target} is a folder. Pass {target}/explanation.html.")
+        raise ValueError(f"path must be a file, but {target} is a folder. Pass {target}/explanation.html.")
     _write(target, page(payload(result, **options)))
     return target
 
 
 def page(content: dict[str, Any]) -> str:
-    """The HTML of a payload."""
+    """Return the HTML of a payload."""
     parts = {
         "title": markup.escape(content["title"]),
         "css": _text("page.css"),
@@ -112,12 +121,12 @@ def page(content: dict[str, Any]) -> str:
         "script": "\n".join(_text(f"script/{name}.js") for name in SCRIPTS),
         "payload": _for_script(content),
     }
-    # In one pass, so that no text of the user's is taken for a place to fill.
+    # In one pass, so that no text of the user is replaced as a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
 
 
 def _for_script(content: dict[str, Any]) -> str:
-    """JSON that no HTML parser can take for the end of a script, or for a comment."""
+    """Return JSON without characters that an HTML parser could read as the end of a script, or as a comment."""
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -133,7 +142,7 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp's files are private, an ordinary file is not
+        os.chmod(name, 0o666 & ~mask)  # mkstemp creates private files; use the permissions of an ordinary file
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Numbers and pictures as text that a page can carry: base64, run lengths, PNG."""
+"""Encodes arrays and images as text for an HTML page: base64, run lengths, PNG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def float32(numbers: Array) -> str:
-    """Base64 of little-endian float32; inf and NaN stay what they are.
+    """Encode numbers as base64 of little-endian float32; inf and NaN are preserved.
 
     >>> float32(np.array([1.0, -2.0]))
     'AACAPwAAAMA='
@@ -22,12 +22,12 @@ def float32(numbers: Array) -> str:
 
 
 def packed(matrix: Array) -> str:
-    """The upper triangle of a symmetric (d, d) matrix with its diagonal, row by row, as `float32`."""
+    """Encode the upper triangle of a symmetric (d, d) matrix with its diagonal, row by row, by `float32`."""
     return float32(matrix[np.triu_indices(len(matrix))])
 
 
 def runs(labels: Array) -> str:
-    """Base64 of little-endian uint32: length and id of each run of equal ids, read row by row.
+    """Encode ids as base64 of little-endian uint32: length and id of each run of equal ids, in row-major order.
 
     >>> list(np.frombuffer(base64.b64decode(runs(np.array([[7, 7], [7, 2]]))), "<u4"))
     [3, 7, 1, 2]
@@ -39,10 +39,10 @@ def runs(labels: Array) -> str:
 
 
 def png(pixels: Array) -> str:
-    """A data URI of (H, W) or (H, W, 3) bytes."""
+    """Encode (H, W) or (H, W, 3) bytes as the data URI of a PNG."""
     height, width = pixels.shape[:2]
     rows = pixels.reshape(height, -1).astype(np.uint8)
-    # Each byte less the one above it ("up"): photos get smaller by about a third.
+    # PNG filter "up", the difference from the byte above: reduces photos by about a third.
     above = np.vstack([np.zeros_like(rows[:1]), rows[:-1]])
     filtered = np.hstack([np.full((height, 1), 2, np.uint8), rows - above])
     colour = 0 if pixels.ndim == 2 else 2

@@ -1,4 +1,4 @@
-"""The numbers of one example at one scale, packed for the page."""
+"""Computes and encodes the numbers of one example at one scale for the page."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ EIGENPAIRS = 6
 
 
 def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) -> dict[str, Any]:
-    """Of a result of one example.
+    """Return the encoded numbers of a result of one example.
 
-    `value`, `stderr` and `q` are those of `top_pairs` (the unbiased estimate; q is NaN on the diagonal and where a
-    feature does not move), `denoised` is `hessian`, which ranks them. Matrices are upper triangles, row by row.
+    `value`, `stderr` and `q` are those of `top_pairs`: the unbiased estimate, its standard error and the q-values,
+    which are NaN on the diagonal and for features without noise. `denoised` is `hessian`, by which pairs are ranked.
+    Matrices are upper triangles, row by row.
     """
     d = one.shape[1]
     q_values = np.full((d, d), np.nan)
@@ -40,7 +41,8 @@ def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) ->
         "slope_width": float(student_t.quantile(level, _slope_df(one))[0]),
         "move": encoding.float32(canvas.array(moves)),
         "still": _still(one),
-        "width": float(student_t.quantile(level, one._noise.of_entries().df)[0]),  # standard errors in half an interval
+        # half-width of an interval in standard errors
+        "width": float(student_t.quantile(level, one._noise.of_entries().df)[0]),
         "smoothed": float(one.value[0]),
         "quality": [reading._asdict() for reading in readings(one)],
         "eigen": _eigen(one),
@@ -48,22 +50,22 @@ def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) ->
 
 
 def _slope_df(one: Interactions) -> Tensor:
-    """Degrees of freedom that the slopes' standard errors are known with, (1,)."""
+    """Return the degrees of freedom of the standard errors of the gradient, (1,)."""
     if one.design == "exact":
         return one._noise.of_entries().df
     return one._noise.of_gradient().df
 
 
 def _still(one: Interactions) -> list[int]:
-    """Features that noise did not move: nothing is known about them."""
+    """Return the features without noise, for which there is no estimate."""
     return [] if one.design == "exact" else torch.nonzero(one._scales[0] == 0).reshape(-1).tolist()
 
 
 def _eigen(one: Interactions) -> dict[str, Any]:
-    """The leading directions, with the share of ‖H‖² that each accounts for."""
+    """Return the leading eigenvectors, with the share of ‖H‖² that each accounts for."""
     values, vectors = one.eigh(min(EIGENPAIRS, one.shape[1]))
     vectors = canvas.array(vectors[0]).reshape(len(values[0]), -1)
-    # The sign of a direction is free: the largest entry is made positive.
+    # The sign of an eigenvector is arbitrary: the largest entry is made positive.
     vectors *= np.sign(np.take_along_axis(vectors, np.abs(vectors).argmax(1)[:, None], 1))
     total = float(one.hessian[0].double().square().sum())
     squares = canvas.array(values[0]) ** 2

@@ -1,4 +1,4 @@
-"""Where the features of a result lie: on an image, along a curve, or in a table."""
+"""Determines the layout of the features of a result: on an image, along a curve, or in a table."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
 KINDS = ("image", "table", "series")
-SHORTEST_SERIES = 32  # samples: a shorter row of numbers in groups is taken for a table
+SHORTEST_SERIES = 32  # samples; a shorter grouped row of numbers is treated as a table
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """`ids` holds the feature that each place belongs to: (H, W) of an image, (L,) of a series, (D,) of a table."""
+    """The feature index of each position: `ids` is (H, W) for an image, (L,) for a series, (D,) for a table."""
 
     kind: str
-    ids: Array  # one example's; see `of_example`
-    times: Array | None = None  # (L,) of the samples of a series
+    ids: Array  # of one example
+    times: Array | None = None  # (L,) times of the samples of a series
 
     def names(self, count: int, unit: str = "") -> list[str]:
-        """What features are called that have no names; `unit` is that of the times of a series."""
+        """Return default names for the features; `unit` is the unit of the times of a series."""
         if self.kind == "series":
             return [self._window(i, unit) for i in range(count)]
         if self.word == "pixel":
@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def word(self) -> str:
-        """What a feature is."""
+        """Return the noun for a feature: "pixel", "window", "group", …"""
         alone = self.ids.size == len(np.unique(self.ids))
         if self.kind == "series":
             return "sample" if alone else "window"
@@ -56,18 +56,18 @@ class Layout:
             return f"sample {where[0]}" if len(where) == 1 else f"samples {where[0]}–{where[-1]}"
         ends = self._edges[[where[0], where[-1] + 1]]
         digits = max(0, 1 - math.floor(math.log10(ends[1] - ends[0])))
-        words = [f"{end:.{digits}f}" for end in ends[: len(where)]]  # a sample alone is called by its time
+        words = [f"{end:.{digits}f}" for end in ends[: len(where)]]  # a single sample is named by its time
         return f"{'–'.join(words)} {unit}".strip()
 
     @property
     def _edges(self) -> Array:
-        """Where each sample begins: at its time; the last one ends as far from it as its neighbour is."""
+        """Return the start time of each sample, and the end of the last, which has the length of the one before."""
         assert self.times is not None
         return np.append(self.times, 2 * self.times[-1] - self.times[-2])
 
 
 def find_layout(result: Interactions, kind: str | None, image: Any, series: Any, b: int = 0) -> Layout:
-    """That of example b; `kind`, `image` and `series` as given to `report`."""
+    """Return the layout of example b; `kind`, `image` and `series` are arguments of `report`."""
     shape = tuple(result.inputs.shape[1:])
     mask = _mask(result, b)
     times = _times(series, shape[-1])
@@ -81,19 +81,21 @@ def find_layout(result: Interactions, kind: str | None, image: Any, series: Any,
             return Layout("image", ids)
         if wanted == "image":
             raise ValueError(
-                f"an image has shape (H, W), (1, H, W) or (3, H, W), and segments that all channels share; the inputs "
-                f"here have {shape}. Pass image=pixels, or leave kind out."
+                f"kind='image' needs inputs of shape (H, W), (1, H, W) or (3, H, W), with the same segments in all "
+                f"channels, got {shape}. Pass image=pixels, or omit kind."
             )
     if wanted == "series" or (wanted is None and series is not False and _looks_like_series(result, shape, mask)):
         ids = _alike(mask, shape[-1:])
         if ids is None or not _is_windows(ids):
-            raise ValueError("a series needs windows: each group one stretch of time, shared by all channels.")
+            raise ValueError(
+                "a series needs windows: each group must be one contiguous interval, the same in all channels."
+            )
         return Layout("series", ids, times)
     return Layout("table", mask)
 
 
 def features_of_pixels(result: Interactions, kind: str | None, series: Any) -> Interactions:
-    """The same result with the channels of each pixel, or of each sample, summed; itself where there are none."""
+    """Return the result with the channels of each pixel or sample summed; unchanged without channels."""
     shape = tuple(result.inputs.shape[1:])
     if result.grouping is not None or kind == "table":
         return result
@@ -108,7 +110,7 @@ def features_of_pixels(result: Interactions, kind: str | None, series: Any) -> I
 
 
 def pixels(image: Any, inputs: Tensor, b: int, count: int) -> Array:
-    """Example b as bytes (H, W) or (H, W, 3): the image given, one or one for each example, or the input itself."""
+    """Return example b as bytes (H, W) or (H, W, 3): the given image, or the input if `image` is None."""
     given = inputs[b] if image is None else _one_of(image, b, count)
     array = canvas.array(torch.as_tensor(given))
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
@@ -117,7 +119,7 @@ def pixels(image: Any, inputs: Tensor, b: int, count: int) -> Array:
     array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not np.isfinite(array).all():
         raise ValueError(
-            f"an image is (H, W), (3, H, W) or (H, W, 3) of finite numbers, one or one per example, got "
+            f"image must be (H, W), (3, H, W) or (H, W, 3) of finite numbers, one or one per example, got "
             f"{tuple(torch.as_tensor(given).shape)}."
         )
     if image is not None and getattr(given, "dtype", None) in (torch.uint8, np.dtype(np.uint8)):
@@ -129,7 +131,7 @@ def pixels(image: Any, inputs: Tensor, b: int, count: int) -> Array:
 
 
 def _one_of(image: Any, b: int, count: int) -> Any:
-    """The image of example b."""
+    """Return the image of example b."""
     if isinstance(image, (list, tuple)):
         if len(image) != count:
             raise ValueError(f"wanted one image, or one per example: {count}, got {len(image)}.")
@@ -138,7 +140,7 @@ def _one_of(image: Any, b: int, count: int) -> Any:
 
 
 def _mask(result: Interactions, b: int) -> Array:
-    """The feature that each number of the input belongs to, (D,)."""
+    """Return the feature that each number of the input belongs to, (D,)."""
     if result.grouping is None:
         return np.arange(result.inputs[0].numel())
     mask = result.grouping.mask
@@ -146,7 +148,7 @@ def _mask(result: Interactions, b: int) -> Array:
 
 
 def _alike(mask: Array, place: Sequence[int]) -> Array | None:
-    """The ids of each place, where all channels agree; else None."""
+    """Return the ids of each position if they are the same in all channels, else None."""
     channels = mask.reshape(-1, *place)
     return channels[0] if (channels == channels[:1]).all() else None
 
@@ -166,18 +168,18 @@ def _looks_like_series(result: Interactions, shape: tuple[int, ...], mask: Array
 
 
 def _is_windows(ids: Array) -> bool:
-    """Whether each id is one stretch."""
+    """Whether each id is one contiguous interval."""
     return int((ids[1:] != ids[:-1]).sum()) + 1 == len(np.unique(ids))
 
 
 def _times(series: Any, length: int) -> Array | None:
-    """The times of the samples, where they were given."""
+    """Return the times of the samples; None if they were not given."""
     if series is None or isinstance(series, bool):
         return None
     times = canvas.array(torch.as_tensor(series, dtype=torch.float64)).reshape(-1)
     if len(times) != length or not (np.diff(times) > 0).all():
         raise ValueError(
-            f"series takes the times of the {length} samples, rising, or True; got {len(times)} numbers. The curve "
-            "itself is the input."
+            f"series must be True, or the increasing times of the {length} samples, got {len(times)} numbers. The "
+            "curve is taken from the inputs."
         )
     return times

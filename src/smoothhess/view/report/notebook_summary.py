@@ -1,7 +1,7 @@
-"""What a notebook shows of a result: a small static table and heat map, without scripts.
+"""The notebook representation of a result: a small static table and heat map, without scripts.
 
-The interactive page carries its drawing library, 1.5 MB. A notebook keeps every output in its file, and many viewers
-take scripts out; so here stands a summary of some kilobytes that looks the same everywhere, and says how to get more.
+The interactive page includes a plotting library of 1.5 MB. Notebooks store every output in their file, and many viewers
+remove scripts, so the notebook shows a summary of a few kilobytes that names the function for the interactive page.
 """
 
 from __future__ import annotations
@@ -22,15 +22,23 @@ if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
     from smoothhess.result.pairs import Pair
 
-MOST_FEATURES = 1024  # beyond, pairs take too long for a cell's output
+MOST_FEATURES = 1024  # with more, computing the pairs is too slow for a cell output
 PAIRS, EXAMPLES = 8, 4
-RED, BLUE = (200, 40, 55), (45, 120, 195)  # seen on white and on black
+RED, BLUE = (200, 40, 55), (45, 120, 195)  # visible on white and on black
 SIGNS = {"good": "●", "fair": "▲", "poor": "■", "plain": "○"}
 CELL = "padding:2px 10px 2px 0;text-align:right;background:none;border:none;font-variant-numeric:tabular-nums"
 
 
 def html(result: Interactions, *, names: Sequence[str] | None = None, pairs: int = PAIRS) -> str:
-    """A summary for notebooks: quality, the strongest pairs with their intervals, and the matrix as a picture.
+    """Return a summary for notebooks: quality, the strongest pairs with their intervals, and an image of the matrix.
+
+    Args:
+        result: The result; up to four examples are shown.
+        names: One name per feature or group.
+        pairs: Number of pairs per example.
+
+    Returns:
+        An HTML fragment.
 
     >>> import torch, smoothhess as sh
     >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
@@ -61,7 +69,7 @@ def _example(one: Interactions, heading: str, names: Sequence[str] | None, pairs
     line = f'<div style="margin:4px 0 6px;font-size:13px">{quality}</div>'
     if not 1 < one.shape[1] <= MOST_FEATURES:
         few = one.shape[1] < 2
-        why = "one feature has no pairs." if few else "too many features for a table of pairs: use groups(mask)."
+        why = "a single feature has no pairs." if few else "too many features for a table of pairs: use groups(mask)."
         return f'{title}{line}<div style="opacity:.7">{why}</div>'
     found = one.top_pairs(pairs, names)[0]
     return (
@@ -95,7 +103,7 @@ def _row(p: Pair, reach: float, sampled: bool) -> str:
     interval, q = f"{p.low:+.3g} … {p.high:+.3g}", f"{p.q_value:.2g}"
     if not math.isfinite(p.high - p.low):
         interval = "unknown"
-    if not sampled:  # chance had no say
+    if not sampled:  # exact results have no sampling error
         interval, q = "–", "–"
     cells = (f"{p.value:+.3g}", interval, picture, f"{p.effect:+.3g}", q)
     name = markup.escape(" × ".join(p.names))
@@ -120,7 +128,7 @@ def _matrix(one: Interactions) -> str:
 
 
 def _colours(share: Array, faint: Array) -> Array:
-    """White at 0, red at 1, blue at −1; a quarter of that where faint."""
+    """Map −1 to blue, 0 to white and 1 to red, with a quarter of the intensity where faint."""
     strength = (np.abs(share) * np.where(faint, canvas.FAINT, 1.0))[..., None]
     full = np.where(share[..., None] > 0, RED, BLUE)
     return np.rint(255 + strength * (full - 255.0)).astype(np.uint8)

@@ -1,4 +1,7 @@
-"""All that a page shows, as one record of plain values: the numbers of the result, and the words for them."""
+"""Collects the content of a page, numbers and text, as one record of JSON values.
+
+The encoding of arrays belongs to `encoding`, the numbers of one example to `example_numbers`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from smoothhess.view.report.quality_levels import LIMITS
 if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
-MOST_FEATURES = 512  # a page with more could neither be looked at nor be opened quickly
-MOST_BYTES = 64e6  # of numbers in one page
+MOST_FEATURES = 512  # with more, a page is slow to open and not legible
+MOST_BYTES = 64e6  # maximum size of the numbers of a page
 NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals", "table": "features"}
 
 
@@ -49,7 +52,7 @@ def payload(
     q: float = 0.05,
     kind: str | None = None,
 ) -> dict[str, Any]:
-    """What `report` writes into the page; the options are explained there."""
+    """Return the content of the page; the arguments, and the errors that are raised, are those of `report`."""
     count = len(result)
     chosen = _chosen(example, count)
     regroup = _regrouping(result, segments, kind, series)
@@ -60,7 +63,7 @@ def payload(
     layouts = [feature_layout.find_layout(result, kind, image, series, b) for b in chosen]
     first = layouts[0]
     if any(other.kind != first.kind for other in layouts):
-        raise ValueError("these examples lie in different ways (image, table, series): pass kind, or one example.")
+        raise ValueError("the examples have different layouts (image, table, series): pass kind, or one example.")
     labels = canvas.check_names(names, d) or first.names(d, units if isinstance(units, str) else "")
     texts = _one_each(headings, count, "headings") or [f"Example {b}" for b in range(count)]
     words = [_output_words(result, classes, output, b) for b in chosen]
@@ -96,22 +99,24 @@ def payload(
     )
 
 
-# --- which results ----------------------------------------------------------------------------------------------------
+# --- examples, groups and scales --------------------------------------------------------------------------------------
 
 
 def _chosen(example: int | Sequence[int] | None, count: int) -> list[int]:
     chosen = [*range(count)] if example is None else [example] if isinstance(example, int) else [*map(int, example)]
     if not chosen or not all(-count <= b < count for b in chosen):
-        raise ValueError(f"example must be among the {count} of this result, or several of them, got {example}.")
+        raise ValueError(
+            f"example must be an index, or indices, of the {count} examples of this result, got {example}."
+        )
     return [b % count for b in chosen]
 
 
 def _regrouping(result: Interactions, segments: Any, kind: str | None, series: Any) -> Callable[[Any], Interactions]:
-    """What makes the features of a result, or of another scale of it, those that the page shows."""
+    """Return the function that groups the features of a result, at any scale, as the page shows them."""
     grouping = result.grouping
     if grouping is not None:
         if segments is not None:
-            raise ValueError("this result has groups already: leave segments out, or pass the result before groups().")
+            raise ValueError("this result already has groups: omit segments, or pass the result before groups().")
         shape = (-1, *result.inputs.shape[1:])
         weight = None if grouping.direction is None else grouping.direction.reshape(shape)
         return lambda r: r if r.grouping is not None else r.groups(grouping.mask.reshape(shape), weight)
@@ -123,12 +128,13 @@ def _regrouping(result: Interactions, segments: Any, kind: str | None, series: A
 def _every_scale(
     result: Interactions, sweep: Sequence[Interactions] | None, regroup: Callable[[Any], Interactions]
 ) -> list[tuple[Interactions, bool]]:
-    """The result of each scale, from the smallest on, and whether it is the one that was asked for."""
+    """Return the result of each scale in increasing order, and whether it is the `result` argument."""
     others = [r for r in sweep or [] if r is not result and not r.gaussian.same_as(result.gaussian)]
     for other in others:
         if other.inputs.shape != result.inputs.shape:
             raise ValueError(
-                f"a sweep is of the same inputs: wanted {tuple(result.inputs.shape)}, got {tuple(other.inputs.shape)}."
+                f"the results of a sweep must have the same inputs: wanted {tuple(result.inputs.shape)}, got "
+                f"{tuple(other.inputs.shape)}."
             )
     found = [(regroup(result), True), *((regroup(other), False) for other in others)]
     if any(r.shape != found[0][0].shape for r, _ in found):
@@ -137,7 +143,7 @@ def _every_scale(
 
 
 def _scale(result: Interactions) -> dict[str, Any]:
-    """Of the features that noise moves; `still` is the number of the others."""
+    """Return the root mean square σ and the radius over features with noise; `still` counts features without noise."""
     every = result.gaussian.scales(result.inputs[0].numel()).double()
     sigma = every[every > 0] if bool((every > 0).any()) else every
     mean = float(sigma.square().mean().sqrt())
@@ -156,19 +162,19 @@ def _refuse_large(d: int, count: int) -> None:
             f"a page shows at most {MOST_FEATURES} features, this result has {d}. Group them: pass segments=mask with "
             "an integer id for each feature."
         )
-    size = count * d * (d + 1) / 2 * 4 * 4 * 4 / 3  # four triangles of four bytes each, in base64
+    size = count * d * (d + 1) / 2 * 4 * 4 * 4 / 3  # four triangles of four-byte numbers, in base64
     if size > MOST_BYTES:
         raise ValueError(
             f"{count} matrices of {d} features would make a page of {size / 1e6:.0f} MB. Pass example=[…] with fewer "
-            "of them, or fewer scales."
+            "examples, or fewer scales."
         )
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def _output_words(result: Interactions, classes: Any, output: str, b: int) -> str:
-    """What is explained: "the ‘cat’ logit", "output 3", "the output"."""
+    """Return the name of the explained output: "the ‘cat’ logit", "output 3", "the output"."""
     target = None if result.target is None else result.target[b].reshape(-1).tolist()
     if isinstance(classes, str):
         return f"the ‘{classes}’ {output}"
@@ -180,7 +186,7 @@ def _output_words(result: Interactions, classes: Any, output: str, b: int) -> st
     try:
         return f"the ‘{classes[index]}’ {output}"
     except (KeyError, IndexError) as error:
-        raise ValueError(f"classes has no name for target {index}: it holds {len(classes)}.") from error
+        raise ValueError(f"classes must have a name for target {index}, got {len(classes)} names.") from error
 
 
 def _title(kind: str, words: list[str]) -> str:
@@ -200,13 +206,13 @@ def _units(units: Any, labels: list[str]) -> list[str] | None:
 
 def _one_each(given: Sequence[Any] | None, count: int, what: str) -> Sequence[Any] | None:
     if given is not None and (isinstance(given, str) or len(given) != count):
-        came = "one text" if isinstance(given, str) else str(len(given))
-        raise ValueError(f"{what} must be a list of {count}, one each, got {came}.")
+        came = "one string" if isinstance(given, str) else str(len(given))
+        raise ValueError(f"{what} must be a list of length {count}, got {came}.")
     return given
 
 
 def _made(one: Interactions) -> list[tuple[str, str]]:
-    """How the numbers came about, as terms and their values."""
+    """Return how the numbers were computed, as terms and their values."""
     scale = _scale(one)
     calls, passes = int(one.n_calls[0]), float(one.n_passes[0])
     if one.design == "exact":
@@ -214,23 +220,23 @@ def _made(one: Interactions) -> list[tuple[str, str]]:
     else:
         same = "" if scale["same"] else " (root mean square over features)"
         still = f", none in {scale['still']} of {one.inputs[0].numel()} features" if scale["still"] else ""
-        what = "Gaussian shifts of whole segments" if isinstance(one.gaussian, SegmentShift) else "Gaussian"
+        what = "Gaussian shifts of segments" if isinstance(one.gaussian, SegmentShift) else "Gaussian"
         rows = [
             ("Noise", f"{what}, σ = {scale['sigma']:.4g}{same}, radius σ√d = {scale['radius']:.4g}{still}"),
             ("Draws", f"{one.design} design, seed {one.seed}"),
-            ("Work", f"{calls} gradient calls; {passes:.0f} passes in all"),
+            ("Work", f"{calls} gradient calls; {passes:.0f} passes in total"),
             ("Control variate", one.control or "none"),
-            ("Estimate", f"{'unbiased' if one.unbiased else 'biased'}{', and a denoised one' if one.shrink else ''}"),
+            ("Estimate", f"{'unbiased' if one.unbiased else 'biased'}{' and denoised' if one.shrink else ''}"),
             ("Precision", one.precision),
         ]
     return [*((term, text) for term, text in rows if text), ("Made with", f"smoothhess {__version__}")]
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
+# --- positions and values of features ---------------------------------------------------------------------------------
 
 
 def _places(result: Interactions, where: Layout, image: Any, values: Any, b: int) -> dict[str, Any]:
-    """Where the features of example b lie, and what is there."""
+    """Return the positions of the features of example b, and the input values there."""
     if where.kind == "image":
         height, width = where.ids.shape
         picture = feature_layout.pixels(image, result.inputs, b, len(result))
@@ -249,14 +255,16 @@ def _places(result: Interactions, where: Layout, image: Any, values: Any, b: int
     if values is not None:
         given = torch.as_tensor(values, dtype=torch.float64)
         if given.numel() not in (d, d * len(result)):
-            raise ValueError(f"wanted values of {d} features, one row or one per example, got {tuple(given.shape)}.")
+            raise ValueError(
+                f"values must have {d} features, in one row or one row per example, got {tuple(given.shape)}."
+            )
         rows = given.reshape(-1, d)
         return {"values": canvas.array(rows[b if len(rows) > 1 else 0]).tolist()}
     return {"values": canvas.array(result.inputs[b]).reshape(-1).tolist() if result.grouping is None else None}
 
 
 def _plain(x: Any) -> Any:
-    """The same without what JSON does not know: numbers that are not finite become null."""
+    """Convert to JSON types; numbers that are not finite become None."""
     if isinstance(x, dict):
         return {str(k): _plain(v) for k, v in x.items()}
     if isinstance(x, (list, tuple)):

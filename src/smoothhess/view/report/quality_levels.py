@@ -1,4 +1,4 @@
-"""How to read the quality figures: a level, a word for it, and what the figure means."""
+"""Rates the quality figures of a result: a level, a verdict, and an explanation of each figure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
 LIMITS = (
-    "The intervals are the Monte-Carlo error of this one network's smoothed Hessian. They do not say whether an "
+    "The intervals describe the Monte-Carlo error of this network's smoothed Hessian. They do not show whether an "
     "interaction is real, stable or causal."
 )
 
-ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # relative error up to which the matrix is good, or fair
-R2_GOOD, R2_FAIR = 0.8, 0.5  # R² from which pairs tell most, or half, of the story
-SELF_CHECK = 5.0  # |z| beyond which gradients do not belong to the values
+ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # largest relative error that is rated good, or fair
+R2_GOOD, R2_FAIR = 0.8, 0.5  # smallest R² that is rated good, or fair
+SELF_CHECK = 5.0  # |z| above which gradients and values are inconsistent
 
 
 class Reading(NamedTuple):
-    """One quality figure: `level` is "good", "fair", "poor" or "plain" (nothing to judge)."""
+    """One quality figure: `level` is "good", "fair", "poor" or "plain" (not rated)."""
 
     name: str
     figure: str
@@ -31,29 +31,33 @@ class Reading(NamedTuple):
 
 
 def readings(one: Interactions) -> list[Reading]:
-    """The quality figures of a result of one example."""
+    """Return the quality figures of a result of one example."""
     return [_error(one), _r2(one), _calls(one), _self_check(one)]
 
 
 def _error(one: Interactions) -> Reading:
-    """Of the unbiased matrix, which pairs and intervals are of; the denoised one's own error is said beside it."""
+    """Rate the relative error of the unbiased matrix, to which pairs and intervals belong."""
     error = float(one.unshrunk().relative_error[0])
-    meaning = "How far the whole matrix is from the exact one, as a share of its size."
+    meaning = "The estimated error of the matrix in the Frobenius norm, relative to the norm of the matrix."
     if one.design == "exact" and error == 0:
-        return Reading("Relative error", "0", "plain", "not sampled", f"{meaning} Nothing was drawn by chance here.")
+        return Reading(
+            "Relative error", "0", "plain", "not sampled", f"{meaning} Exact results have no sampling error."
+        )
     if one.design != "exact" and not float(one._noise.df[0]):
-        return Reading("Relative error", "unknown", "poor", "too few draws to tell", f"{meaning} Take more calls.")
+        return Reading(
+            "Relative error", "unknown", "poor", "too few draws for an estimate", f"{meaning} Use more calls."
+        )
     figure = _percent(error)
     if one.shrink:
         denoised = _percent(float(one.relative_error[0]))
-        meaning += " Pairs and intervals are of the unbiased matrix, whose error this is;"
-        meaning += f" that of the denoised one, which ranks them, is {denoised}."
+        meaning += " It is the error of the unbiased matrix, to which pairs and intervals belong;"
+        meaning += f" the error of the denoised matrix, which ranks the pairs, is {denoised}."
     if error <= ERROR_GOOD:
         return Reading("Relative error", figure, "good", "precise", meaning)
     if error <= ERROR_FAIR:
-        return Reading("Relative error", figure, "fair", "rough", f"{meaning} Trust the strongest pairs alone.")
+        return Reading("Relative error", figure, "fair", "rough", f"{meaning} Only the strongest pairs are reliable.")
     verdict = "noisy" if error < 1 else "mostly noise"
-    more = "Take more calls; until then, only pairs marked significant say something."
+    more = "Use more calls; with this error, only pairs marked significant are reliable."
     return Reading("Relative error", figure, "poor", verdict, f"{meaning} {more}")
 
 
@@ -64,41 +68,43 @@ def _percent(error: float) -> str:
 
 
 def _r2(one: Interactions) -> Reading:
-    meaning = "Share of the gradient's change around the input that pairs account for; the rest is of higher order."
+    meaning = (
+        "Share of the gradient's variation around the input that pairs account for; the remainder is of higher order."
+    )
     r2 = float(one.r2[0])
     if math.isnan(r2):
-        verdict = "not known here" if one.grouping is None else "not kept for sums over groups"
+        verdict = "not available" if one.grouping is None else "not available for groups"
         return Reading("R²", "unknown", "plain", verdict, meaning)
     figure = f"{r2:.2f}"
     if r2 >= R2_GOOD:
-        return Reading("R²", figure, "good", "pairs tell most of it", meaning)
+        return Reading("R²", figure, "good", "pairs account for most of it", meaning)
     if r2 >= R2_FAIR:
-        return Reading("R²", figure, "fair", "pairs tell part of it", meaning)
-    meaning += " It depends on σ: smoothhess.sweep shows how."
-    return Reading("R²", figure, "poor", "pairs tell little of it", meaning)
+        return Reading("R²", figure, "fair", "pairs account for part of it", meaning)
+    meaning += " It depends on σ: compare scales with smoothhess.sweep."
+    return Reading("R²", figure, "poor", "pairs account for little of it", meaning)
 
 
 def _calls(one: Interactions) -> Reading:
     level, verdict = {
-        "tolerance": ("good", "reached the precision asked for"),
-        "calls": ("plain", "as many as asked for"),
-        "zero": ("good", "no interaction seen anywhere"),
-        "budget": ("poor", "stopped before the precision asked for"),
+        "tolerance": ("good", "requested precision reached"),
+        "calls": ("plain", "as requested"),
+        "zero": ("good", "no interaction detected"),
+        "budget": ("poor", "requested precision not reached"),
         "exact": ("plain", "not sampled"),
     }.get(one.status[0], ("plain", one.status[0]))
     figure = f"{int(one.n_calls[0]):,}".replace(",", "\u202f")
-    meaning = "Gradients of the network taken at perturbed inputs."
+    meaning = "Gradient evaluations of the network at perturbed inputs."
     if one.shrink and one.status[0] in ("tolerance", "budget"):
-        meaning += " The precision asked for is that of the denoised matrix."
+        meaning += " The requested precision is that of the denoised matrix."
     return Reading("Calls", figure, level, verdict, meaning)
 
 
 def _self_check(one: Interactions) -> Reading:
-    meaning = "Do the gradients belong to the values? Two identities that must hold, as a z-score."
+    meaning = "Tests whether the gradients are consistent with the values: two identities that must hold, as a z-score."
     z = float(combined(one.stein_z)[0])
     if math.isnan(z) or one.design == "exact":
-        return Reading("Self-check", "unknown", "plain", "not known here", meaning)
+        return Reading("Self-check", "unknown", "plain", "not available", meaning)
     if z <= SELF_CHECK:
-        return Reading("Self-check", f"|z| {z:.1f}", "good", "gradients fit the values", meaning)
-    doubt = "Look for jumps, detached or straight-through gradients."
-    return Reading("Self-check", f"|z| {z:.1f}", "poor", "gradients do not fit the values", f"{meaning} {doubt}")
+        return Reading("Self-check", f"|z| {z:.1f}", "good", "gradients consistent with values", meaning)
+    doubt = "Possible causes: discontinuities, detached or straight-through gradients."
+    return Reading("Self-check", f"|z| {z:.1f}", "poor", "gradients inconsistent with values", f"{meaning} {doubt}")

@@ -14,8 +14,8 @@ function renderDirections(panel) {
   });
   const words = `${directionWords(k, eigenvalues[k])}: λ = ${text(eigenvalues[k])}, ${share(k)} of the `
     + `${numbers().denoised ? "denoised " : ""}matrix by squared size. ${cap(P.word)}s of one colour `
-    + `${P.derivative ? "move" : "go"} together, those of the other colour against them; which of the two is which is `
-    + "free. Without intervals: look, do not test.";
+    + `${P.derivative ? "move" : "go"} together, those of the other colour in the opposite direction; the overall `
+    + "sign is arbitrary. The weights have no intervals.";
   const box = h("div", { class: "rows", onkeydown: (e) => walk(e, box, "button") }, ...buttons);
   const about = { id: "direction", class: "chart", "data-index": k, role: "img", "aria-label": words };
   const picture = h(P.kind === "image" ? "canvas" : "div", about);
@@ -63,8 +63,8 @@ function renderSigma(panel) {
   const at = partner(), points = P.sweep.map((_, s) => pair(state.i, at, s)), x = P.sweep.map((each) => each.sigma);
   const moved = state.unit === "effect" && !P.directed ? "each moved by that σ" : unitWords();
   const names = `${P.names[state.i]} × ${P.names[at]}`, accent = css("--accent");
-  $("sigma-hint").textContent = `${names} at each σ, ${moved}; bars: ${percent} intervals of each σ alone${
-    points.every((p) => Number.isFinite(p.half)) ? "" : "; without one: not known from so few draws"}.`;
+  $("sigma-hint").textContent = `${names} at each σ, ${moved}; bars: ${percent} intervals of each σ${
+    points.every((p) => Number.isFinite(p.half)) ? "" : "; no bar: too few draws"}.`;
   $("sigma-chart").dataset.values = JSON.stringify(points.map((p) => p.value));
   draw($("sigma-chart"), [{
     x, y: points.map((p) => p.value), mode: "lines+markers", hoverinfo: "none", line: { color: accent, width: 2 },

@@ -35,7 +35,7 @@ function renderMatrix(panel) {
 }
 
 function matrixWords() {
-  const together = P.directed ? "moved together as the direction given says, the two" : "the two together";
+  const together = P.directed ? "moved together along the given direction, the two" : "the two together";
   const signed = P.derivative
     ? `Red: ${together} raise ${output()} beyond their separate effects; blue: they stay below them.`
     : "Red: the interaction is positive; blue: it is negative.";
@@ -44,7 +44,7 @@ function matrixWords() {
   const order = P.word === "pixel" ? " Pixels go row by row." : "";
   return [
     `Every pair at once${denoised() ? ", denoised" : ""}. ${colours}${order}`,
-    `The diagonal is ${alone}.${noise()}${numbers().still.size ? " Empty: was not moved." : ""}`,
+    `The diagonal is ${alone}.${noise()}${numbers().still.size ? " Empty: no noise." : ""}`,
     "The boxed cells are the pair of the sentence above: point at a cell to read it there, click to choose it.",
   ];
 }

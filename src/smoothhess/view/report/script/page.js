@@ -5,7 +5,7 @@ const VIEWS = {
   image: {
     render: renderImage,
     title: () => `Colours: what acts together with ${P.names[state.i]}`,
-    hint: () => `Hover or use the arrow keys to choose a ${P.word}; click or press Enter to hold it, Esc to let go.`,
+    hint: () => `Hover or use the arrow keys to choose a ${P.word}; click or press Enter to hold it, Esc to release it.`,
   },
   table: {
     render: renderFeatures,
@@ -15,7 +15,7 @@ const VIEWS = {
   series: {
     render: renderSeries,
     title: () => `Bars: what acts together with ${P.names[state.i]}`,
-    hint: () => `Hover, click, drag over the curve, or use the arrow keys to choose a ${P.word}; Esc to let go. `
+    hint: () => `Hover, click, drag over the curve, or use the arrow keys to choose a ${P.word}; Esc to release it. `
       + "Gold: chosen; grey: its partner; pale bars: within noise."
       + (denoised() ? " The denoised bars have no intervals." : unknown() ? ` ${cap(NO_INTERVALS)}.` : ""),
   },
@@ -82,10 +82,10 @@ function renderFrame() {
   const which = P.examples.length > 1 ? `${example.heading}. ` : "";
   const mean = P.sweep[state.s].same ? "" : " in root mean square";
   const smoothed = `${text(n.smoothed, false)} on average over the noise around it, σ\u00a0=\u00a0${sigma}${mean}`;
-  $("lead").textContent = `${which}Explained is ${example.output}, which is ${text(example.f, false)} at this input`
+  $("lead").textContent = `${which}The explained quantity is ${example.output}: ${text(example.f, false)} at this input`
     + `${P.exact ? "" : ` and ${smoothed}`}. ${P.noise[state.s]}`.trimEnd();
   if ($("sigma")) {
-    $("sigma-label").textContent = `How far we look: σ = ${sigma}`;
+    $("sigma-label").textContent = `Scale of the noise: σ = ${sigma}`;
     $("sigma").setAttribute("aria-valuetext", sigma);
   }
   $("badges").replaceChildren(...n.quality.map((r) => h("li", { "data-level": r.level, title: r.meaning },

@@ -1,6 +1,6 @@
 /* The partners of the chosen feature, strongest first. */
 
-const NO_INTERVALS = "intervals are not known from so few draws";
+const NO_INTERVALS = "there are too few draws for intervals";
 
 function renderPartners() {
   const list = others(state.i).filter(visible), shown = state.all ? list : list.slice(0, FEW), at = partner();
@@ -31,8 +31,8 @@ function renderPartners() {
 const byRank = () => (numbers().denoised ? " by the denoised estimate" : "");
 
 function partnersHint(count, e) {
-  if (D < 2) return "There is one feature alone.";
-  if (numbers().still.has(state.i)) return "It was not moved: nothing is known about it.";
+  if (D < 2) return "There is only one feature.";
+  if (numbers().still.has(state.i)) return "It has no noise, so there is no estimate for it.";
   if (!count && !state.only) return "It has no partner that moves.";
   if (!count) return "No partner is significant. Switch “Significant only” off to see the others.";
   const what = P.derivative ? "Extra change of the output" : "Attributions, not derivatives";

@@ -39,7 +39,7 @@ function plusMinus(value, half, signed = true, list = null) { // half to two dig
 }
 
 function interval(low, high, list = null) {
-  return Number.isFinite(low + high) ? `${text(low, true, list)} to ${text(high, true, list)}` : "not known";
+  return Number.isFinite(low + high) ? `${text(low, true, list)} to ${text(high, true, list)}` : "unknown";
 }
 
 function qText(q) {
@@ -55,7 +55,7 @@ const plain = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replac
 const noise = () => (P.exact ? "" : " Faint: within noise, |z|\u2060\u00a0<\u00a02.");
 
 function unitWords() {
-  if (P.directed) return "both moved as the direction given says";
+  if (P.directed) return "both moved along the given direction";
   const inner = { segment: "pixel", window: "sample", group: "feature" }[P.word];
   const every = inner ? ` in every ${inner}` : "";
   if (state.unit === "unit") return `for one unit of each${every}`;
@@ -68,20 +68,20 @@ function saying(p, clear) { // the sentence on a pair, as nodes
   const amount = h("b", { class: p.value > 0 ? "more" : "less" }, plusMinus(Math.abs(p.value), p.half, false));
   const unsure = h("b", {}, plusMinus(p.value, p.half)), up = p.value > 0;
   const still = [p.i, p.j].find((k) => numbers().still.has(k));
-  if (still !== undefined) return [name(still), " was not moved: nothing is known about it."];
+  if (still !== undefined) return [name(still), " has no noise, so there is no estimate for it."];
   if (!P.derivative) return ["The interaction of ", name(p.i), " and ", name(p.j), " is ", unsure, "."];
   const zero = p.value === 0 && p.half === 0;
   if (p.i === p.j) {
     if (zero && P.exact) return ["As ", name(p.i), " rises by itself, ", output(), " does not bend: exactly 0."];
     if (zero) return ["No draw shows ", output(), " bending as ", name(p.i), " rises by itself: 0."];
-    if (!clear) return ["Whether ", output(), " bends as ", name(p.i), " rises alone cannot be told: ", unsure, "."];
+    if (!clear) return ["The sign of the curvature of ", output(), " along ", name(p.i), " is uncertain: ", unsure, "."];
     const bends = up ? " bends upwards by " : " bends downwards by ";
     return ["As ", name(p.i), " rises by itself, ", output(), bends, amount, "."];
   }
   if (zero && P.exact) return [name(p.i), " and ", name(p.j), " do not act together here: exactly 0."];
   if (zero) return ["No draw shows ", name(p.i), " and ", name(p.j), " acting together: 0."];
   if (!clear) {
-    return ["Whether ", name(p.i), " and ", name(p.j), " act together cannot be told from these draws: ", unsure, "."];
+    return ["The interaction of ", name(p.i), " and ", name(p.j), " is not significant: ", unsure, "."];
   }
   return [P.directed ? "Moving " : "Raising ", name(p.i), " and ", name(p.j), " together ", up ? "raises " : "lowers ",
     output(), up ? " beyond" : " below", " their separate effects by ", amount, "."];
@@ -94,7 +94,7 @@ function sentence(p) {
   if (!P.exact && two) {
     facts.push(`q ${p.q < 1e-4 ? "" : "= "}${qText(p.q)}, ${p.significant ? "significant" : "not significant"}`);
     if (!p.significant && p.low * p.high > 0) {
-      facts.push(`its own interval excludes zero, but among ${everyPair().length} pairs chance makes some look so`);
+      facts.push(`its interval excludes zero, but among ${everyPair().length} pairs some do so by chance`);
     }
   }
   if (P.derivative) {
