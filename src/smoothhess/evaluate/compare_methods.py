@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess import baselines as known
+from smoothhess import baselines as baseline_methods
 from smoothhess.curvature import activation_hooks
 from smoothhess.evaluate.attack_comparison import AttackComparison, post_hoc
 from smoothhess.evaluate.compare_surrogates import Comparison, compare
@@ -153,7 +153,7 @@ def compare_methods(
         with warnings.catch_warnings():
             if name == "hessian":  # its note, below, repeats the warning that it is zero
                 warnings.simplefilter("ignore", UserWarning)
-            results[name] = getattr(known, name)(forward_func, inputs, *about, **options)
+            results[name] = getattr(baseline_methods, name)(forward_func, inputs, *about, **options)
         if note := getattr(results[name], "note", ""):
             notes.append(f"{name}: {note}.")
     taylors = _taylors(results)

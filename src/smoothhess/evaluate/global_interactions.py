@@ -96,8 +96,8 @@ def global_interactions(
     for number, name in ((seed, "seed"), (first_record, "first_record")):
         if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
             raise ValueError(f"{name} must be an integer, 0 or more, got {number!r}.")
-    asked = {"sigma": sigma, "radius": radius, "gaussian": gaussian, "n_calls": n_calls, **options}
-    maker = _Maker(explainer, additional_forward_args is not None, feature_mask, asked)
+    attribute_options = {"sigma": sigma, "radius": radius, "gaussian": gaussian, "n_calls": n_calls, **options}
+    maker = _Maker(explainer, additional_forward_args is not None, feature_mask, attribute_options)
     total: GlobalInteractions | None = None
     record = int(first_record)
     length = len(batches) if isinstance(batches, Tensor) else None

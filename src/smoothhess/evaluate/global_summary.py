@@ -27,9 +27,9 @@ ROUNDING = 64  # machine epsilons of the largest entry below which the sign of a
 BEYOND = 1e100  # limit of t-values, which are infinite for a standard error of exactly zero
 
 
-def sign(numbers: Tensor, beside: Tensor, dtype: torch.dtype) -> Tensor:
+def sign(numbers: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     """Sign of each entry of (n, F, F); 0 for rounding errors, whose sign would depend on the batch size."""
-    size = torch.maximum(numbers.abs().amax((-1, -2), keepdim=True), beside.abs().amax((-1, -2), keepdim=True))
+    size = torch.maximum(numbers.abs().amax((-1, -2), keepdim=True), other.abs().amax((-1, -2), keepdim=True))
     return torch.where(numbers.abs() > ROUNDING * torch.finfo(dtype).eps * size, numbers.sign(), 0.0)
 
 

@@ -235,7 +235,7 @@ def select(
     """
     check_radius(radius)
     (only,) = _select(
-        _Question(forward_func, inputs, target, additional_forward_args, internal_batch_size),
+        _Task(forward_func, inputs, target, additional_forward_args, internal_batch_size),
         (float(radius),),
         method=method,
         values=values,
@@ -282,15 +282,13 @@ def select_radii(
     chosen = as_radii(radii)
     if options.get("values") is None and options.get("method", "smoothhess") in SIGMA_METHODS:
         return tuple(select(forward_func, inputs, target, additional_forward_args, radius=r, **options) for r in chosen)
-    known = {name: options.pop(name, default) for name, default in (select.__kwdefaults__ or {}).items()}
-    rows = known.pop("internal_batch_size")
-    return _select(
-        _Question(forward_func, inputs, target, additional_forward_args, rows), chosen, options=options, **known
-    )
+    given = {name: options.pop(name, default) for name, default in (select.__kwdefaults__ or {}).items()}
+    rows = given.pop("internal_batch_size")
+    return _select(_Task(forward_func, inputs, target, additional_forward_args, rows), chosen, options=options, **given)
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
+class _Task:
     """The function to explain and the points to explain it at."""
 
     forward_func: Callable[..., Any]
@@ -309,7 +307,7 @@ class _Question:
 
 
 def _select(
-    asked: _Question,
+    task: _Task,
     radii: tuple[float, ...],
     *,
     method: Any,
@@ -331,13 +329,13 @@ def _select(
         raise ValueError(f'score must be "pmse" or "attack", got {score!r}.')
     name, parameter = _describe(method)
     order = 1 if method == "smoothgrad" else order
-    grid = _grid(values, method, radii[0] / asked.inputs[0].numel() ** 0.5)
-    judged: _Score
+    grid = _grid(values, method, radii[0] / task.inputs[0].numel() ** 0.5)
+    scorer: _Score
     if score == "pmse":
-        judged = _Perturbation(asked, radii, n_samples, sampling, seed)
+        scorer = _Perturbation(task, radii, n_samples, sampling, seed)
     else:
-        judged = _Attack(asked, radii, bounds, decide)
-    make = _maker(method, asked, order == 2 and judged.wants_matrix, seed, options)
+        scorer = _Attack(task, radii, bounds, decide)
+    make = _maker(method, task, order == 2 and scorer.needs_matrix, seed, options)
     scored: dict[int, tuple[Tensor, Tensor | None]] = {}
     with tqdm(desc=f"select {parameter}", unit="candidate", disable=not show_progress, leave=False) as bar:
 
@@ -347,8 +345,8 @@ def _select(
                     with warnings.catch_warnings():  # the score itself shows the effect of a noisy Hessian
                         warnings.simplefilter("ignore", FewEventsWarning)
                         taylor = make(grid[i]).taylor(order)
-                    check_centre(f"{parameter} = {grid[i]:g}", taylor, asked.inputs)
-                    scored[i] = judged(taylor)
+                    check_centre(f"{parameter} = {grid[i]:g}", taylor, task.inputs)
+                    scored[i] = scorer(taylor)
                     bar.update()
 
         if coarse_to_fine:
@@ -383,8 +381,8 @@ def _describe(method: Any) -> tuple[str, str]:
         return method, "σ" if method in SIGMA_METHODS else "β"
     if callable(method):
         return getattr(method, "__name__", type(method).__name__), "value"
-    known = ", ".join(f'"{m}"' for m in METHODS)
-    raise ValueError(f"method must be one of {known}, or a function value → result, got {method!r}.")
+    names = ", ".join(f'"{m}"' for m in METHODS)
+    raise ValueError(f"method must be one of {names}, or a function value → result, got {method!r}.")
 
 
 def _grid(values: Any, method: Any, rule: float) -> list[float]:
@@ -411,11 +409,11 @@ def _grid(values: Any, method: Any, rule: float) -> list[float]:
 
 
 def _maker(
-    method: Any, asked: _Question, matrix: bool, seed: int, options: dict[str, Any]
+    method: Any, task: _Task, matrix: bool, seed: int, options: dict[str, Any]
 ) -> Callable[[float], Interactions]:
     """A function from a candidate to its result."""
-    where = (asked.forward_func, asked.inputs, asked.target, asked.args)
-    shared = {"internal_batch_size": asked.rows, **options}
+    where = (task.forward_func, task.inputs, task.target, task.args)
+    shared = {"internal_batch_size": task.rows, **options}
     if method == "smoothhess":
         return lambda sigma: SmoothHess(where[0]).attribute(*where[1:], sigma=sigma, seed=seed, **shared)
     if method == "smoothgrad":
@@ -455,7 +453,7 @@ def _refine(count: int, visit: Callable[[Iterable[int]], None], score: Callable[
 
 
 class _Score(Protocol):
-    wants_matrix: bool  # whether a Hessian as a matrix is cheaper than the products that the score needs
+    needs_matrix: bool  # whether a Hessian as a matrix is cheaper than the products that the score needs
 
     def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
         """Scores (R, B), and means over points at each sample (R, n) where there are samples."""
@@ -465,18 +463,18 @@ class _Score(Protocol):
 class _Perturbation:
     """P_MSE at R radii; the model's values are computed once."""
 
-    def __init__(self, asked: _Question, radii: Sequence[float], n_samples: Any, sampling: str, seed: Any) -> None:
+    def __init__(self, task: _Task, radii: Sequence[float], n_samples: Any, sampling: str, seed: Any) -> None:
         check_sampling(sampling)
         check_whole(n_samples, "n_samples", 2)
         check_whole(seed, "seed", 0)
-        self.inputs, self.radii, self.n = asked.inputs, radii, int(n_samples)
+        self.inputs, self.radii, self.n = task.inputs, radii, int(n_samples)
         self.sampling, self.seed = sampling, int(seed)
         batch, d = len(self.inputs), self.inputs[0].numel()
-        self.wants_matrix = self.n >= d
+        self.needs_matrix = self.n >= d
         self.step = max(1, min(CHUNK_ROWS, ROW_BYTES // (d * self.inputs.element_size())) // batch)
-        oracle, owner = asked.oracle(), torch.arange(batch, device=self.inputs.device)
+        oracle, owner = task.oracle(), torch.arange(batch, device=self.inputs.device)
         rows: list[list[Tensor]] = [[] for _ in radii]
-        with borrowed(asked.forward_func, self.inputs.device), torch.no_grad():
+        with borrowed(task.forward_func, self.inputs.device), torch.no_grad():
             for unit in self._chunks():
                 for radius, found in zip(radii, rows, strict=True):
                     points = self.inputs[:, None] + (radius * unit).to(self.inputs).reshape(
@@ -513,17 +511,17 @@ class _Perturbation:
 class _Attack:
     """Whether the attack at R radii leaves the prediction of each point unchanged."""
 
-    wants_matrix = True
+    needs_matrix = True
 
-    def __init__(self, asked: _Question, radii: Sequence[float], bounds: Any, decide: Any) -> None:
-        self.asked, self.radii, self.bounds = asked, radii, bounds
-        self.judge = Judge(asked.forward_func, asked.inputs, asked.args, decide, asked.rows)
-        with borrowed(asked.forward_func, asked.inputs.device), torch.no_grad():
-            self.before = self.judge(asked.inputs)
+    def __init__(self, task: _Task, radii: Sequence[float], bounds: Any, decide: Any) -> None:
+        self.task, self.radii, self.bounds = task, radii, bounds
+        self.judge = Judge(task.forward_func, task.inputs, task.args, decide, task.rows)
+        with borrowed(task.forward_func, task.inputs.device), torch.no_grad():
+            self.before = self.judge(task.inputs)
 
     def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
         path = AttackPath.of(taylor, bounds=self.bounds)
         perturbed = [path(radius) for radius in self.radii]
-        with borrowed(self.asked.forward_func, self.asked.inputs.device), torch.no_grad():
+        with borrowed(self.task.forward_func, self.task.inputs.device), torch.no_grad():
             survived = [self.judge(points) == self.before for points in perturbed]
         return torch.stack(survived).double().cpu(), None

@@ -245,10 +245,10 @@ def sweep(
     if given:
         raise ValueError(f"sweep takes several scales: pass a list as sigmas or radii, not {given[0]}.")
     gaussians = _scales(sigmas, radii, inputs[0].numel())
-    asked = {"additional_forward_args": additional_forward_args, **options}
+    arguments = {"additional_forward_args": additional_forward_args, **options}
     if target is not None:
-        asked["target"] = target
-    return Sweep(tuple(explainer.attribute(inputs, gaussian=g, **asked) for g in gaussians))
+        arguments["target"] = target
+    return Sweep(tuple(explainer.attribute(inputs, gaussian=g, **arguments) for g in gaussians))
 
 
 def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
@@ -311,7 +311,7 @@ def _ratio(gaussian: Gaussian, base: Gaussian, inputs: Tensor) -> float:
         z = torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         own, other = (g.to("cpu", torch.float64).colour(z) for g in (base, gaussian))
         c = float(own @ other / (own @ own))
-        if torch.allclose(other, c * own, rtol=1e-5, atol=1e-7 * float(other.abs().max())):  # they may be float32
+        if torch.allclose(other, c * own, rtol=1e-5, atol=1e-7 * float(other.abs().max())):  # also for float32
             return c
     raise ValueError(
         "differences need Gaussians that differ only in their scale, c·Σ; these two differ in shape. Compare the two "
