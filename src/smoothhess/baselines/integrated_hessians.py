@@ -157,10 +157,8 @@ class _Integral:
 
     def dense(self) -> Tensor:
         """Γ as a matrix; all Hessians must be dense."""
-        diagonal = torch.diag_embed(self.move * self.first)
-        if self.second is None:
-            return diagonal
-        return diagonal + self.move[:, :, None] * self.second * self.move[:, None]
+        total = torch.diag_embed(self.move * self.first)
+        return total if self.second is None else total + self.move[:, :, None] * self.second * self.move[:, None]
 
     def select(self, index: Tensor) -> _Integral:
         """The operator of the examples in `index`."""
