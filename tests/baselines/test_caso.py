@@ -351,7 +351,11 @@ def test_buffers_are_put_back():
         ({"target": 9}, ValueError, "target 9 is out of range"),
         ({"target": [0, 1]}, ValueError, "wanted one target per example"),
         ({"of": "relu"}, ValueError, "of must be .*got 'relu'"),
-        ({"of": hessian(lambda x: x.prod(1), X)}, ValueError, "must be a result for the cross-entropy to these labels"),
+        (
+            {"of": hessian(lambda x: x.prod(1), X)},
+            ValueError,
+            "must be a result for the cross-entropy for these labels",
+        ),
         ({"of": gauss_newton(net(), X.flip(0))}, ValueError, "of must be a result for these inputs"),
         ({"of": gauss_newton(net(), X).groups(torch.tensor([0, 0, 1, 1, 2, 2]))}, ValueError, r"before groups\(\)"),
         ({"of": caso(net(), X, radius=0.1)}, ValueError, r"got an attribution \(CASO\)"),

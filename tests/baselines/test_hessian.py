@@ -202,7 +202,7 @@ class TestProducts:
             def backward(ctx, g):
                 return 2 * g * ctx.saved_tensors[0]
 
-        message = "cannot be differentiated again: .*once_differentiable.*SmoothHess, which needs gradients alone"
+        message = "cannot be differentiated again: .*once_differentiable.*SmoothHess, which needs only gradients"
         for f in (lambda x: Once.apply(x).sum(1) ** 2, lambda x: Once.apply(x).sum(1) ** 2 + x.prod(1)):
             with pytest.raises(ValueError, match=message):  # torch itself leaves the step out, and says nothing
                 baselines.hessian(f, draw(2, 3))

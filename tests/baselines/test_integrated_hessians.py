@@ -142,7 +142,7 @@ def test_entries_add_up_to_the_softened_change(of, beta):
     torch.testing.assert_close(result.output, output)
     missed = (entries(result) - change).abs().max()
     assert "completeness" in result.note
-    assert f"f(x) − f(x′) by {float(missed):.2g}" in result.note
+    assert f"from f(x) − f(x′) by {float(missed):.2g}" in result.note
 
 
 def test_a_relu_networks_own_derivatives_do_not_add_up():
@@ -209,7 +209,7 @@ def test_noise_is_not_called_incomplete():
             OneHidden(4), X, of="smooth", sigma=0.6, n_calls=40, control=None, shrink=False, n_steps=4, seed=[1, 2, 3]
         )
     assert "±" in result.note
-    assert "made of a sampled Hessian" in result.note
+    assert "computed from a sampled Hessian" in result.note
     assert result.seed == (1, 2, 3)
 
 

@@ -194,7 +194,7 @@ def test_it_is_an_attribution(tmp_path):
     result.save(tmp_path / "r.safetensors")
     assert torch.equal(Interactions.load(tmp_path / "r.safetensors").hessian, result.hessian)
     assert torch.equal(result.inputs, torch.ones(3, K).double())
-    assert "closing all gates takes" in result.note
+    assert "closing all gates lowers the output by" in result.note
     assert len(result.top_pairs(3)[1]) == 3
 
 
@@ -294,7 +294,7 @@ class Odd(nn.Module):
         (Pooled(), "conv2", {}, ValueError, "no layer is called 'conv2'. The model has conv, relu"),
         (Pooled(), 3, {}, TypeError, "layer must be a torch.nn.Module or its name, got int"),
         (lambda x: x.sum((1, 2, 3)), "conv", {}, TypeError, "by name only when forward_func is a torch.nn.Module"),
-        (Pooled(), nn.Linear(1, 1), {}, ValueError, "the layer ran 0 times .* Is it part of this model?"),
+        (Pooled(), nn.Linear(1, 1), {}, ValueError, "it ran 0 times. Is it part of this model?"),
         (Pooled(), "conv", {"dims": 4}, ValueError, r"output \(3, 5, 4, 4\) after the first, 1 to 3, got 4"),
         (Pooled(), "conv", {"dims": 0}, ValueError, "after the first, 1 to 3, got 0"),
         (Pooled(), "conv", {"dims": (1, -3)}, ValueError, r"different dimensions .* got \(1, -3\)"),
@@ -304,9 +304,9 @@ class Odd(nn.Module):
         (Pooled(), "conv", {"of": "softplus"}, TypeError, "missing .*'beta'"),
         (Pooled(), "conv", {"target": 1}, ValueError, "target has 1 index"),
         (Pooled(), "conv", {"inputs": X[0, 0, 0]}, ValueError, r"inputs must be \(B, …\)"),
-        (Twice(), "layer", {"inputs": torch.ones(2, 4)}, ValueError, "the layer ran 2 times .* module of its own"),
-        (Twice(), "other", {"inputs": torch.ones(2, 4)}, ValueError, "the layer ran 0 times"),
-        (Odd(lambda x: {"a": x}), "odd", {}, TypeError, "the layer must give a tensor .*, got dict"),
+        (Twice(), "layer", {"inputs": torch.ones(2, 4)}, ValueError, "it ran 2 times. .* separate module"),
+        (Twice(), "other", {"inputs": torch.ones(2, 4)}, ValueError, "it ran 0 times"),
+        (Odd(lambda x: {"a": x}), "odd", {}, TypeError, "the layer must return a tensor .*, got dict"),
         (Odd(lambda x: x.long()), "odd", {}, ValueError, "floating point activations .* torch.int64"),
         (Odd(lambda x: x[:1]), "odd", {}, ValueError, r"one row per input, \(3, …\), got \(1, 2, 6, 6\)"),
         (Odd(lambda x: x), "odd", {}, ValueError, "does not depend on the input"),

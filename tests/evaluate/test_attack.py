@@ -271,7 +271,7 @@ def test_what_a_margin_refuses(own, text):
 
 
 def test_a_margin_wants_scores():
-    with pytest.raises(ValueError, match=r"a margin wants a model with scores \(N, C\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"margin needs a model that returns scores \(N, C\), got \(4,\)"):
         margin(F)(X, 0, 1)
 
 
@@ -301,7 +301,7 @@ def test_what_cannot_attack():
     estimate = result()
     with pytest.raises(ValueError, match="order must be 1 or 2, got 3"):
         attack(estimate, 1.0, order=3)
-    with pytest.raises(TypeError, match=r"an attack wants a result \(Interactions\) or a Taylor of one, got Tensor"):
+    with pytest.raises(TypeError, match=r"surrogate must be a result \(Interactions\) or a Taylor of one, got Tensor"):
         attack(estimate.hessian, 1.0)
     with pytest.raises(ValueError, match="group sums have no Taylor surrogate"):
         attack(estimate.groups(torch.tensor([0, 0, 1, 1, 2, 2])), 1.0)

@@ -200,7 +200,7 @@ def test_points_side_by_side():
     assert torch.equal(whole.after, contest().after)
     with pytest.raises(ValueError, match="only when methods and radii agree"):
         AttackComparison.cat([parts[0], made("10")])
-    with pytest.raises(ValueError, match="at least one contest"):
+    with pytest.raises(ValueError, match="at least one comparison"):
         AttackComparison.cat([])
 
 
@@ -252,10 +252,14 @@ OTHER = Taylor(POINTS.flip(0), torch.zeros(6).double(), torch.ones(6, 2).double(
         ({"attackers": [1]}, ValueError, r"attackers must be a mapping \{name: attacker\} with at least one, got list"),
         ({"attackers": {"a": 3}}, TypeError, "attacker 'a' must be a result, a Taylor, .*, got int"),
         ({"attackers": {"a": POINTS}}, ValueError, r"must be \(R, B, \*shape\), here \(1, 6, 2\), got \(6, 2\)"),
-        ({"attackers": {"a": lambda r: POINTS[:2]}}, ValueError, r"must give perturbed inputs \(6, 2\) torch.float64"),
+        (
+            {"attackers": {"a": lambda r: POINTS[:2]}},
+            ValueError,
+            r"must return perturbed inputs \(6, 2\) torch.float64",
+        ),
         ({"attackers": {"a": lambda r: POINTS.float()}}, ValueError, r"got \(6, 2\) torch.float32"),
         ({"attackers": {"a": lambda r: 1.0}}, ValueError, "got float"),
-        ({"attackers": {"a": lambda r: POINTS * math.nan}}, ValueError, "attacker 'a' gives NaN or infinite inputs"),
+        ({"attackers": {"a": lambda r: POINTS * math.nan}}, ValueError, "attacker 'a' returns NaN or infinite inputs"),
         (
             {"attackers": {"a": lambda r: POINTS + 3}},
             ValueError,
@@ -269,7 +273,7 @@ OTHER = Taylor(POINTS.flip(0), torch.zeros(6).double(), torch.ones(6, 2).double(
         ({"inputs": POINTS[:3]}, ValueError, r"surrogate 'G' must be made around these inputs, \(3, 2\)"),
         ({"inputs": POINTS.float()}, ValueError, r"must be made around these inputs, \(6, 2\) torch.float32"),
         ({"attackers": {"a": AttackPath.of(OTHER)}}, ValueError, "must be made around these inputs"),
-        ({"attackers": {"a": AttackPath.of(own_score())}, "bounds": (-9, 9)}, ValueError, "has bounds of its own"),
+        ({"attackers": {"a": AttackPath.of(own_score())}, "bounds": (-9, 9)}, ValueError, "already has bounds"),
         ({"radii": []}, ValueError, r"wanted at least one radius and each once, got \[\]"),
         ({"radii": [1, 1.0]}, ValueError, r"wanted at least one radius and each once"),
         ({"radii": -1}, ValueError, "radius must be a positive number, .*, got -1"),
@@ -277,7 +281,7 @@ OTHER = Taylor(POINTS.flip(0), torch.zeros(6).double(), torch.ones(6, 2).double(
         ({"forward_func": lambda x: (x, x)}, TypeError, "the model must return one tensor of scores"),
         ({"forward_func": lambda x: linear(x).log()}, ValueError, "the model's output is NaN or infinite"),
         ({"forward_func": lambda x: linear(x)[:1]}, ValueError, r"one class for each row, \(6,\), got \(1,\)"),
-        ({"decide": lambda out: out}, ValueError, r"decide must give one class for each row, \(6,\), got \(6, 2\)"),
+        ({"decide": lambda out: out}, ValueError, r"decide must return one class for each row, \(6,\), got \(6, 2\)"),
         ({"decide": 3}, TypeError, "decide must be a callable"),
         ({"internal_batch_size": 0}, ValueError, "internal_batch_size must be a whole number of rows"),
         ({"inputs": POINTS[0]}, ValueError, r"inputs must be \(B, …\)"),

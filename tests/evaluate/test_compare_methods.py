@@ -87,14 +87,14 @@ def test_the_spread_does_not_depend_on_the_batch_size():
 def test_a_network_without_relu_goes_without_softened_ones():
     table = found(net(activation=nn.Tanh))
     assert table.surrogates.methods == ("SmoothHess", "SmoothGrad", "gradient")
-    assert any("SoftPlus H+G: left out, no relu was seen" in note for note in table.notes)
+    assert any("SoftPlus H+G: left out, since the model has no relu" in note for note in table.notes)
 
 
 def test_a_regression_goes_without_attacks():
     model = OneHidden(5)
     table = compare_methods(model, X, radius=0.5, n_calls=100, n_samples=50)
     assert table.attacks is None
-    assert any("No attacks: the output has no classes" in note for note in table.notes)
+    assert any("No attacks: the output is not scores (N, C)" in note for note in table.notes)
     assert "unchanged" not in table.to_markdown()
     decided = compare_methods(model, X, radius=0.5, n_calls=100, n_samples=50, decide=lambda out: out > 0)
     assert len(decided.attacks) == len(X)
@@ -128,7 +128,7 @@ def test_the_model_is_given_back_as_it_was():
     ("changes", "text"),
     [
         ({"radius": 0}, "radius must be a positive number"),
-        ({"baselines": "softplus"}, r"baselines must be some of 'softplus', .*, got 'softplus'"),
+        ({"baselines": "softplus"}, r"baselines must be a list of some of 'softplus', .*, got 'softplus'"),
         ({"baselines": ["softmax"]}, r"got \['softmax'\]"),
         ({"beta": -1.0}, "beta must be a positive, finite number"),
         ({"n_samples": 1}, "n_samples must be at least 2"),

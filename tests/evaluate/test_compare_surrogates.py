@@ -130,7 +130,7 @@ def test_points_side_by_side():
     torch.testing.assert_close(whole.stderr, torch.cat([p.stderr for p in parts], 2))
     variances = [(n / 12) ** 2 * p.sampling_stderr**2 for n, p in zip((5, 7), parts, strict=True)]
     torch.testing.assert_close(whole.sampling_stderr, sum(variances).sqrt())
-    with pytest.raises(ValueError, match=r"share draws \(seeds \(0, 0\)\).* Pass a seed of its own"):
+    with pytest.raises(ValueError, match=r"share draws \(seeds \(0, 0\)\).* Pass different seeds"):
         Comparison.cat([parts[0], parts[0]])
     other = compare(F, X, {"a": lambda p: p.sum(-1)}, RADII, n_samples=200, seed=9)
     with pytest.raises(ValueError, match="only when methods, radii, n_samples and sampling agree"):
@@ -149,7 +149,7 @@ def test_reading_it():
     assert f"{mean.value:.3g} ± {mean.stderr:.1g}" in lines[2]
     text = repr(compared)
     assert "3 method(s) around 12 point(s), 1000 samples each (uniform in the ball), seed 0" in text
-    assert "over points; that of sampling is at most" in text
+    assert "over points; the sampling error is at most" in text
     alone = compare(F, X[:1], {"zero": lambda p: 0 * p.sum(-1)}, 1.0, n_samples=50, sampling="radius")
     assert "± one standard error over samples" in repr(alone)
     assert "as in the paper's tables" in repr(alone)

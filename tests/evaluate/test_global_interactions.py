@@ -309,7 +309,7 @@ def test_predicted_outputs():
     x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [2.0, 1.0]]).double()
     found = global_interactions(SmoothHess(Two()), x, target="predicted", sigma=0.1, n_calls=32)
     assert float(found.mean.value[0, 1]) == pytest.approx((3 + 1 + 3) / 3)
-    with pytest.raises(ValueError, match="wants outputs of shape \\(N, C\\)"):
+    with pytest.raises(ValueError, match="needs outputs of shape \\(N, C\\)"):
         global_interactions(SmoothHess(product), X, target="predicted", sigma=0.1)
     with pytest.raises(ValueError, match="needs SmoothHess\\(model\\)"):
         global_interactions(exactly, X, target="predicted")
@@ -342,8 +342,8 @@ def test_the_model_is_borrowed_and_the_global_rng_does_not_move():
         ({"n_calls": 31, "design": "iid"}, ValueError, "multiple of 2, at least 4: two independent"),
         ({"shrink": True}, ValueError, "shrink cannot be chosen here"),
         ({"tol": 0.1}, ValueError, "tol cannot be chosen here"),
-        ({"seed": -1}, ValueError, "seed must be a whole number, 0 or more, got -1"),
-        ({"first_record": 1.5}, ValueError, "first_record must be a whole number"),
+        ({"seed": -1}, ValueError, "seed must be an integer, 0 or more, got -1"),
+        ({"first_record": 1.5}, ValueError, "first_record must be an integer"),
         ({"target": "best"}, ValueError, 'target must be "predicted", a function or indices'),
         ({"target": [0, 1]}, ValueError, "wanted one target per example, got 2 targets for 40"),
         ({"feature_mask": torch.zeros(40, 3).long()}, ValueError, "feature_mask must have the shape of one input"),

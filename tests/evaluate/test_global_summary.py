@@ -150,7 +150,7 @@ def test_saved_and_loaded(tmp_path):
 
 def test_shown_as_a_table():
     lines = repr(found()).splitlines()
-    assert lines[0] == "Global interactions of 4 features over 50 record(s), given, 0 passes a record"
+    assert lines[0] == "Global interactions of 4 features over 50 record(s), given, 0 passes per record"
     assert len(lines) == 8
     assert "2 × 3" in lines[2]
     large = found(torch.zeros(3, 6, 6).double())

@@ -245,7 +245,7 @@ def test_works_without_gradients_and_after_an_error_they_are_back():
         (
             {"surrogate": lambda p: p.sum(-1) * math.nan},
             ValueError,
-            "surrogate 'surrogate' gives NaN or infinite values in this neighbourhood. Look at",
+            "surrogate 'surrogate' returns NaN or infinite values in this neighbourhood. Check",
         ),
         (
             {"surrogate": flat(X[:2])},

@@ -47,7 +47,7 @@ def test_a_network_with_structure_passes():
     assert seeds.reference == pytest.approx(10 / 28)
     near = report[f"inputs: {RANKS}, nearby"]
     assert near.value > near.reference
-    assert near.verdict == "nearby inputs are more alike"
+    assert near.verdict == "nearby inputs are more similar"
 
 
 class Stubborn(nn.Module):
@@ -93,7 +93,7 @@ def test_a_quadratic_is_alike_everywhere_and_at_every_seed():
     line = report[f"inputs: {RANKS}, nearby"]
     assert line.value == pytest.approx(1)
     assert line.reference == pytest.approx(1)
-    assert line.verdict.startswith("alike everywhere")
+    assert line.verdict.startswith("similar for all inputs")
     assert report.passed
     assert report[f"inputs: {DIRECTIONS}, nearby"].value == pytest.approx(1)
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_measured_says_so():
     report = sanity(lambda x: net(x).softmax(-1), X[:1], 0, radius=1.0, n_calls=64)
     line = report["parameters: randomised"]
     assert line.passed is None
-    assert "not measured: parameters can be randomised in a torch.nn.Module alone" in line.verdict
+    assert "not measured: parameters can be randomised only in a torch.nn.Module" in line.verdict
     near = report[f"inputs: {RANKS}, nearby"]
     assert near.passed is None
     assert "pass several different inputs" in near.verdict

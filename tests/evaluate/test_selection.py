@@ -354,9 +354,9 @@ def test_reading_it():
         ({"sampling": "sphere"}, ValueError, "sampling must be"),
         ({"inputs": X[0]}, ValueError, "inputs must be"),
         ({"target": 1}, ValueError, "target"),
-        ({"method": lambda v: 3}, TypeError, r"must give a result \(Interactions\), got int"),
+        ({"method": lambda v: 3}, TypeError, r"must return a result \(Interactions\), got int"),
         ({"method": lambda v: baselines.gradient(NET, X + 1)}, ValueError, "made around these inputs"),
-        ({"method": lambda v: baselines.gradient(NET, X), "n_calls": 5}, TypeError, "belong into it, got n_calls"),
+        ({"method": lambda v: baselines.gradient(NET, X), "n_calls": 5}, TypeError, "takes no options, got n_calls"),
         ({"method": lambda v: baselines.gradient(NET, X), "values": None}, ValueError, "values must be given"),
         ({"score": "attack"}, ValueError, r"wanted scores \(N, C\) of at least two classes"),
         (

@@ -149,8 +149,8 @@ def test_reading_it():
         ({"tol": 1.5}, ValueError, "tol must lie between 0 and 1"),
         ({"n_radii": 0}, ValueError, "n_radii must be at least 1, got 0"),
         ({"n_radii": 1.5}, TypeError, "n_radii must be an integer, got float"),
-        ({"surrogate": W}, TypeError, "an attack wants a result"),
-        ({"surrogate": AttackPath.of(own_score()), "bounds": (-9, 9)}, ValueError, "has bounds of its own"),
+        ({"surrogate": W}, TypeError, "surrogate must be a result"),
+        ({"surrogate": AttackPath.of(own_score()), "bounds": (-9, 9)}, ValueError, "already has bounds"),
         ({"forward_func": lambda x: x @ W}, ValueError, r"wanted scores \(N, C\)"),
     ],
 )

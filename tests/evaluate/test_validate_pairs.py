@@ -273,7 +273,7 @@ RESULT = SmoothHess(square).attribute(X, radius=1.5, n_calls=12)
         ({"pairs": [[(0, 1)], [(0, 1)], []]}, ValueError, "equally many pairs"),
         ({"steps": []}, ValueError, "steps must be positive numbers, at least one"),
         ({"steps": [0.0, 1.0]}, ValueError, "steps must be positive numbers"),
-        ({"steps": [1.0, 1.0]}, ValueError, "each step is wanted once"),
+        ({"steps": [1.0, 1.0]}, ValueError, "all steps must be different"),
         ({"steps": "x"}, TypeError, "steps must be positive numbers"),
         ({"radius": -1.0}, ValueError, "radius must be a positive number"),
         ({"tolerance": 0}, ValueError, "tolerance must be a positive number"),

@@ -1,4 +1,7 @@
-"""What SmoothHess is compared with: other gradients and Hessians of the same model, read like its own results.
+"""Baselines for SmoothHess: other gradients, Hessians and second-order attributions of the same model.
+
+Each method has its own module, and all of them return the result types of `smoothhess.result`. The evaluation of
+methods belongs in `smoothhess.evaluate`.
 
 >>> import torch
 >>> from smoothhess import baselines

@@ -1,4 +1,7 @@
-"""Which change of the input raises the loss most: CAFO to first order, CASO to second."""
+"""CAFO and CASO: the change of the input that raises the loss most, to first and to second order.
+
+The loss and its derivatives belong in `cross_entropy.py`, the penalised solver in `penalized_quadratic.py`.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +39,28 @@ def cafo(
 ) -> Attribution:
     """The change δ that raises the loss most to first order: argmax gᵀδ − l1 ‖δ‖₁ − l2 ‖δ‖², over ‖δ‖ ≤ radius.
 
-    g is the gradient of the cross-entropy to the label. The answer is the soft threshold of g at l1, divided by 2·l2
-    and cut to the ball. Without a radius l2 must be positive.
+    g is the gradient of the cross-entropy for the label. The solution is the soft threshold of g at l1, divided by
+    2·l2 and scaled back to the ball. Without a radius, l2 must be positive.
 
     Args:
-        forward_func: the model, which returns logits (N, C); borrowed and given back as it was.
+        forward_func: the model, which returns logits (N, C); it is left unchanged.
         inputs: (B, *shape), floating point; examples in dimension 0.
-        target: the label of each example, an int or B of them; None takes the predicted ones.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        target: the label of each example, an int or B ints; None uses the predicted labels.
+        additional_forward_args, internal_batch_size: see `gradient`.
         l1: weight of the L1 penalty, which makes δ sparse.
-        l2: weight of the squared length.
-        radius: of the ball in which δ is looked for; None looks everywhere.
-        of: where g comes from: "own" gradient, that of the "softplus" or "swish" network (with beta=), "smooth"
-            (SmoothGrad, with sigma=), a function with the signature of the baselines, or a result for the loss.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-        options: for what `of` names.
+        l2: weight of the squared L2 norm.
+        radius: radius of the ball that δ is restricted to; None for no restriction.
+        of: source of g: "own" (the model's gradient), "softplus" or "swish" (the softened network, with beta=),
+            "smooth" (SmoothGrad, with sigma=), a function with the signature of the baselines, or a result for the
+            loss.
+        options: passed on to the source that `of` names.
 
     Returns:
-        An Attribution: `gradient` is δ, its matrix is zero, `output` is the loss, `value` the rise gᵀδ that is
-        promised.
+        An Attribution: `gradient` is δ, the matrix is zero, `output` is the loss and `value` is the predicted increase
+        gᵀδ.
+
+    Raises:
+        ValueError: if l1 or l2 is negative, or if there is neither a radius nor a positive l2.
 
     >>> net = torch.nn.Linear(3, 2, bias=False).double()
     >>> x = torch.ones(1, 3, dtype=torch.float64)
@@ -64,7 +70,7 @@ def cafo(
     """
     penalty = _Penalty.ensure(l1, l2, radius)
     if radius is None and penalty.l2 == 0:
-        raise ValueError("without a radius the first-order rise has no bound: pass radius=, or l2= above 0.")
+        raise ValueError("without a radius the first-order increase has no bound: pass radius=, or l2= above 0.")
     loss = Loss.of(forward_func, inputs, target, additional_forward_args, internal_batch_size)
     surface = loss.derivatives(gradient if isinstance(of, str) and of == "own" else of, options)
     slope = surface.gradient.flatten(1).double()
@@ -103,29 +109,31 @@ def caso(
 ) -> Attribution:
     """The change δ that raises the loss most to second order.
 
-    argmax gᵀδ + ½ δᵀHδ − l1 ‖δ‖₁ − l2 ‖δ‖², over ‖δ‖ ≤ radius, with gradient g and Hessian H of the cross-entropy to
-    the label. Without a radius it has a maximum only where 2·l2 exceeds the largest eigenvalue of H. With a radius and
-    l1 = 0 it is the trust-region problem, solved exactly, so that caso(l1=0, l2=0, radius=r) is the attack that raises
-    the loss. With a radius and l1 > 0 it is solved where 2·l2 exceeds that eigenvalue, and refused elsewhere.
+    argmax gᵀδ + ½ δᵀHδ − l1 ‖δ‖₁ − l2 ‖δ‖², over ‖δ‖ ≤ radius, with gradient g and Hessian H of the cross-entropy for
+    the label. Without a radius the maximum exists only if 2·l2 exceeds the largest eigenvalue of H. With a radius and
+    l1 = 0 this is the trust-region problem, solved exactly, so caso(l1=0, l2=0, radius=r) is the attack that raises
+    the loss. With a radius and l1 > 0 the problem is solved only if 2·l2 exceeds that eigenvalue.
 
     Args:
-        forward_func: the model, which returns logits (N, C); borrowed and given back as it was.
+        forward_func: the model, which returns logits (N, C); it is left unchanged.
         inputs: (B, *shape), floating point; examples in dimension 0.
-        target: the label of each example, an int or B of them; None takes the predicted ones.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        target: the label of each example, an int or B ints; None uses the predicted labels.
+        additional_forward_args, internal_batch_size: see `gradient`.
         l1: weight of the L1 penalty, which makes δ sparse.
-        l2: weight of the squared length.
-        radius: of the ball in which δ is looked for; None looks everywhere.
-        of: where g and H come from. "gauss_newton" is the closed form of the loss, see `gauss_newton`; "own" the full
-            Hessian, the same for networks of ReLUs; "softplus", "swish" (with beta=); "smooth", SmoothHess of the loss
-            (with sigma= or gaussian=, n_calls=, …); a function with the signature of the baselines; or a result for the
-            loss, `SmoothHess(cross_entropy(model)).attribute(x, None, label, …)`.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-        options: for what `of` names.
+        l2: weight of the squared L2 norm.
+        radius: radius of the ball that δ is restricted to; None for no restriction.
+        of: source of g and H. "gauss_newton" is the closed form for the loss, see `gauss_newton`; "own" is the full
+            Hessian, which is the same for ReLU networks; "softplus" and "swish" need beta=; "smooth" is SmoothHess of
+            the loss (with sigma= or gaussian=, n_calls=, …). Also a function with the signature of the baselines, or a
+            result for the loss, `SmoothHess(cross_entropy(model)).attribute(x, None, label, …)`.
+        options: passed on to the source that `of` names.
 
     Returns:
         An Attribution: `gradient` is δ, the matrix holds δ_i H_ij δ_j, whose sum is twice the quadratic part of the
-        rise (each pair stands there twice), `output` is the loss and `value` the rise gᵀδ + ½δᵀHδ that is promised.
+        increase (it holds each pair twice), `output` is the loss and `value` is the predicted increase gᵀδ + ½δᵀHδ.
+
+    Raises:
+        ValueError: if l1 or l2 is negative, or if l2 is too small for a maximum to exist or to be found.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).double()
     >>> x = torch.ones(1, 3, dtype=torch.float64)
@@ -155,7 +163,7 @@ def caso(
     )
 
 
-# --- the step ---------------------------------------------------------------------------------------------------------
+# --- penalty and step -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ class _Penalty:
 
 
 def _steepest(surface: Interactions, penalty: _Penalty) -> tuple[Tensor, str]:
-    """δ, (B, d) float64, and what is to be said about it."""
+    """δ, (B, d) float64, and the text that the result's note adds about its accuracy."""
     slope = surface.gradient.flatten(1)
     if penalty.radius is not None and penalty.l1 == 0:
         return minimize_in_ball(-slope, _bowl(surface, penalty.l2), penalty.radius).double(), ""
@@ -189,11 +197,11 @@ def _steepest(surface: Interactions, penalty: _Penalty) -> tuple[Tensor, str]:
     if 2 * penalty.l2 <= float(highest.max()):
         if penalty.radius is None:
             raise ValueError(
-                "the second-order rise has no bound: l2 must exceed half the largest eigenvalue of H, "
+                "the second-order increase has no bound: l2 must exceed half the largest eigenvalue of H, "
                 f"{needed:.6g} for these examples, got {penalty.l2:g}. Pass a larger l2, or a radius."
             )
         raise ValueError(
-            "with l1 > 0 the maximum in a ball is found only where the penalised rise is concave: l2 must exceed half "
+            "with l1 > 0 the maximum in a ball is found only where the objective is concave: l2 must exceed half "
             f"the largest eigenvalue of H, {needed:.6g} for these examples, got {penalty.l2:g}. Pass that, or l1=0."
         )
     rounding = torch.finfo(surface.dtype).eps
@@ -205,22 +213,23 @@ def _steepest(surface: Interactions, penalty: _Penalty) -> tuple[Tensor, str]:
     step, residual = maximize_penalized(quadratic, penalty.l1, penalty.l2, penalty.radius, tol=100 * rounding)
     if bool((residual > 1000 * rounding).any()):
         warnings.warn(
-            f"the maximum of {int((residual > 1000 * rounding).sum())} of {len(step)} example(s) was not reached to "
-            f"rounding (relative residual {float(residual.max()):.2g}). A larger l2 makes the problem easier.",
+            f"the solver did not converge to rounding precision for {int((residual > 1000 * rounding).sum())} of "
+            f"{len(step)} example(s) (relative residual {float(residual.max()):.2g}). Pass a larger l2, which makes "
+            "the problem better conditioned.",
             stacklevel=3,
         )
     return step, f", residual {float(residual.max()):.1g}"
 
 
 def _bowl(surface: Interactions, l2: float) -> Tensor | Callable[[Tensor], Tensor]:
-    """2·l2·I − H, as a matrix where that is small, else as an operator on rows."""
+    """2·l2·I − H, as a matrix for at most `DENSE` features, otherwise as an operator on rows."""
     if surface.shape[1] <= DENSE:
         return 2 * l2 * torch.eye(surface.shape[1], dtype=surface.dtype, device=surface.device) - surface.hessian
     return lambda rows: 2 * l2 * rows - surface.product(rows)
 
 
 def _between(surface: Interactions, step: Tensor) -> dict[str, Any]:
-    """δ_i H_ij δ_j, as a matrix where that is small."""
+    """δ_i H_ij δ_j, as a matrix for at most `DENSE` features, otherwise as an operator."""
     if surface.shape[1] <= DENSE:
         return {"hessian": step[:, :, None] * surface.hessian * step[:, None]}
     return {"operator": _Scaled(surface, step)}

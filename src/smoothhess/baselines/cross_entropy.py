@@ -1,4 +1,7 @@
-"""Cross-entropy as the function to be explained: the loss of a classifier, its gradient and its Hessian."""
+"""The cross-entropy of a classifier as the function to explain, with its gradient and its Gauss–Newton Hessian.
+
+Attributions that are computed from this loss belong in their own modules (`caso.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,14 @@ DENSE = 1024  # features up to which H is kept as a matrix
 
 
 def cross_entropy(forward_func: Callable[..., Any]) -> Callable[..., Tensor]:
-    """The loss as a model of its own: (points, …, labels) → (N,).
+    """The cross-entropy of a classifier as a forward function (points, …, labels) → (N,).
 
-    Labels (N,) are its last argument, so that those of B examples follow them as `additional_forward_args`.
+    Args:
+        forward_func: the model, which returns logits (N, C).
+
+    Returns:
+        A function whose last argument holds the labels (N,), so that the labels of B examples can be passed as
+        `additional_forward_args`.
 
     >>> net = torch.nn.Linear(3, 2)
     >>> cross_entropy(net)(torch.zeros(4, 3), torch.tensor([0, 1, 1, 0])).shape
@@ -32,7 +40,7 @@ def cross_entropy(forward_func: Callable[..., Any]) -> Callable[..., Tensor]:
 
     def loss(points: Tensor, *args: Any) -> Tensor:
         *rest, label = args
-        score = forward_func(points, *rest).log_softmax(-1)  # a call that the control variate can see
+        score = forward_func(points, *rest).log_softmax(-1)  # a call that the control variate can record
         return -score.gather(1, label[:, None])[:, 0]
 
     return loss
@@ -48,16 +56,21 @@ def gauss_newton(
 ) -> Exact:
     """Gradient and Hessian of the cross-entropy from the Jacobian J of the logits: g = Jᵀ(p − y), H = Jᵀ(pI − ppᵀ)J.
 
-    All of the Hessian where the logits are piecewise linear in the input, as those of ReLU networks are; for others the
-    part without the curvature of the logits themselves. Positive semidefinite, of rank below the number C of classes.
-    For large inputs only its factor (C, d) is kept. C gradients for each example.
+    H is the full Hessian if the logits are piecewise linear in the input, as for ReLU networks; otherwise the curvature
+    of the logits themselves is left out. H is positive semidefinite and its rank is below the number C of classes. It
+    costs C gradients per example.
 
     Args:
-        forward_func: the model, which returns logits (N, C); borrowed and given back as it was.
+        forward_func: the model, which returns logits (N, C); it is left unchanged.
         inputs: (B, *shape), floating point; examples in dimension 0.
-        target: the label of each example, an int or B of them; None takes the predicted ones.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+        target: the label of each example, an int or B ints; None uses the predicted labels.
+        additional_forward_args, internal_batch_size: see `gradient`.
+
+    Returns:
+        An Exact result with `output` the loss. Above 1024 features it holds the factor (C, d) of H, not the matrix.
+
+    Raises:
+        ValueError: if the model does not return finite logits (N, C) with at least two classes.
 
     >>> net = torch.nn.Linear(5, 3)
     >>> gauss_newton(net, torch.zeros(2, 5)).eigh(3).values[:, 2].abs().max() < 1e-6  # rank 2
@@ -68,9 +81,9 @@ def gauss_newton(
     J = loss.jacobian()  # (B, C, d)
     J = (
         J - J[torch.arange(batch, device=J.device), loss.label][:, None]
-    )  # against the label's: nothing cancels where the model is sure
+    )  # relative to the label's row: avoids cancellation where p is close to 1 for the label
     p = loss.logits.double().softmax(1).to(J)
-    slope = torch.einsum("bc,bcd->bd", p, J)  # Jᵀ(p − y), and the label's row is zero now
+    slope = torch.einsum("bc,bcd->bd", p, J)  # Jᵀ(p − y): the label's row of J is zero now
     F = p.sqrt()[..., None] * (J - slope[:, None])  # pI − ppᵀ = √p (I − √p√pᵀ) √p with a projector inside: H = FᵀF
     dense = J.shape[-1] <= DENSE
     return Exact.make(
@@ -87,7 +100,7 @@ def gauss_newton(
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The cross-entropy of B examples to their labels."""
+    """The cross-entropy of B examples for their labels."""
 
     forward_func: Callable[..., Any]
     inputs: Tensor  # (B, *shape)
@@ -100,7 +113,7 @@ class Loss:
     def of(
         forward_func: Callable[..., Any], inputs: Tensor, target: Any, args: Any, internal_batch_size: int | None
     ) -> Loss:
-        """Run the model once; labels are those of `target`, or the predicted ones."""
+        """Run the model once; the labels are `target`, or the predicted classes if it is None."""
         check_inputs(inputs)
         inputs = inputs.detach()
         oracle = Oracle(forward_func, inputs, None, args, check_batch_size(internal_batch_size))
@@ -121,11 +134,11 @@ class Loss:
 
     @property
     def value(self) -> Tensor:
-        """(B,)."""
+        """The loss of each example, (B,)."""
         return functional.cross_entropy(self.logits, self.label, reduction="none")
 
     def jacobian(self) -> Tensor:
-        """Of the logits, (B, C, d): one row through the model for each example and class."""
+        """Jacobian of the logits, (B, C, d), from one gradient per example and class."""
         batch, classes = self.logits.shape
         base = Oracle(self.forward_func, self.inputs, None, self.args)
 
@@ -145,24 +158,27 @@ class Loss:
         if isinstance(of, Interactions):
             self._check(of)
             if options:
-                raise TypeError(f"a result that is made already takes no options, got {', '.join(options)}.")
+                raise TypeError(f"of is an existing result, which takes no options, got {', '.join(options)}.")
             return of
         source = Source.ensure(of, options, also={"gauss_newton": gauss_newton})
         rows = self.internal_batch_size
-        if source.find is gauss_newton:  # it wants the logits, and takes the labels as its target
+        if source.find is gauss_newton:  # takes the model that returns logits, with the labels as target
             return source(self.forward_func, self.inputs, self.label, self.args, internal_batch_size=rows)
         loss, args = cross_entropy(self.forward_func), (*self.args, self.label)
         return source(loss, self.inputs, None, args, internal_batch_size=rows)
 
     def _check(self, of: Interactions) -> None:
-        """Raise unless a result is one for this loss."""
+        """Raise unless `of` is a result for this loss at these inputs."""
         if isinstance(of, Attribution):
-            raise ValueError(f"of must hold the derivatives of the loss, got an attribution ({of.method}).")
+            raise ValueError(
+                f"of must hold the derivatives of the loss, got an attribution ({of.method}). Pass a result of "
+                "SmoothHess or of a baseline."
+            )
         if of.grouping is not None or of.inputs.shape != self.inputs.shape or not torch.equal(of.inputs, self.inputs):
             raise ValueError("of must be a result for these inputs, in this order, before groups().")
         if not torch.allclose(of.output, self.value.to(of.output), rtol=1e-3, atol=1e-5):
             raise ValueError(
-                "of must be a result for the cross-entropy to these labels; its f(x) is not that loss. Use "
+                "of must be a result for the cross-entropy for these labels; its f(x) differs from that loss. Use "
                 "SmoothHess(cross_entropy(model)).attribute(x, None, labels, …), or pass the labels as target."
             )
 

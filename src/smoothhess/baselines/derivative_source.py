@@ -1,4 +1,7 @@
-"""Which function an attribution differentiates: the model itself, a softened copy of it, or the model smoothed."""
+"""The source of an attribution's derivatives: the model itself, the softened network or the smoothed model.
+
+This module selects the source (the argument `of`); the methods that compute the derivatives have their own modules.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def smooth(
     additional_forward_args: Any = None,
     **options: Any,
 ) -> Interactions:
-    """SmoothHess in the grammar of the baselines; `options` are those of `SmoothHess.attribute`."""
+    """SmoothHess with the signature of the baselines; `options` are those of `SmoothHess.attribute`."""
     return SmoothHess(forward_func).attribute(inputs, target, additional_forward_args, **options)
 
 
@@ -41,23 +44,26 @@ NAMED: Mapping[str, Derivatives] = {"own": hessian, "softplus": softplus, "swish
 
 
 def curvature(result: Interactions) -> dict[str, Any]:
-    """The Hessian of a result, as `Exact.make` takes it: a matrix while that is small, an operator, or nothing."""
+    """The Hessian of a result as keyword arguments of `Exact.make`: a matrix, an operator, or none if it is zero."""
     form: Any = result.derivatives.curvature if isinstance(result, Exact) else None
     if not isinstance(result, Exact):
-        form = result.hessian if result.shape[1] <= DENSE else _Asked(result)
+        form = result.hessian if result.shape[1] <= DENSE else _SampledOperator(result)
     return {} if form is None else {"hessian": form} if isinstance(form, Tensor) else {"operator": form}
 
 
 def caution(error: Tensor) -> str:
-    """What to add to the note of an attribution, given the relative errors of the Hessians that it was made of."""
+    """Text for the note of an attribution that reports the relative error of the Hessians it was computed from."""
     worst = float(error.max())
     if worst == 0:
         return ""
-    return f"; made of a sampled Hessian (relative error {worst:.2g}), which intervals and stderr() here do not know"
+    return (
+        f"; computed from a sampled Hessian (relative error {worst:.2g}); intervals and stderr() of this result do "
+        "not include that error"
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _SampledOperator:
     """The Hessian of a sampled result as an operator on rows (B, n, d)."""
 
     result: Interactions
@@ -65,12 +71,12 @@ class _Asked:
     def __call__(self, rows: Tensor) -> Tensor:
         return self.result.product(rows)
 
-    def select(self, index: Tensor) -> _Asked:
-        return _Asked(self.result[index])
+    def select(self, index: Tensor) -> _SampledOperator:
+        return _SampledOperator(self.result[index])
 
 
 class Level(NamedTuple):
-    """Values at B points: of the function that is differentiated, with its standard error, and of the model, (B,)."""
+    """Values at B points, (B,) each: the differentiated function with its standard error, and the model's output."""
 
     value: Tensor
     stderr: Tensor
@@ -80,7 +86,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Where gradient and Hessian come from: a function, and the options that it is called with.
+    """A function that computes gradient and Hessian, and the options that it is called with.
 
     >>> import torch
     >>> source = Source.ensure("softplus", {"beta": 4.0})
@@ -96,13 +102,13 @@ class Source:
     def ensure(
         of: str | Derivatives, options: Mapping[str, Any], also: Mapping[str, Derivatives] | None = None
     ) -> Source:
-        """From a name, one of `NAMED` or `also`, or from a function with the signature of the baselines."""
-        known = {**(also or {}), **NAMED}
-        if isinstance(of, str) and of in known:
-            return Source(known[of], options)
+        """From a name in `NAMED` or `also`, or from a function with the signature of the baselines."""
+        named = {**(also or {}), **NAMED}
+        if isinstance(of, str) and of in named:
+            return Source(named[of], options)
         if callable(of) and not isinstance(of, type):
             return Source(of, options)
-        names = ", ".join(f'"{name}"' for name in known)
+        names = ", ".join(f'"{name}"' for name in named)
         got = repr(of) if isinstance(of, str) else type(of).__name__
         raise ValueError(
             f"of must be {names}, or a function (forward_func, inputs, target, additional_forward_args, …) → "
@@ -111,14 +117,14 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What was asked for, in a few words."""
+        """Name of the source and its numerical options, for labels."""
         name = next((n for n, find in NAMED.items() if find is self.find), getattr(self.find, "__name__", "given"))
-        told = ", ".join(f"{k} {v:g}" for k, v in self.options.items() if isinstance(v, int | float) and k != "seed")
-        return f"{name} ({told})" if told else name
+        shown = ", ".join(f"{k} {v:g}" for k, v in self.options.items() if isinstance(v, int | float) and k != "seed")
+        return f"{name} ({shown})" if shown else name
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the numbers have sampling errors, and a `seed`."""
+        """Whether the derivatives are estimated from draws, with sampling errors and a `seed`."""
         return self.find is smooth
 
     def __call__(
@@ -132,7 +138,7 @@ class Source:
         """Gradient and Hessian at the inputs."""
         found = self.find(forward_func, inputs, target, additional_forward_args, **{**self.options, **options})
         if not isinstance(found, Interactions):
-            raise TypeError(f"of must be a function that returns Interactions, got {type(found).__name__} from it.")
+            raise TypeError(f"of must be a function that returns Interactions, got {type(found).__name__}.")
         return found
 
     def level(
@@ -145,7 +151,7 @@ class Source:
         internal_batch_size: int | None = None,
         **options: Any,
     ) -> Level:
-        """The function's own values at the inputs; nothing is differentiated where that can be helped."""
+        """Values of the differentiated function at the inputs, by forward passes only where possible."""
         if self.find is hessian:
             function = forward_func
         elif self.find in (softplus, swish):

@@ -1,4 +1,4 @@
-"""The gradient of the model as it is."""
+"""The gradient of the model, as a baseline with a Hessian of zero."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ def gradient(
     *,
     internal_batch_size: int | None = None,
 ) -> Exact:
-    """The model's own gradient at each of B inputs, with a Hessian of zero.
+    """The gradient of the model at each of B inputs, with a Hessian of zero.
 
     Args:
-        forward_func: the model, borrowed and given back as it was.
+        forward_func: the model, or another callable; it is left unchanged.
         inputs: (B, *shape), floating point; examples in dimension 0.
-        target: which output; see `smoothhess.model.targets`.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+        target: the output to explain; see `smoothhess.model.targets`.
+        additional_forward_args: further arguments of the model; tensors with B rows are indexed with the examples.
+        internal_batch_size: rows per forward pass; None chooses by free memory. It does not change the result.
+
+    Returns:
+        An Exact result: `gradient` is ∇f(x) and `output` is f(x).
 
     >>> gradient(lambda x: x.prod(1), torch.tensor([[1.0, 2.0, 3.0]])).gradient
     tensor([[6., 3., 2.]])
@@ -42,7 +45,7 @@ def gradient(
 def first_order(
     forward_func: Callable[..., Any], inputs: Tensor, target: Any, args: Any, internal_batch_size: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The inputs without their history, f (B,) and ∇f (B, *shape) there, and the target's entries."""
+    """The detached inputs, f (B,) and ∇f (B, *shape) at them, and the indices of the target."""
     check_inputs(inputs)
     inputs = inputs.detach()
     oracle = Oracle(forward_func, inputs, target, args, check_batch_size(internal_batch_size))

@@ -1,4 +1,4 @@
-"""Gradient-NID: the strength of a pair as its squared mixed derivative."""
+"""Gradient-NID: the strength of a pair of features as its squared mixed derivative."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def gradient_nid(
 ) -> Attribution:
     """The strength of every pair of features around each input, (∂²h/∂x_i∂x_j)².
 
-    Squares have no sign, so that strengths can be averaged over inputs (`hessian.mean(0)`) without pairs cancelling
-    whose interaction changes sign.
+    Squares have no sign, so strengths can be averaged over inputs (`hessian.mean(0)`) without cancellation between
+    interactions of opposite sign.
 
     Args:
-        forward_func: the model, borrowed and given back as it was.
-        inputs: (B, *shape), floating point; examples in dimension 0.
-        target: which output; see `smoothhess.model.targets`.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        of: whose derivatives: "own" of the model, which vanish for the logits of a ReLU network; "softplus" or "swish"
-            of the softened network, with beta=; "smooth" of the model smoothed by a Gaussian, with sigma=, n_calls=,
-            … of `SmoothHess.attribute`; a function with the signature of the baselines; or a result for these inputs,
+        forward_func, inputs, target, additional_forward_args, internal_batch_size: see `gradient`.
+        of: source of the derivatives: "own" (the model; zero for the logits of a ReLU network), "softplus" or "swish"
+            (the softened network, with beta=), "smooth" (the model smoothed by a Gaussian, with sigma=, n_calls=, … of
+            `SmoothHess.attribute`), a function with the signature of the baselines, or a result for these inputs,
             whose entries are squared without calling the model.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-        options: for what `of` names.
+        options: passed on to the source that `of` names.
 
     Returns:
-        An Attribution: its matrix holds the squared entries, `gradient` the squared first derivatives; `output` and
-        `value` are those of the derivatives.
+        An Attribution: the matrix holds the squared entries and `gradient` the squared first derivatives; `output` and
+        `value` are copied from the source.
+
+    Raises:
+        TypeError: if `of` is a result and options are given.
+        ValueError: if `of` is a result for other inputs, or an Attribution.
 
     >>> gradient_nid(lambda x: x.prod(1), torch.tensor([[1.0, 2.0, 3.0]])).hessian
     tensor([[[0., 9., 4.],
@@ -54,7 +54,7 @@ def gradient_nid(
     """
     if isinstance(of, Interactions):
         if options:
-            raise TypeError(f"a result that is made already takes no options, got {', '.join(options)}.")
+            raise TypeError(f"of is an existing result, which takes no options, got {', '.join(options)}.")
         if of.inputs.shape != inputs.shape or not torch.equal(of.inputs, inputs.detach().to(of.inputs)):
             raise ValueError("of must be a result for these inputs, in this order.")
         return squared(of)
@@ -65,9 +65,18 @@ def gradient_nid(
 
 
 def squared(result: Interactions) -> Attribution:
-    """The squares of a result's entries, of groups as well as of features.
+    """Gradient-NID from an existing result, of features or of groups: its entries squared.
 
-    The square of a sampled entry is too large by its variance, on average: take a result of small relative_error.
+    The square of a sampled entry is biased upwards by its variance, so the result should have a small relative_error.
+
+    Args:
+        result: a result of `SmoothHess` or of a baseline.
+
+    Returns:
+        An Attribution, as for `gradient_nid`.
+
+    Raises:
+        ValueError: if the result is an Attribution.
 
     >>> from smoothhess import SmoothHess
     >>> found = SmoothHess(lambda x: x.prod(1)).attribute(torch.ones(1, 2).double(), sigma=0.1, n_calls=40)
@@ -75,12 +84,15 @@ def squared(result: Interactions) -> Attribution:
     tensor(1., dtype=torch.float64)
     """
     if isinstance(result, Attribution):
-        raise ValueError(f"wanted derivatives to be squared, got an attribution ({result.method}).")
+        raise ValueError(
+            f"result must hold derivatives, got an attribution ({result.method}). Pass a result of SmoothHess or of a "
+            "baseline."
+        )
     d = result.inputs[0].numel()
     seed = result.seed
     return Attribution(
         inputs=result.inputs,
-        gaussian=Diagonal(result.gaussian.scales(d).square()),  # pairs are ranked by the square of their effect
+        gaussian=Diagonal(result.gaussian.scales(d).square()),  # pairs are ranked by their squared effect
         grouping=None if result.grouping is None else replace(result.grouping, scales=result.grouping.scales.square()),
         target=result.target,
         n_passes=result.n_passes,
@@ -91,7 +103,7 @@ def squared(result: Interactions) -> Attribution:
             gradient=result.gradient.flatten(1).square(),
             curvature=result.hessian.square(),
             n_calls=result.n_calls,
-            relative_error=2 * result.relative_error.to(result.output),  # of a square, to first order
+            relative_error=2 * result.relative_error.to(result.output),  # error of a square, to first order
         ),
         method="Gradient-NID",
         note=f"squares of {getattr(result, 'method', '') or 'SmoothHess'}{caution(result.relative_error)}",

@@ -1,4 +1,7 @@
-"""The Hessian of the model as it is, as a matrix or as an operator."""
+"""The Hessian of the model, dense or as an operator, and the second-order result that softened networks share.
+
+Hessian–vector products themselves belong in `hessian_vector_products.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,13 @@ from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Exact
 
-MATRIX_FEATURES = 8192  # more are kept as an operator, unless a matrix is asked for;
-
-
-MATRIX_BYTES = 1 << 32  # so are matrices that hold more than this, or half of the free memory of a GPU
-
+# With dense=None, H is kept as an operator above either limit (on a GPU, bytes may also reach half of the free memory).
+MATRIX_FEATURES = 8192
+MATRIX_BYTES = 1 << 32
 
 ZERO_HESSIAN = (
-    "the Hessian is exactly zero: between its kinks the model is linear (the logits of a ReLU network are), or its "
-    "gradient is not differentiable code"
+    "the Hessian is exactly zero: the model is piecewise linear (as the logits of a ReLU network are), or its gradient "
+    "is not differentiable code"
 )
 
 
@@ -38,16 +39,22 @@ def hessian(
     dense: bool | None = None,
     internal_batch_size: int | None = None,
 ) -> Exact:
-    """The model's own gradient and Hessian at each of B inputs, by Hessian–vector products.
+    """The model's gradient and Hessian at each of B inputs, by Hessian–vector products.
 
-    The logits of a ReLU network have none: there the result says so in its `note`, and a warning is given.
+    The Hessian of the logits of a ReLU network is zero; the `note` of the result reports this, with a warning.
 
     Args:
-        forward_func, inputs, target, additional_forward_args: as in `gradient`.
-        feature_mask: integer group ids; sums over groups of features by one product for each group.
-        dense: whether the matrices (B, d, d) are made now. None makes them where they fit (d ≤ 8192, 4 GiB); else the
-            result is matrix-free and holds the model.
-        internal_batch_size: examples × directions per pass; chosen by memory when None. Never changes the result.
+        forward_func, inputs, target, additional_forward_args: see `gradient`.
+        feature_mask: integer group ids; computes sums over groups of features from one product per group.
+        dense: whether to compute the matrices (B, d, d). None computes them up to d = 8192 and 4 GiB; otherwise the
+            result is matrix-free and keeps a reference to the model.
+        internal_batch_size: examples × directions per pass; None chooses by free memory. It does not change the result.
+
+    Returns:
+        An Exact result: `gradient` is ∇f(x), `hessian` is ∇²f(x) and `output` is f(x).
+
+    Raises:
+        ValueError: if the model's gradient cannot be differentiated, or if a second derivative is not finite.
 
     >>> hessian(lambda x: x.prod(1), torch.tensor([[1.0, 2.0, 3.0]])).hessian
     tensor([[[0., 3., 2.],
@@ -67,8 +74,8 @@ def hessian(
     )
     if result.note:
         warnings.warn(
-            f"{result.note}. For interactions use SmoothHess(model).attribute, or a softened "
-            "network: baselines.softplus.",
+            f"{result.note}. For interactions use SmoothHess(model).attribute, or the softened network of "
+            "baselines.softplus.",
             stacklevel=2,
         )
     return result
@@ -86,10 +93,10 @@ def second_order(
     internal_batch_size: int | None,
     method: str,
 ) -> Exact:
-    """Gradient and Hessian of `function`, the model or a softened form of it, around the model's own f(x)."""
+    """Gradient and Hessian of `function`, which is the model or its softened form; `output` is the model's f(x)."""
     check_inputs(inputs)
     if dense is not None and not isinstance(dense, bool):
-        raise TypeError(f"dense must be True, False or None (where it fits), got {type(dense).__name__}.")
+        raise TypeError(f"dense must be True, False or None (if it fits), got {type(dense).__name__}.")
     inputs, softened = inputs.detach(), function is not model
     rows = check_batch_size(internal_batch_size)
     oracle = Oracle(function, inputs, target, additional_forward_args, rows)
@@ -121,7 +128,7 @@ def second_order(
 
 
 def _fits(inputs: Tensor) -> bool:
-    """Whether the Hessians of all inputs are kept as matrices."""
+    """Whether the dense Hessians of all inputs fit into the limits above."""
     d, room = inputs[0].numel(), MATRIX_BYTES
     if inputs.is_cuda:
         room = max(room, free_bytes(inputs.device) // 2)
@@ -129,7 +136,7 @@ def _fits(inputs: Tensor) -> bool:
 
 
 def _symmetrised(hessian: Tensor) -> Tensor:
-    """(H + Hᵀ)/2 in the place of H, one example at a time: a batch of them may fill half of the memory."""
+    """(H + Hᵀ)/2, in place and one example at a time, since H may fill half of the memory."""
     for matrix in hessian:
         matrix.copy_((matrix + matrix.mT) / 2)
     return hessian

@@ -13,15 +13,15 @@ from smoothhess.linalg.memory import is_out_of_memory, release, room, with_bytes
 from smoothhess.model.gradients import FIRST_ROWS, MOST_ROWS, Oracle
 from smoothhess.model.state import borrowed
 
-PROBES = 2  # random directions in which a Hessian that is not zero cannot vanish, but for chance of measure zero
+PROBES = 2  # random directions; a nonzero Hessian maps them to zero with probability zero
 
 
 class HessianProducts:
-    """H v of each of B inputs for many directions v: rows (B, n, d) → (B, n, d).
+    """H v at each of B inputs for many directions v: rows (B, n, d) → (B, n, d).
 
-    The gradient of some of the inputs is made once and kept as a graph, and many directions go backwards through it
-    together. Where a step of the model refuses that, each direction takes a pass of its own. It holds the model, which
-    is borrowed while a product is made.
+    The gradient of a chunk of inputs is computed once with its graph, and the backward pass through it is batched over
+    directions (vmap). If an operation of the model does not support that, each direction has its own backward pass. The
+    object keeps a reference to the model, whose state is restored after each product.
 
     >>> x = torch.ones(1, 3)
     >>> oracle = Oracle(lambda x: x.prod(1), x)
@@ -33,9 +33,9 @@ class HessianProducts:
 
     def __init__(
         self,
-        oracle: Oracle,  # of the function to differentiate
+        oracle: Oracle,  # evaluates the function to differentiate
         inputs: Tensor,
-        model: Callable[..., Any],  # what it calls in the end
+        model: Callable[..., Any],  # the model that this function calls
         rows: int | None = None,
         examples: Tensor | None = None,
     ) -> None:
@@ -43,20 +43,21 @@ class HessianProducts:
         self.model = model
         self.inputs = inputs  # (B, *shape)
         everyone = torch.arange(len(inputs), device=inputs.device)
-        self.examples = everyone if examples is None else examples  # (B,) which of the oracle's inputs these are
-        self.rows = rows  # examples × directions at once; None until it is seen what one of them takes
-        self.together = True  # whether directions go backwards through one graph
-        self.checked = False  # whether the graph of a gradient was looked at
-        self.passes = 0.0  # all work in units of a gradient call, over all examples
+        self.examples = everyone if examples is None else examples  # (B,) indices into the oracle's inputs
+        self.rows = rows  # examples × directions per pass; None until the memory of one is measured
+        self.together = True  # whether the backward pass is batched over directions
+        self.checked = False  # whether the graph of a gradient was checked
+        self.passes = 0.0  # cost in units of a gradient call, summed over examples
 
     def select(self, index: Tensor) -> HessianProducts:
-        """Of the examples at `index`."""
+        """The products at the examples in `index`."""
         return HessianProducts(self.oracle, self.inputs[index], self.model, self.rows, self.examples[index])
 
     def __call__(self, rows: Tensor) -> Tensor:
         """H applied to each row of (B, n, d)."""
         n, start, found = rows.shape[1], 0, []
-        with borrowed(self.model, self.inputs.device), sdpa_kernel(SDPBackend.MATH):  # others have no second derivative
+        # the other attention kernels have no second derivative
+        with borrowed(self.model, self.inputs.device), sdpa_kernel(SDPBackend.MATH):
             while start < len(rows):
                 most = FIRST_ROWS if self.rows is None else max(1, self.rows // max(n, 1))
                 chosen = slice(start, start + most)
@@ -72,17 +73,17 @@ class HessianProducts:
         return torch.cat(found)
 
     def dense(self) -> Tensor:
-        """H itself, (B, d, d)."""
+        """H as a dense matrix, (B, d, d)."""
         d = self.inputs[0].numel()
         return self(torch.eye(d, dtype=self.inputs.dtype, device=self.inputs.device).expand(len(self.inputs), d, d))
 
     def vanish(self) -> bool:
-        """Whether H is exactly zero at every input, seen in random directions."""
+        """Whether H is exactly zero at every input, tested in random directions."""
         rng = torch.Generator().manual_seed(0)
         probes = torch.randn(PROBES, self.inputs[0].numel(), generator=rng, dtype=torch.float64).to(self.inputs)
         return not bool(self(probes.expand(len(self.inputs), -1, -1)).any())
 
-    # --- some examples ----------------------------------------------------------------------------------------------
+    # --- products at a chunk of examples ----------------------------------------------------------------------------
 
     def _of(self, inputs: Tensor, owner: Tensor, rows: Tensor) -> Tensor:
         """Products (b, n, d) at b inputs that fit into memory."""
@@ -106,9 +107,9 @@ class HessianProducts:
         return found.transpose(0, 1).flatten(2)
 
     def _gradient(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-        """Points that are leaves of a graph, and the gradient there as a part of it."""
+        """The points as a leaf of a new graph, and the gradient at them with its graph."""
         leaf = points.detach()
-        if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
+        if leaf.is_cuda and leaf.ndim == 4:  # faster convolutions, for any memory format of their weights
             leaf = leaf.contiguous(memory_format=torch.channels_last)
         leaf = leaf.clone().requires_grad_()
 
@@ -120,13 +121,13 @@ class HessianProducts:
         if not self.checked:
             _refuse_once_differentiable(gradient)
             self.checked = True
-        if self.rows is None:  # a direction takes what the graph takes of an example
+        if self.rows is None:  # a direction needs as much memory as the graph of one example
             most = MOST_ROWS.get(points.device.type, MOST_ROWS["cpu"])
             self.rows = max(1, min(most, room(points.device) // per_row))
         return leaf, gradient
 
     def _backwards(self, leaf: Tensor, gradient: Tensor, directions: Tensor) -> Tensor:
-        """Products (n, b, *shape), many directions at a time through one graph."""
+        """Products (n, b, *shape), by backward passes through one graph that are batched over directions."""
         b, rows = len(leaf), self.rows or 1
         self.passes += b * (1 + len(directions))
         if not gradient.requires_grad:
@@ -145,7 +146,7 @@ class HessianProducts:
         return torch.cat(found)
 
     def _one_by_one(self, inputs: Tensor, owner: Tensor, directions: Tensor) -> Tensor:
-        """Products (n, b, *shape), each direction through the model beside a copy of its input."""
+        """Products (n, b, *shape), with a copy of the input, and its own graph, for each direction."""
         n, b = directions.shape[:2]
         self.passes += 2 * b * n
         found = []
@@ -167,12 +168,12 @@ class HessianProducts:
 
 _ONCE = (
     "the model's gradient cannot be differentiated again: {}. Write that step with ordinary torch operations, or use "
-    "SmoothHess, which needs gradients alone."
+    "SmoothHess, which needs only gradients."
 )
 
 
 def _refuse_once_differentiable(gradient: Tensor) -> None:
-    """Raise where autograd would leave out a step whose gradient it cannot follow, and say nothing."""
+    """Raise if autograd would silently drop an operation that is marked once_differentiable."""
     seen, pending = set(), [gradient.grad_fn]
     while pending:
         node = pending.pop()
@@ -180,5 +181,5 @@ def _refuse_once_differentiable(gradient: Tensor) -> None:
             continue
         seen.add(node)
         if node.name() == "torch::autograd::Error":
-            raise ValueError(_ONCE.format("a step of it is marked once_differentiable"))
+            raise ValueError(_ONCE.format("one of its operations is marked once_differentiable"))
         pending += [following for following, _ in node.next_functions]

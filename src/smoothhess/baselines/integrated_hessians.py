@@ -1,4 +1,7 @@
-"""Integrated Hessians: what each pair of features contributes on the way from a baseline to the input."""
+"""Integrated Hessians: the contribution of each pair of features along the path from a baseline to the input.
+
+The quadrature rule belongs in `log_quadrature.py`, the choice of derivatives in `derivative_source.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from smoothhess.model.gradients import check_inputs
 from smoothhess.result.exact import Attribution, Exact
 from smoothhess.result.interactions import Interactions
 
-CANCELLED = 1e-3  # share of the absolute row sums that is not missed where they cancel
-MOST_STEPS = 500  # points; the rule for more of them takes longer to find than it is worth
+CANCELLED = 1e-3  # completeness error allowed relative to the absolute row sums, which may cancel
+MOST_STEPS = 500  # points; the cost of computing the quadrature rule grows with the cube of their number
 
 
 def integrated_hessians(
@@ -38,39 +41,40 @@ def integrated_hessians(
     show_progress: bool = False,
     **options: Any,
 ) -> Attribution:
-    """Interactions Γ of all pairs, and of each feature with itself, that add up to h(x) − h(x′) for a baseline x′.
+    """Interactions Γ of all pairs, and of each feature with itself, that sum to h(x) − h(x′) for a baseline x′.
 
-    With Δ = x − x′, and h the model or the smooth function that takes its place (see `of`):
+    With Δ = x − x′, and h the model or the smooth function that replaces it (see `of`):
 
         Γ_ij = Δ_i Δ_j ∫∫ αβ ∂_ij h(x′ + αβΔ) dα dβ,  and on the diagonal + Δ_i ∫∫ ∂_i h(x′ + αβΔ) dα dβ.
 
-    Only the product t = αβ enters. Its density is −log t, so both are integrals over t alone, taken by the Gauss rule
-    for that weight: n_steps points do what n_steps² of a double sum do. Row sums are the Integrated Gradients of h.
+    Both integrands depend only on the product t = αβ, whose density is −log t, so both are one-dimensional integrals
+    over t. The Gauss rule for that weight reaches with n_steps points the accuracy of a double sum with n_steps²
+    points. Row sums are the Integrated Gradients of h.
 
-    Γ is Integrated Gradients applied twice, and its entries add up to h(x) − h(x′) when gradient and Hessian belong to
-    one function and the rule is fine enough. Both are checked: the note says how far off the sum is, and a warning is
-    given beyond `tolerance`. The Hessian of a ReLU network sits on its kinks, where no point of a path meets it: its
-    own derivatives do not add up; use a softened or smoothed network.
+    Γ is Integrated Gradients applied twice. Its entries sum to h(x) − h(x′) if gradient and Hessian belong to one
+    function and n_steps is large enough. This completeness is checked: the note reports the error of the sum, and
+    there is a warning if it exceeds `tolerance`. The Hessian of a ReLU network is zero except at its kinks, which the
+    points of the path miss, so completeness fails with of="own"; use a softened or smoothed network.
 
     Args:
-        forward_func: the model, borrowed and given back as it was.
-        inputs: (B, *shape), floating point; examples in dimension 0.
-        target: which output; see `smoothhess.model.targets`.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        baselines: where the path begins: a number, or a tensor of the shape of one input or of the batch; 0 if None.
-        of: whose derivatives: "own" of the model; "softplus" or "swish" of the softened network, with beta=; "smooth"
-            of the model smoothed by a Gaussian, with sigma=, n_calls=, … of `SmoothHess.attribute`, and draws of their
-            own at every point; or a function with the signature of the baselines.
-        n_steps: points on the path.
-        tolerance: share of h(x) − h(x′) by which the entries may miss it before a warning is given; the noise of a
-            sampled h, and a thousandth of the absolute row sums, are allowed for.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-        show_progress: a progress bar.
-        options: for what `of` names. dense=False keeps a softened network's Γ matrix-free.
+        forward_func, inputs, target, additional_forward_args, internal_batch_size: see `gradient`.
+        baselines: start of the path: a number, or a tensor with the shape of one input or of the batch; 0 if None.
+        of: source of the derivatives: "own" (the model), "softplus" or "swish" (the softened network, with beta=),
+            "smooth" (the model smoothed by a Gaussian, with sigma=, n_calls=, … of `SmoothHess.attribute` and
+            independent draws at every point), or a function with the signature of the baselines.
+        n_steps: points on the path, from 1 to 500.
+        tolerance: relative error of the sum of all entries above which a warning is issued, beyond three standard
+            errors of a sampled h and a thousandth of the absolute row sums.
+        show_progress: whether to show a progress bar.
+        options: passed on to the source that `of` names. dense=False keeps Γ of a softened network matrix-free.
 
     Returns:
-        An Attribution: its matrix is Γ, `gradient` holds the row sums (Integrated Gradients), `output` is f(x) and
-        `value` is h(x) − h(x′), which all entries add up to.
+        An Attribution: the matrix is Γ, `gradient` holds its row sums (Integrated Gradients), `output` is f(x) and
+        `value` is h(x) − h(x′), the sum of all entries.
+
+    Raises:
+        ValueError: if baselines have another shape or are not finite, if n_steps is out of range, or if feature_mask is
+            given.
 
     >>> f = lambda x: x[:, 0] * x[:, 1] + x[:, 1]
     >>> integrated_hessians(f, torch.tensor([[2.0, 3.0]])).hessian  # x₁x₂ = 6 in quarters, x₂ = 3 to itself
@@ -84,7 +88,10 @@ def integrated_hessians(
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance!r}.")
     if "feature_mask" in options:
-        raise ValueError("feature_mask is of no use here: Γ is no sum of sums. Use groups(mask) of the result.")
+        raise ValueError(
+            "feature_mask is not supported: Γ of groups is not computed from group sums of Hessians. Call groups(mask) "
+            "on the result."
+        )
 
     def at(find: Callable[..., Any], points: Tensor, step: int) -> Any:
         own = {"seed": _reseeded(options.get("seed", 0), step)} if source.is_sampled else {}
@@ -93,7 +100,8 @@ def integrated_hessians(
         )
 
     move = (inputs - start).flatten(1)  # Δ
-    first, second, rest = torch.zeros_like(move), None, []  # Σ w ∇h, Σ w t ∇²h as a matrix, and where it is none
+    # Σ w ∇h, Σ w t ∇²h of dense Hessians, and the terms of the others
+    first, second, rest = torch.zeros_like(move), None, []
     noise, error, passes = torch.zeros(3, len(inputs), dtype=inputs.dtype, device=inputs.device)  # (B,) each
     rule = zip(*logarithmic_rule(n_steps), strict=True)
     bar = tqdm(rule, "integrated Hessians", n_steps, unit="point", disable=not show_progress, leave=False)
@@ -135,8 +143,8 @@ class _Integral:
 
     move: Tensor  # (B, d) Δ
     first: Tensor  # (B, d) Σ w ∇h
-    second: Tensor | None  # (B, d, d) Σ w t ∇²h of the points whose Hessian is a matrix
-    rest: tuple[tuple[float, Interactions], ...]  # w t of the others, and what their Hessian is asked from
+    second: Tensor | None  # (B, d, d) Σ w t ∇²h over points with a dense Hessian
+    rest: tuple[tuple[float, Interactions], ...]  # (w t, result) of points with a matrix-free Hessian
 
     def __call__(self, rows: Tensor) -> Tensor:
         moved = self.move[:, None] * rows
@@ -148,19 +156,19 @@ class _Integral:
         return self.move[:, None] * total
 
     def dense(self) -> Tensor:
-        """Γ as a matrix, where all Hessians were."""
-        whole = torch.diag_embed(self.move * self.first)
-        return whole if self.second is None else whole + self.move[:, :, None] * self.second * self.move[:, None]
+        """Γ as a matrix; all Hessians must be dense."""
+        total = torch.diag_embed(self.move * self.first)
+        return total if self.second is None else total + self.move[:, :, None] * self.second * self.move[:, None]
 
     def select(self, index: Tensor) -> _Integral:
-        """Of the examples at `index`."""
+        """The operator of the examples in `index`."""
         second = None if self.second is None else self.second[index]
         rest = tuple((share, here[index]) for share, here in self.rest)
         return _Integral(self.move[index], self.first[index], second, rest)
 
 
 def _completeness(rows: Tensor, end: Level, begin: Level, noise: Tensor, tolerance: float) -> str:
-    """What is to be said about Σ Γ = h(x) − h(x′); warns where it fails."""
+    """Text about the error of Σ Γ = h(x) − h(x′); warns where it exceeds the tolerance."""
     total = rows.double().sum(1)
     missed = total - (end.value - begin.value).double()
     scale = (end.value - begin.value).abs().double()
@@ -169,30 +177,31 @@ def _completeness(rows: Tensor, end: Level, begin: Level, noise: Tensor, toleran
     failed = missed.abs() > tolerance * scale + 3 * noise.double() + CANCELLED * rows.abs().double().sum(1)
     if bool(failed.any()):
         warnings.warn(
-            f"the entries of {int(failed.sum())} of {len(failed)} example(s) do not add up to h(x) − h(x′): they miss "
-            f"up to {float(share[failed].max()):.2g} of it. Use more n_steps. The own Hessian of a network with kinks "
-            "(ReLU) misses what happens there: use of='softplus', 'swish' or 'smooth'.",
+            f"the entries of {int(failed.sum())} of {len(failed)} example(s) do not add up to h(x) − h(x′): the "
+            f"relative error is up to {float(share[failed].max()):.2g}. Use more n_steps. The Hessian of a ReLU net "
+            "does not include the contribution of its kinks: use of='softplus', 'swish' or 'smooth'.",
             stacklevel=3,
         )
     chance = f" ± {float(noise.max()):.2g}" if bool(noise.any()) else ""
     return (
-        f"completeness: entries miss h(x) − h(x′) by {float(missed.abs().max()):.2g}{chance}, "
-        f"{float(share.max()):.2g} of it, and f(x) − f(x′) by {float(model.max()):.2g}, at most"
+        f"completeness: the sum of the entries differs from h(x) − h(x′) by at most "
+        f"{float(missed.abs().max()):.2g}{chance} (relative {float(share.max()):.2g}), and from f(x) − f(x′) by "
+        f"{float(model.max()):.2g}"
     )
 
 
 def _reseeded(seed: int | Sequence[int], step: int) -> int | list[int]:
-    """Seeds of a point's own, so that the errors of different points average out."""
+    """Independent seeds for a point of the path, so that the errors of different points average out."""
     if isinstance(seed, SupportsIndex):
         return int(np.random.SeedSequence([operator.index(seed), step]).generate_state(1)[0])
     return [int(np.random.SeedSequence([int(s), step]).generate_state(1)[0]) for s in seed]
 
 
-# --- what is refused at the door --------------------------------------------------------------------------------------
+# --- argument validation ----------------------------------------------------------------------------------------------
 
 
 def _baseline(baselines: Any, inputs: Tensor) -> Tensor:
-    """Where the path of each example begins, (B, *shape)."""
+    """Start of the path of each example, (B, *shape)."""
     given = torch.as_tensor(0.0 if baselines is None else baselines)
     shapes = ((), tuple(inputs.shape[1:]), (1, *inputs.shape[1:]), tuple(inputs.shape))
     if tuple(given.shape) not in shapes:
@@ -203,7 +212,7 @@ def _baseline(baselines: Any, inputs: Tensor) -> Tensor:
     if given.is_complex() or given.dtype == torch.bool:
         raise TypeError(f"baselines must hold real numbers, got {given.dtype}.")
     if not torch.isfinite(given).all():
-        raise ValueError("baselines contain NaN or infinity.")
+        raise ValueError("baselines contain NaN or infinity: pass finite numbers.")
     return given.detach().to(inputs).expand_as(inputs)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 def logarithmic_rule(n: int) -> tuple[Tensor, Tensor]:
     """The n nodes t and weights w, float64, of ∫∫ g(αβ) dα dβ = ∫ −log(t) g(t) dt ≈ Σ w g(t).
 
-    Exact for polynomials g of degree 2n − 1, as is the double sum over the n² products of Gauss–Legendre nodes.
-    The rule is found from just that sum: its n² atoms share their first 2n moments with −log t, hence the first n
-    orthogonal polynomials too, whose recurrence (Stieltjes) gives nodes and weights (Golub and Welsch).
+    The rule is exact for polynomials g of degree 2n − 1, as is the double sum over the n² products of Gauss–Legendre
+    nodes. It is computed from that sum: its n² atoms have the same first 2n moments as −log t, hence the same first n
+    orthogonal polynomials, whose recurrence (Stieltjes) gives nodes and weights (Golub and Welsch).
 
     >>> t, w = logarithmic_rule(3)
     >>> bool(((w * t**4).sum() - 1 / 25).abs() < 1e-15)  # ∫ −log(t) t⁴ dt = 1/(4 + 1)²

@@ -1,4 +1,4 @@
-"""The top of a quadratic under L1 and L2 penalties, for B problems at once, from products with H alone."""
+"""Maximisation of a quadratic with L1 and L2 penalties, matrix-free and batched over B problems."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from smoothhess.linalg.krylov import leading_eigenpairs
 
-MOST_STEPS = 20_000  # of the accelerated proximal gradient method,
-POLISH_EVERY = 20  # after so many of which the active features are solved for exactly
+MOST_STEPS = 20_000  # of the accelerated proximal gradient method
+POLISH_EVERY = 20  # steps between exact solves for the active features
 MOST_PRODUCTS = 1000  # with H, for one linear system
 NEWTON_STEPS = 60  # for the multiplier of the ball
-ROUNDINGS = 200  # by which an eigenvalue may be off, relative to the largest
+ROUNDINGS = 200  # machine epsilons of the largest eigenvalue by which an eigenvalue may be wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,26 +24,26 @@ class Quadratic:
 
     gradient: Tensor  # (B, d) float64
     product: Callable[[Tensor], Tensor]  # δ (B, d) → Hδ (B, d)
-    lowest: Tensor  # (B,) no eigenvalue of H is below,
-    highest: Tensor  # (B,) none above
+    lowest: Tensor  # (B,) lower bound of the eigenvalues of H
+    highest: Tensor  # (B,) upper bound
 
 
 class Peak(NamedTuple):
-    """Where the penalised quadratic is largest, and how far from stationary that is."""
+    """The maximiser of the penalised quadratic and its stationarity residual."""
 
     step: Tensor  # (B, d)
-    residual: Tensor  # (B,) how far a proximal gradient step moves from there, relative to its size
+    residual: Tensor  # (B,) relative length of one further proximal gradient step
 
 
 def maximize_penalized(
     quadratic: Quadratic, l1: float, l2: float, radius: float | None = None, *, tol: float = 1e-10
 ) -> Peak:
-    """argmax gᵀδ + ½ δᵀHδ − l1 ‖δ‖₁ − l2 ‖δ‖², over ‖δ‖ ≤ radius where there is one.
+    """argmax gᵀδ + ½ δᵀHδ − l1 ‖δ‖₁ − l2 ‖δ‖², over ‖δ‖ ≤ radius if a radius is given.
 
-    Wants 2·l2 above every eigenvalue of H, so that Q = 2·l2·I − H is positive definite and the problem concave: then
-    there is one maximum. Without l1 and radius it solves Qδ = g (conjugate gradients). Otherwise an accelerated
-    proximal gradient method (FISTA) finds which features are zero and the signs of the others; once it has, these are
-    solved for exactly.
+    2·l2 must exceed every eigenvalue of H, so that Q = 2·l2·I − H is positive definite, the problem is concave and the
+    maximum is unique. Without l1 and radius, Qδ = g is solved by conjugate gradients. Otherwise an accelerated proximal
+    gradient method (FISTA) finds the features that are zero and the signs of the others, and an exact solve for the
+    nonzero features follows.
 
     >>> g = torch.tensor([[3.0, -1.0, 0.5]]).double()
     >>> flat = Quadratic(g, torch.zeros_like, torch.zeros(1).double(), torch.zeros(1).double())
@@ -69,15 +69,16 @@ def maximize_penalized(
 
 
 def extremes(product: Callable[[Tensor], Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest eigenvalue of B operators, (B,) float64, each moved outwards by rounding.
+    """Bounds of the eigenvalues of B operators, (B,) float64: the extreme eigenvalues, widened by rounding errors.
 
-    `product` maps rows (B, n, d) to H times them, of the dtype of `like` (B, d).
+    `product` maps rows (B, n, d) to their products with H, in the dtype of `like` (B, d).
 
     >>> lowest, highest = extremes(lambda rows: rows * torch.tensor([-1.0, 0.0, 4.0]), torch.zeros(1, 3))
     >>> lowest.round(decimals=3), highest.round(decimals=3)
     (tensor([-1.], dtype=torch.float64), tensor([4.], dtype=torch.float64))
     """
-    one = leading_eigenpairs(product, like, 1)[0]  # (B, 1), that of largest size; seen from there the other end is
+    one = leading_eigenpairs(product, like, 1)[0]  # (B, 1) largest in absolute value
+    # shifted by it, the other end of the spectrum is the largest in absolute value
     other = leading_eigenpairs(lambda rows: product(rows) - one[..., None] * rows, like, 1)[0] + one
     ends = torch.cat([one, other], 1).double()
     slack = ROUNDINGS * torch.finfo(like.dtype).eps * ends.abs().amax(1)
@@ -98,7 +99,7 @@ class _Problem:
 
     @property
     def momentum(self) -> Tensor:
-        """Of the accelerated method for a concave function of known condition, (B, 1)."""
+        """Momentum of the accelerated method for a strongly concave function, from its condition number, (B, 1)."""
         root = ((2 * self.l2 - self.quadratic.highest)[:, None] / self.steepest).clamp_min(0).sqrt()
         return (1 - root) / (1 + root)
 
@@ -111,7 +112,7 @@ class _Problem:
         return self.quadratic.gradient - self.curve(step)
 
     def proximal(self, step: Tensor, slope: Tensor) -> Tensor:
-        """One ascent step, thresholded and then brought back into the ball: the two commute to the proximal map."""
+        """One ascent step, then soft threshold, then projection to the ball: in this order, the proximal map."""
         moved = step + slope / self.steepest
         moved = moved.sign() * (moved.abs() - self.l1 / self.steepest).clamp_min(0)
         if self.radius is None:
@@ -119,13 +120,13 @@ class _Problem:
         return moved * (self.radius / moved.norm(dim=1, keepdim=True).clamp_min(self.radius))
 
     def residual(self, step: Tensor) -> Tensor:
-        """How far one proximal step moves from here, relative to how far g alone, and this step, reach, (B,)."""
+        """Length of one proximal step from here, relative to ‖g‖/λ_max(Q) (at most the radius) plus ‖δ‖, (B,)."""
         moved = (self.proximal(step, self.slope(step)) - step).norm(dim=1)
         reach = self.quadratic.gradient.norm(dim=1) / self.steepest[:, 0]
         return moved / (reach.clamp(torch.finfo(step.dtype).tiny, self.radius) + step.norm(dim=1))
 
     def polish(self, step: Tensor, tol: float) -> Tensor:
-        """The exact maximum among steps with these zeros and signs; (Q + μ)δ = g − l1·sign where δ ≠ 0."""
+        """The exact maximum for fixed zeros and signs: (Q + μ)δ = g − l1·sign where δ ≠ 0."""
         active, rhs = step != 0, self.quadratic.gradient - self.l1 * step.sign()
         rhs = torch.where(active, rhs, 0.0)
 
@@ -136,7 +137,7 @@ class _Problem:
         solved = _solve(restricted(mu), rhs, tol)
         if self.radius is None:
             return solved
-        for _ in range(NEWTON_STEPS):  # on 1/‖δ(μ)‖ = 1/radius, which is nearly linear in μ: the secular equation
+        for _ in range(NEWTON_STEPS):  # on the secular equation 1/‖δ(μ)‖ = 1/radius, nearly linear in μ
             length = solved.norm(dim=1, keepdim=True)
             outside = (length > self.radius * (1 + tol)) & (length > 0)
             if not bool(outside.any()):
@@ -149,7 +150,7 @@ class _Problem:
 
 
 def _solve(apply: Callable[[Tensor], Tensor], rhs: Tensor, tol: float) -> Tensor:
-    """apply⁻¹ rhs for a positive definite `apply`, by conjugate gradients, each row until it has reached `tol`."""
+    """apply⁻¹ rhs for a positive definite `apply`, by conjugate gradients, each row to the relative residual `tol`."""
     solved, left = torch.zeros_like(rhs), rhs
     along, energy = rhs, rhs.square().sum(1, keepdim=True)
     enough = energy * tol**2

@@ -1,4 +1,4 @@
-"""A random direction: what chance does in a comparison."""
+"""A random direction in place of the gradient: the chance level of a comparison."""
 
 from __future__ import annotations
 
@@ -21,9 +21,17 @@ def random(
     internal_batch_size: int | None = None,
     seed: int | Sequence[int] = 0,
 ) -> Exact:
-    """A random direction as long as the model's gradient, with a Hessian of zero: what chance alone achieves.
+    """A random direction with the norm of the model's gradient, and a Hessian of zero: the chance level.
 
-    Every example has a direction of its own: those of one `seed` in turn, or the first one of each seed of a sequence.
+    Args:
+        forward_func, inputs, target, additional_forward_args, internal_batch_size: see `gradient`.
+        seed: one seed, from which the directions of all examples are drawn in turn, or one seed per example.
+
+    Returns:
+        An Exact result: `gradient` is the random direction and `output` is f(x).
+
+    Raises:
+        ValueError: if the number of seeds is neither one nor the number of examples.
 
     >>> f, x = lambda x: x.prod(1), torch.ones(2, 3)
     >>> random(f, x).gradient.norm(dim=1), random(f, x, seed=[0, 0]).gradient.unique(dim=0).shape
@@ -41,7 +49,7 @@ def random(
 
 
 def _generators(seed: Any, batch: int) -> list[torch.Generator]:
-    """One for each example: the same that goes on from example to example, or one of its own."""
+    """One generator per example: the same object for all of them, or a separate one for each seed."""
     if isinstance(seed, int) or getattr(seed, "ndim", None) == 0:
         return [torch.Generator().manual_seed(int(seed))] * batch
     if len(seed) != batch:

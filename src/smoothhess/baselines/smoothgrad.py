@@ -1,4 +1,4 @@
-"""SmoothGrad: the smoothed gradient alone."""
+"""SmoothGrad: the gradient of the smoothed model, with a Hessian of zero."""
 
 from __future__ import annotations
 
@@ -28,10 +28,16 @@ def smoothgrad(
     internal_batch_size: int | None = None,
     seed: int | Sequence[int] = 0,
 ) -> Exact:
-    """SmoothGrad alone, E ∇f(x + δ), with its standard error and a Hessian of zero.
+    """SmoothGrad, E ∇f(x + δ), with its standard error and a Hessian of zero.
 
-    The arguments are those of `SmoothHess.attribute`, of which this is the gradient; `value` is that of the smoothed
-    function.
+    Args:
+        forward_func: the model, or another callable; it is left unchanged.
+        inputs, target, additional_forward_args, sigma, radius, gaussian: see `SmoothHess.attribute`.
+        n_calls, design, control, feature_mask, internal_batch_size, seed: see `SmoothHess.attribute`.
+
+    Returns:
+        An Exact result: `gradient` is the gradient that `SmoothHess.attribute` estimates, `gradient_stderr` its
+        standard error, `output` is f(x) and `value` is the smoothed value E f(x + δ).
 
     >>> import torch
     >>> found = smoothgrad(lambda x: x.square().sum(1), torch.ones(1, 2).double(), sigma=0.5, n_calls=100)

@@ -1,4 +1,7 @@
-"""The network with its kinks rounded off: SoftPlus or Swish in the place of every ReLU."""
+"""Networks with smooth activations in place of every ReLU, twice differentiable.
+
+The activations themselves belong in `softplus.py` and `swish.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,9 @@ from torch import Tensor
 
 from smoothhess.curvature import activation_hooks
 
-# --- what a corner becomes --------------------------------------------------------------------------------------------
-
 
 class Form(Protocol):
-    """A smooth function in the place of relu, with its first two derivatives; none of them overflows."""
+    """A smooth replacement φ of relu with its first two derivatives; none of them may overflow."""
 
     def value(self, z: Tensor) -> Tensor:
         """φ(z)."""
@@ -31,7 +32,7 @@ class Form(Protocol):
 
 
 def soften(forward_func: Callable[..., Any], form: Form) -> Callable[..., Any]:
-    """The model with `form` in the place of every relu, twice differentiable.
+    """The model with `form` in place of every relu, twice differentiable.
 
     >>> from smoothhess.baselines.softplus import Softplus
     >>> x = torch.zeros(1, 1, requires_grad=True)
@@ -43,7 +44,7 @@ def soften(forward_func: Callable[..., Any], form: Form) -> Callable[..., Any]:
 
 
 class _Bent(torch.autograd.Function):
-    """φ(z). Its derivatives are given, so that one product with each is all that a direction costs."""
+    """φ(z), with explicit derivatives, so that a direction costs one product with each of them."""
 
     generate_vmap_rule = True
 
@@ -63,7 +64,7 @@ class _Bent(torch.autograd.Function):
 
 
 class _Along(torch.autograd.Function):
-    """g φ′(z), a gradient on its way back."""
+    """g φ′(z), the backward pass of φ for an incoming gradient g."""
 
     generate_vmap_rule = True
 
@@ -84,7 +85,7 @@ class _Along(torch.autograd.Function):
 
 
 def check_beta(beta: Any) -> float:
-    """β as a positive, finite number."""
+    """Validate β and return it as a float."""
     number = None
     if not isinstance(beta, bool | str):
         try:
@@ -95,6 +96,7 @@ def check_beta(beta: Any) -> float:
         raise TypeError(f"beta must be a positive number, got {type(beta).__name__}.")
     if not (math.isfinite(number) and number > 0):
         raise ValueError(
-            f"beta must be a positive, finite number, got {number}. Large β is close to the relu; 1 to 100 is usual."
+            f"beta must be a positive, finite number, got {number}. Pass 1 to 100, for example; large β is close to "
+            "the relu."
         )
     return number

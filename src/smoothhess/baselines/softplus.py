@@ -1,4 +1,4 @@
-"""The Hessian of the network with a SoftPlus in the place of every ReLU."""
+"""The Hessian of the network with SoftPlus in place of every ReLU."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ def softplus(
     dense: bool | None = None,
     internal_batch_size: int | None = None,
 ) -> Exact:
-    """Gradient and Hessian of the network with softplus, log(1 + exp(βz))/β, in the place of every relu.
+    """Gradient and Hessian of the network with softplus, log(1 + exp(βz))/β, in place of every relu.
 
-    The surrogate is f(x) + gᵀδ + ½δᵀHδ with the *model's* own f(x), `output`; `value` is what the softened network
-    says at x. leaky_relu, prelu, relu6 and hardtanh are sums of relus, and each of those is replaced; max-pooling
-    stays. The model itself is not edited.
+    The surrogate is f(x) + gᵀδ + ½δᵀHδ with f(x) of the original model. leaky_relu, prelu, relu6 and hardtanh are sums
+    of relus, each of which is replaced; max-pooling is not. The model itself is left unchanged.
 
     Args:
-        forward_func, inputs, target, additional_forward_args: as in `smoothhess.baselines.gradient`.
-        beta: how sharp the corner is left; large β is close to the relu.
-        feature_mask: integer group ids; sums over groups of features by one product for each group.
-        dense: whether the matrices (B, d, d) are made now. None makes them where they fit (d ≤ 8192, 4 GiB); else the
-            result is matrix-free and holds the model.
-        internal_batch_size: examples × directions per pass; chosen by memory when None. Never changes the result.
+        forward_func, inputs, target, additional_forward_args: see `smoothhess.baselines.gradient`.
+        beta: sharpness of the softplus; large β is close to the relu.
+        feature_mask, dense, internal_batch_size: see `smoothhess.baselines.hessian`.
+
+    Returns:
+        An Exact result: `gradient` and `hessian` of the softened network, `value` its output, and `output` the f(x) of
+        the original model.
+
+    Raises:
+        TypeError: if beta is not a number.
+        ValueError: if beta is not positive and finite, or if no relu is found in the model.
 
     >>> f = lambda x: torch.relu(x.sum(1))
     >>> softplus(f, torch.zeros(1, 2), beta=4.0).hessian  # β/4 at the corner

@@ -1,4 +1,4 @@
-"""The Hessian of the network with a Swish in the place of every ReLU."""
+"""The Hessian of the network with Swish in place of every ReLU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ def swish(
     dense: bool | None = None,
     internal_batch_size: int | None = None,
 ) -> Exact:
-    """As `softplus`, with z·sigmoid(βz) in the place of every relu.
+    """Gradient and Hessian of the network with swish, z·sigmoid(βz), in place of every relu.
+
+    Args:
+        forward_func, inputs, target, additional_forward_args, beta, feature_mask, dense, internal_batch_size: see
+            `softplus`.
+
+    Returns:
+        An Exact result, as for `softplus`.
+
+    Raises:
+        TypeError: if beta is not a number.
+        ValueError: if beta is not positive and finite, or if no relu is found in the model.
 
     >>> f = lambda x: torch.relu(x.sum(1))
     >>> swish(f, torch.zeros(1, 2), beta=4.0).hessian  # β/2 at the corner
@@ -72,5 +83,5 @@ class Swish:
         return self.beta * s * rest * (2 + t * (rest - s))
 
     def _finite(self, z: Tensor) -> Tensor:
-        """βz, held where s s̄ is 0 in any precision: infinity times 0 is no number."""
+        """βz, clamped to a range beyond which s s̄ is 0 in any precision, since infinity times 0 is NaN."""
         return (self.beta * z).clamp(-1e4, 1e4)

@@ -1,4 +1,4 @@
-"""Taylor-CAM: what the channels, or the places, of a layer do for an output, alone and in pairs."""
+"""Taylor-CAM: first- and second-order importance of the channels, or positions, of a layer for an output."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ def taylor_cam(
     internal_batch_size: int | None = None,
     **options: Any,
 ) -> Attribution:
-    """First and second order importance of the parts of a layer's output: channels, or places.
+    """First- and second-order importance of the parts of a layer's output: channels, or positions.
 
-    Give every part k of the activation A a gate s_k that multiplies it, and call F(s) the output of the model that goes
-    on from the gated activation. All gates are open, s = 1, and
+    A gate s_k multiplies every part k of the activation A, and F(s) is the model's output as a function of the gates.
+    At s = 1, where all gates are open,
 
         G_k = ∂F/∂s_k = ⟨A_k, ∂f/∂A_k⟩,   M_kl = ∂²F/∂s_k∂s_l = A_kᵀ (∂²f/∂A_k∂A_l) A_l.
 
-    Closing the gates in S changes the output by −Σ G_k + ½ Σ M_kl over S, to second order: G_k is what part k does, and
-    M_kl what two parts do beyond what each does alone. Over places, dims=(2, 3) of a convolution, G is the map of
-    gradient × activation, which is Grad-CAM where the rest of the model pools; `taylor_map` adds the pairs to it.
+    Closing the gates in S changes the output by −Σ G_k + ½ Σ M_kl over S, to second order: G_k is the effect of part k,
+    and M_kl the interaction of two parts. Over positions, dims=(2, 3) of a convolution, G is the map of gradient ×
+    activation, which is Grad-CAM if the rest of the model pools; `taylor_map` adds the interactions to it.
 
     Args:
-        forward_func: the model, borrowed and given back as it was.
-        layer: the module whose output is gated, or its name; it must run once in a forward pass.
-        inputs: (B, *shape), floating point; examples in dimension 0.
-        target: which output; see `smoothhess.model.targets`.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        dims: the dimensions of the layer's output (N, …) that the gates run over: 1 for channels, (2, 3) for the places
-            of an image, (1, 2, 3) for all units. Dimensions that are left out share a gate.
-        of: whose derivatives: "own" of the model, whose pairs vanish where what follows the layer is piecewise linear
-            (ReLU); "softplus" or "swish", with beta=, soften what follows the layer, not the activation itself;
-            "smooth" smooths over the gates, with sigma= in units of a whole gate, n_calls=, … of
-            `SmoothHess.attribute`; or a function with the signature of the baselines.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-        options: for what `of` names.
+        forward_func, inputs, target, additional_forward_args, internal_batch_size: see `gradient`.
+        layer: the module whose output is gated, or its name; it must run exactly once in a forward pass.
+        dims: dimensions of the layer's output (N, …) that have separate gates: 1 for channels, (2, 3) for the positions
+            of an image, (1, 2, 3) for all units. Entries along the other dimensions share a gate.
+        of: source of the derivatives: "own" (the model; M is zero if the layers after this one are piecewise linear),
+            "softplus" or "swish" (the layers after this one softened, with beta=), "smooth" (F smoothed over the gates,
+            with sigma= in units of a fully open gate, n_calls=, … of `SmoothHess.attribute`), or a function with the
+            signature of the baselines.
+        options: passed on to the source that `of` names.
 
     Returns:
-        An Attribution whose features are the gates, `inputs` all ones: `gradient` is G, the matrix M, `output` f(x) and
-        `value` what closing all gates takes away, f(x) − F(0).
+        An Attribution whose features are the gates, with `inputs` all ones: `gradient` is G, the matrix is M, `output`
+        is f(x) and `value` is f(x) − F(0), the effect of closing all gates.
+
+    Raises:
+        TypeError: if the layer does not return a tensor, or if dims are not ints.
+        ValueError: if the layer does not run exactly once, or if dims are not dimensions of its output.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2))
     >>> x = torch.randn(4, 1, 3, 3)
@@ -97,16 +97,21 @@ def taylor_cam(
     )
     first, second = (part.flatten(1).sum(1).mean() for part in (result.gradient, taylor_map(result)))
     note = (
-        f"closing all gates takes {float(result.value.mean()):.3g} away, {float(first):.3g} to first order and "
-        f"{float(second):.3g} to second, in the mean over examples{caution(found.relative_error)}"
+        f"closing all gates lowers the output by {float(result.value.mean()):.3g} ({float(first):.3g} to first order, "
+        f"{float(second):.3g} to second), mean over examples{caution(found.relative_error)}"
     )
     return replace(result, note=note)
 
 
 def taylor_map(result: Attribution) -> Tensor:
-    """What each gate contributes to second order, G − ½ M1, with the pairs' part shared equally, (B, *gates).
+    """The contribution of each gate to second order, G − ½ M1, which splits interactions equally between two gates.
 
-    Over the places of an image it is a map of them. It sums to the second-order estimate of f(x) − F(0).
+    Args:
+        result: a result of `taylor_cam`.
+
+    Returns:
+        The contributions, (B, *gates), which sum to the second-order estimate of f(x) − F(0). With gates over the
+        positions of an image this is a saliency map.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Flatten())
     >>> found = taylor_cam(lambda x: net(x).square().sum(1), net[0], torch.ones(1, 2))
@@ -118,25 +123,25 @@ def taylor_map(result: Attribution) -> Tensor:
 
 
 def _output(forward: Callable[[Tensor], Any], layer: nn.Module, points: Tensor) -> Tensor:
-    """What the layer returns on the way, (N, …)."""
+    """Output of the layer in a forward pass, (N, …)."""
     seen: list[Any] = []
     with _watching(layer, lambda output: seen.append(output) or output):
         forward(points)
     if len(seen) != 1:
         raise ValueError(
-            f"the layer ran {len(seen)} times in one forward pass, wanted once. "
-            + ("Is it part of this model?" if not seen else "Wrap the call you mean in a module of its own.")
+            f"the layer must run once in a forward pass, it ran {len(seen)} times. "
+            + ("Is it part of this model?" if not seen else "Wrap the call that you mean in a separate module.")
         )
     if not seen[0].is_floating_point() or len(seen[0]) != len(points) or seen[0].ndim < 2:
         raise ValueError(
-            f"the layer must give floating point activations with one row per input, ({len(points)}, …), got "
-            f"{tuple(seen[0].shape)} of {seen[0].dtype}."
+            f"the layer must return floating point activations with one row per input, ({len(points)}, …), got "
+            f"{tuple(seen[0].shape)} of {seen[0].dtype}. Pass another layer."
         )
-    return seen[0].detach().clone()  # a later step may work in place on it
+    return seen[0].detach().clone()  # a later operation may modify it in place
 
 
 def _gated(forward_func: Callable[..., Any], layer: nn.Module, dims: Sequence[int]) -> Callable[..., Any]:
-    """F: the model as a function of gates (N, *sizes), the activation that they gate, and its own arguments."""
+    """F: the model as a function of gates (N, *sizes), the gated activation, and the model's arguments."""
 
     def gated(gates: Tensor, activation: Tensor, *args: Any) -> Any:
         sizes = [size if i in dims else 1 for i, size in enumerate(activation.shape)]
@@ -149,14 +154,17 @@ def _gated(forward_func: Callable[..., Any], layer: nn.Module, dims: Sequence[in
 
 @contextmanager
 def _watching(layer: nn.Module, act: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """`act` decides what the layer returns; of a tuple, what its first tensor is."""
+    """Replace the layer's output, or the first tensor of a tuple, by `act` of it."""
 
     def after(_: nn.Module, __: Any, output: Any) -> Any:
         if isinstance(output, Tensor):
             return act(output)
         if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
             return (act(output[0]), *output[1:])
-        raise TypeError(f"the layer must give a tensor (or a tuple that begins with one), got {type(output).__name__}.")
+        raise TypeError(
+            f"the layer must return a tensor (or a tuple that begins with one), got {type(output).__name__}. Pass "
+            "another layer."
+        )
 
     handle = layer.register_forward_hook(after)
     try:
@@ -166,7 +174,7 @@ def _watching(layer: nn.Module, act: Callable[[Tensor], Tensor]) -> Iterator[Non
 
 
 def _check_dims(dims: Any, activation: Tensor) -> tuple[int, ...]:
-    """The dimensions of the activation that gates run over, in order."""
+    """The dimensions of the activation that have separate gates, ascending."""
     given = dims if isinstance(dims, tuple | list) else (dims,)
     if not given or not all(hasattr(i, "__index__") and not isinstance(i, bool) for i in given):
         raise TypeError(f"dims must be an int or a tuple of them, dimensions of the layer's output, got {dims!r}.")

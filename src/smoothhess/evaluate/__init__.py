@@ -1,4 +1,7 @@
-"""How good is an explanation: measured against the model itself."""
+"""Evaluation of explanations against the model: surrogates, attacks, sanity checks, scale sweeps and data sets.
+
+Baselines that SmoothHess is compared with belong in `smoothhess.baselines`.
+"""
 
 from smoothhess.evaluate.attack import AttackPath, attack, margin
 from smoothhess.evaluate.attack_comparison import AttackComparison, AttackDifference, post_hoc

@@ -1,4 +1,7 @@
-"""Attacks: the inputs inside a ball at which a surrogate of the model is lowest."""
+"""Attacks: the inputs inside a ball at which a surrogate of the model is lowest.
+
+Box constraints belong in `box_constraints.py`, the comparison of attacks on a classifier in `attack_comparison.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,24 @@ def attack(
 ) -> Tensor:
     """The inputs (B, *shape) inside the ball of `radius` at which the surrogate of the explained output is lowest.
 
-    Order 1 is the step −r G/‖G‖ (none where G = 0); order 2 the global minimum of Gᵀδ + ½δᵀHδ, exact. Any result with a
-    Taylor surrogate attacks; the explained output is the one it was made for: a probability, a logit, a `margin`.
+    Order 1 is the step −r G/‖G‖ (zero where G = 0); order 2 is the exact global minimum of Gᵀδ + ½δᵀHδ. The attacked
+    output is the one that the result explains: a probability, a logit, or a `margin`.
 
     Args:
         surrogate: a result, or a Taylor of one.
-        radius: of the ball, or one per example (B,).
-        order: 1 leaves the Hessian out. A `Taylor` of order 1 has none.
+        radius: radius of the ball, a number or one per example (B,).
+        order: 1 or 2; order 1 ignores the Hessian. A `Taylor` of order 1 has none.
         bounds: (low, high), numbers or tensors that broadcast against the inputs; perturbed inputs stay inside. To
-            first order the step is the best one in ball and box; to second order it is stationary in their intersection
-            and not worse than the clipped step, nor than the first-order one.
-        maximize: raise the explained output instead.
+            first order the step is optimal in ball and box; to second order it is stationary in their intersection and
+            not worse than the clipped step, nor than the first-order step.
+        maximize: whether to raise the explained output instead of lowering it.
+
+    Returns:
+        The perturbed inputs, (B, *shape).
+
+    Raises:
+        TypeError: if the surrogate is neither a result nor a Taylor.
+        ValueError: if order, radius or bounds are invalid, or if the surrogate's gradient is not finite.
 
     >>> f = lambda x: x.square().sum(1) - 2 * x[:, 0]
     >>> from smoothhess import SmoothHess
@@ -53,7 +63,7 @@ def attack(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttackPath:
-    """The attack as a function of the radius: one eigendecomposition serves them all.
+    """The attack as a function of the radius; all radii share one eigendecomposition. Created by `AttackPath.of`.
 
     >>> f = lambda x: x[:, 0] * x[:, 1]
     >>> from smoothhess import SmoothHess
@@ -64,13 +74,13 @@ class AttackPath:
 
     taylor: Taylor
     box: Box | None
-    sign: int  # −1: upwards
+    sign: int  # 1 lowers the surrogate, −1 raises it
 
     @staticmethod
     def of(
         surrogate: Interactions | Taylor, *, order: int = 2, bounds: Any = None, maximize: bool = False
     ) -> AttackPath:
-        """The arguments are those of `attack`."""
+        """Prepare the attack of a surrogate; see `attack` for the arguments."""
         if order not in (1, 2):
             raise ValueError(f"order must be 1 or 2, got {order!r}.")
         if isinstance(surrogate, Interactions):
@@ -79,11 +89,11 @@ class AttackPath:
             taylor = surrogate if order == 2 else Taylor(surrogate.inputs, surrogate.value, surrogate.gradient, None)
         else:
             raise TypeError(
-                f"an attack wants a result (Interactions) or a Taylor of one, got {type(surrogate).__name__}. "
-                "For a gradient of your own: smoothhess.baselines, or Taylor(inputs, value, gradient, None)."
+                f"surrogate must be a result (Interactions) or a Taylor of one, got {type(surrogate).__name__}. "
+                "For another gradient use smoothhess.baselines, or Taylor(inputs, value, gradient, None)."
             )
         if not torch.isfinite(taylor.gradient).all():
-            raise ValueError("the surrogate's gradient holds NaN or infinity. Look at result.gradient.")
+            raise ValueError("the surrogate's gradient holds NaN or infinity. Check result.gradient.")
         box = None if bounds is None else Box.around(taylor.inputs, bounds)
         return AttackPath(taylor, box, -1 if maximize else 1)
 
@@ -93,7 +103,7 @@ class AttackPath:
         return points if self.box is None else self.box.contain(points)
 
     def step(self, radius: float | Tensor) -> Tensor:
-        """The displacements alone, (B, d)."""
+        """The displacements δ, (B, d); `radius` may be one per example (B,)."""
         radii = self._radii(radius)
         if self.box is None:
             return self._in_ball(radii)
@@ -104,7 +114,7 @@ class AttackPath:
         return self.box.descend(starts, self._gradient, self._product, radii)
 
     def widened(self, radii: Sequence[float]) -> AttackPath:
-        """The same path, made ready for these radii: it matters where H is too large for an eigendecomposition."""
+        """The same path, prepared for these radii; of use where H is too large for an eigendecomposition."""
         if self.taylor.product is None:
             return self
         ready = replace(self)
@@ -112,7 +122,7 @@ class AttackPath:
         return ready
 
     def change(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """What the surrogate says of displacements (B, d): the gradient's part Gᵀδ and the Hessian's ½δᵀHδ, (B,)."""
+        """Change of the surrogate at displacements (B, d): the gradient's part Gᵀδ and the Hessian's ½δᵀHδ, (B,)."""
         linear = (self.taylor.gradient * step).sum(1)
         if self.taylor.product is None:
             return linear, torch.zeros_like(linear)
@@ -132,7 +142,7 @@ class AttackPath:
             raise ValueError("radius must be positive and finite for every example.")
         return radius.to(inputs)
 
-    # --- lowering the surrogate, or raising it: the same with both signs turned -----------------------------------
+    # --- minimisation; with sign −1, of the negated surrogate -----------------------------------------------------
 
     @property
     def _gradient(self) -> Tensor:
@@ -152,19 +162,26 @@ class AttackPath:
     def _spectrum(self) -> Spectrum:
         product = self.taylor.product
         assert product is not None
-        owner = getattr(product, "__self__", None)  # the result that a Taylor comes from, which knows its own rank
+        owner = getattr(product, "__self__", None)  # the result behind a Taylor, whose Hessian may be low-rank
         found = spectrum_of(self.taylor.gradient, owner if isinstance(owner, Interactions) else product)
         return found if self.sign > 0 else -found
 
 
-# --- what to attack ---------------------------------------------------------------------------------------------------
+# --- the margin between two classes -----------------------------------------------------------------------------------
 
 
 def margin(forward_func: Callable[..., Any]) -> Callable[..., Tensor]:
-    """The lead of one class over another as a forward function: gap(x, own, other, *args) = s_own − s_other, (N,).
+    """The score margin between two classes as a forward function: gap(x, own, other, *args) = s_own − s_other, (N,).
 
-    Explain and attack it to move inputs from one class to a chosen other one: the prediction turns where it crosses 0.
-    `own` and `other` are ints, or tensors with one class per example, passed as additional_forward_args.
+    Explain and attack the margin to move inputs from one class to a chosen other class: the other class has the higher
+    score where the margin is negative.
+
+    Args:
+        forward_func: the classifier, which returns scores (N, C).
+
+    Returns:
+        The function `gap`. Its arguments own and other are ints, or tensors with one class per example, and are passed
+        as additional_forward_args.
 
     >>> from smoothhess import SmoothHess
     >>> net = torch.nn.Linear(3, 4).double()
@@ -179,7 +196,7 @@ def margin(forward_func: Callable[..., Any]) -> Callable[..., Tensor]:
         scores = forward_func(points, *args)
         if not isinstance(scores, Tensor) or scores.ndim != 2:
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ValueError(f"a margin wants a model with scores (N, C), got {got}.")
+            raise ValueError(f"margin needs a model that returns scores (N, C), got {got}.")
         return _column(scores, own, "own") - _column(scores, other, "other")
 
     return gap
@@ -188,8 +205,8 @@ def margin(forward_func: Callable[..., Any]) -> Callable[..., Tensor]:
 def _column(scores: Tensor, index: Any, name: str) -> Tensor:
     """The score of one class for each row."""
     if isinstance(index, Tensor):
-        whole = not index.is_floating_point() and index.dtype != torch.bool
-        good = whole and index.shape in ((), (1,), scores.shape[:1])
+        integral = not index.is_floating_point() and index.dtype != torch.bool
+        good = integral and index.shape in ((), (1,), scores.shape[:1])
     else:
         good = isinstance(index, int) and not isinstance(index, bool)
     if not good:

@@ -1,4 +1,7 @@
-"""Several attacks at several radii, judged by whether the model's prediction survives them."""
+"""Comparison of attacks at several radii by the share of predictions that they leave unchanged.
+
+The attacks themselves belong in `attack.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,50 +24,50 @@ from smoothhess.result.taylor import Taylor
 
 Attacker = Interactions | Taylor | AttackPath | Tensor | Callable[[float], Tensor]
 
-ROOM = 1e-3  # by which a perturbed input may lie outside its ball, relative to the radius: rounding
+ROOM = 1e-3  # relative to the radius: distance outside the ball that is attributed to rounding
 
 
 @dataclass(frozen=True, eq=False)
 class AttackDifference:
-    """Share of unchanged predictions of one attack minus that of another, on the same points."""
+    """Difference between two attacks in the share of unchanged predictions, on the same points."""
 
     radii: tuple[float, ...]
-    value: Tensor  # (R,) negative where the first attack is the stronger
+    value: Tensor  # (R,) first minus second: negative where the first attack is stronger
     stderr: Tensor  # (R,) paired, over points
-    only_first: Tensor  # (R,) points that the first attack alone leaves unchanged
-    only_second: Tensor  # (R,)
-    p_value: Tensor  # (R,) McNemar's exact test: are the two equally strong?
+    only_first: Tensor  # (R,) points left unchanged by the first attack but not by the second
+    only_second: Tensor  # (R,) points left unchanged by the second attack but not by the first
+    p_value: Tensor  # (R,) McNemar's exact test of equal strength
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttackComparison:
-    """Predictions after M attacks at R radii on B points. Made by `post_hoc`.
+    """Predictions after M attacks at R radii on B points. Returned by `post_hoc`.
 
-    The methods attack the same points, so they are compared point by point (`difference`): margins that are far inside
-    the standard error of each share may still be real.
+    All methods attack the same points, so `difference` is a paired comparison: it can be significant where the
+    difference of two shares is smaller than their standard errors.
     """
 
     methods: tuple[str, ...]
     radii: tuple[float, ...]
     before: Tensor  # (B,) predicted class of the inputs
     after: Tensor  # (M, R, B) of the perturbed inputs
-    moved: Tensor  # (M, R, B) ‖δ‖; below the radius where the surrogate has its minimum inside, or where a box stops it
+    moved: Tensor  # (M, R, B) ‖δ‖; below the radius if the surrogate has its minimum inside, or if bounds are active
 
     def __len__(self) -> int:
         return len(self.before)
 
     @property
     def unchanged(self) -> Tensor:
-        """Whether the prediction is still the same, (M, R, B)."""
+        """Whether the prediction is the same as before the attack, (M, R, B)."""
         return self.after == self.before
 
     def share(self, name: str, radius: float) -> Average:
-        """Share of points with an unchanged prediction (low: a strong attack), and its binomial standard error."""
+        """Share of points with an unchanged prediction (low for a strong attack), and its binomial standard error."""
         share = float(self._outcomes(name, radius).double().mean())
         return Average(share, math.sqrt(share * (1 - share) / len(self)))
 
     def interval(self, name: str, radius: float, level: float = 0.95) -> tuple[float, float]:
-        """Wilson's interval of a share: has a width also where all points, or none, are unchanged."""
+        """Wilson's confidence interval of a share; its width is positive even for shares of 0 and 1."""
         share, n = self.share(name, radius).value, len(self)
         z2 = float(student_t.quantile(level, torch.tensor(torch.inf))) ** 2
         centre = (share + z2 / (2 * n)) / (1 + z2 / n)
@@ -72,11 +75,11 @@ class AttackComparison:
         return max(centre - reach, 0.0), min(centre + reach, 1.0)
 
     def difference(self, a: str, b: str) -> AttackDifference:
-        """How much stronger `b` is than `a` at each radius; negative where `a` is the stronger attack."""
+        """Share of unchanged predictions of `a` minus that of `b` at each radius; negative where `a` is stronger."""
         first, second = (self.unchanged[self._method(name)] for name in (a, b))  # (R, B)
         only_first, only_second = (first & ~second).sum(1), (second & ~first).sum(1)
         apart, n = only_first - only_second, len(self)
-        # the variance of a mean of −1, 0 and 1
+        # per-point differences are −1, 0 or 1
         variance = (only_first + only_second).double() / n - (apart / n).double().square()
         stderr = (variance.clamp_min(0) / n).sqrt() if n > 1 else torch.full_like(variance, torch.nan)
         return AttackDifference(
@@ -90,7 +93,7 @@ class AttackComparison:
 
     @staticmethod
     def cat(contests: Sequence[AttackComparison]) -> AttackComparison:
-        """Contests on different points, side by side.
+        """Concatenate comparisons of the same attacks on different points.
 
         >>> f = lambda x: torch.stack([x.sum(1), -x.sum(1)], 1)
         >>> parts = [post_hoc(f, x, {"down": lambda r, x=x: x - r / 2}, 1.0) for x in torch.ones(2, 3, 4)]
@@ -98,10 +101,10 @@ class AttackComparison:
         6
         """
         if not contests:
-            raise ValueError("wanted at least one contest.")
+            raise ValueError("wanted at least one comparison, got none.")
         first = contests[0]
         if len({(c.methods, c.radii) for c in contests}) != 1:
-            raise ValueError("contests can be put side by side only when methods and radii agree.")
+            raise ValueError("comparisons can be concatenated only when methods and radii agree.")
         return AttackComparison(
             first.methods,
             first.radii,
@@ -113,7 +116,8 @@ class AttackComparison:
     def to_markdown(self, against: str | None = None) -> str:
         """A table of methods by radii: unchanged predictions in per cent ± standard error.
 
-        `against` adds to each other method its paired difference to that one, and McNemar's p.
+        Args:
+            against: name of a reference method; adds the paired difference of each other method to it, and McNemar's p.
         """
         rows = [
             ["unchanged, %", *(f"r = {r:g}" for r in self.radii)],
@@ -128,9 +132,9 @@ class AttackComparison:
         return "\n".join(
             [
                 f"Predictions left unchanged by {len(self.methods)} attack(s) on {len(self)} point(s), in per cent "
-                "(low: strong)",
+                "(lower is stronger)",
                 *("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows),
-                "  ± one standard error over points; compare methods by difference(a, b), which is paired",
+                "  ± one standard error over points; to compare methods use difference(a, b), which is paired",
             ]
         )
 
@@ -170,30 +174,36 @@ def post_hoc(
     decide: Callable[[Any], Tensor] | None = None,
     internal_batch_size: int | None = None,
 ) -> AttackComparison:
-    """Which predictions survive: the paper's post-hoc accuracy of several attacks {name: attacker} at several radii.
+    """The predictions after several attacks {name: attacker} at several radii: the paper's post-hoc accuracy.
 
     Args:
-        forward_func: the classifier, borrowed and given back as it was; (N, C) scores.
+        forward_func: the classifier, which returns scores (N, C); it is left unchanged.
         inputs: (B, *shape).
-        attackers: what attacks. A result or a `Taylor` of it lowers its surrogate of the explained output as far as it
-            goes inside the ball: `result` or `result.taylor()` to second order, `result.taylor(1)` to first order, as
-            in `compare`; all radii come from one eigendecomposition. An `AttackPath` is taken as it is. A callable
-            radius → (B, *shape), or tensors (R, B, *shape), bring perturbed inputs of their own.
-        radii: one or several; no attacker may move further.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        bounds: (low, high) of the inputs, which surrogates then respect; see `attack`.
-        decide: from the model's output to classes (N,); the largest of (N, C) scores when None.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+        attackers: the attacks by name. A result, or a `Taylor` of one, minimises its surrogate of the explained output
+            inside the ball: `result` or `result.taylor()` to second order, `result.taylor(1)` to first order, as in
+            `compare`; all radii share one eigendecomposition. An `AttackPath` is used as it is. A callable radius →
+            (B, *shape), or a tensor (R, B, *shape), gives the perturbed inputs of any other attack.
+        radii: one or several radii; no attacker may move an input further.
+        additional_forward_args, internal_batch_size: see `SmoothHess.attribute`.
+        bounds: (low, high) of the inputs, for results and Taylors; see `attack`.
+        decide: maps the model's output to classes (N,); None takes the argmax of scores (N, C).
+
+    Returns:
+        An AttackComparison of all attackers on the same points.
+
+    Raises:
+        TypeError: if an attacker is none of the types above.
+        ValueError: if an attacker has other inputs, or moves an input out of the ball.
 
     >>> from smoothhess import SmoothHess
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)).double()
     >>> x = torch.randn(20, 4).double()
     >>> result = SmoothHess(net).attribute(x, target=net(x).argmax(1), radius=0.5, n_calls=200)
-    >>> contest = post_hoc(net, x, {"order 2": result, "order 1": result.taylor(1)}, [0.1, 0.5])
-    >>> contest.unchanged.shape
+    >>> found = post_hoc(net, x, {"order 2": result, "order 1": result.taylor(1)}, [0.1, 0.5])
+    >>> found.unchanged.shape
     torch.Size([2, 2, 20])
-    >>> contest.share("order 2", 0.5).value <= contest.share("order 2", 0.1).value
+    >>> found.share("order 2", 0.5).value <= found.share("order 2", 0.1).value
     True
     """
     check_inputs(inputs)
@@ -221,7 +231,7 @@ def post_hoc(
 
 
 class Judge:
-    """The classes (N,) that a model gives to points (N, *shape); for use inside `borrowed` and no_grad."""
+    """Predicted classes (N,) of points (N, *shape); must be called inside `borrowed` and no_grad."""
 
     def __init__(
         self,
@@ -238,7 +248,7 @@ class Judge:
         self.decide = _largest if decide is None else decide
 
     def __call__(self, points: Tensor, owner: Tensor | None = None) -> Tensor:
-        """`owner` says which input each point belongs to; one point for each when None."""
+        """Classes of the points; `owner` is the index of each point's input, None for one point per input."""
         owner = self.everyone if owner is None else owner
         (classes,) = self.oracle.in_batches(self._classes, points, owner, cautious=False)
         return classes
@@ -247,7 +257,7 @@ class Judge:
         classes = self.decide(self.oracle.bound(owner)(points))
         if not isinstance(classes, Tensor) or classes.shape != points.shape[:1]:
             got = tuple(classes.shape) if isinstance(classes, Tensor) else type(classes).__name__
-            raise ValueError(f"decide must give one class for each row, ({len(points)},), got {got}.")
+            raise ValueError(f"decide must return one class for each row, ({len(points)},), got {got}.")
         return (classes,)
 
 
@@ -274,7 +284,9 @@ def _checked(
     if isinstance(attacker, Interactions | Taylor):
         attacker = AttackPath.of(attacker, bounds=bounds)
     elif isinstance(attacker, AttackPath) and bounds is not None:
-        raise ValueError(f"attacker {name!r} is an AttackPath, which has bounds of its own: give it these.")
+        raise ValueError(
+            f"attacker {name!r} is an AttackPath, which already has bounds. Pass bounds to AttackPath.of instead."
+        )
     if isinstance(attacker, AttackPath):
         check_centre(name, attacker.taylor, inputs)
     elif isinstance(attacker, Tensor):
@@ -293,14 +305,14 @@ def _checked(
 
 
 def _distance(name: str, points: Any, inputs: Tensor, radius: float) -> Tensor:
-    """How far an attacker moved, (B,) on the CPU; raises where that is not allowed."""
+    """Distance that an attacker moved each input, (B,) on the CPU; raises if it exceeds the radius."""
     if not isinstance(points, Tensor) or points.shape != inputs.shape or points.dtype != inputs.dtype:
         got = f"{tuple(points.shape)} {points.dtype}" if isinstance(points, Tensor) else type(points).__name__
         raise ValueError(
-            f"attacker {name!r} must give perturbed inputs {tuple(inputs.shape)} {inputs.dtype}, got {got}."
+            f"attacker {name!r} must return perturbed inputs {tuple(inputs.shape)} {inputs.dtype}, got {got}."
         )
     if not torch.isfinite(points).all():
-        raise ValueError(f"attacker {name!r} gives NaN or infinite inputs at radius {radius:g}.")
+        raise ValueError(f"attacker {name!r} returns NaN or infinite inputs at radius {radius:g}.")
     distance = (points - inputs).flatten(1).double().norm(dim=1)
     if (distance > radius * (1 + ROOM)).any():
         raise ValueError(
@@ -311,7 +323,7 @@ def _distance(name: str, points: Any, inputs: Tensor, radius: float) -> Tensor:
 
 
 def mcnemar(only_first: Tensor, only_second: Tensor) -> Tensor:
-    """Exact two-sided p: are points that only one of two methods leaves unchanged shared out like tosses of a coin?
+    """McNemar's exact two-sided p-value: a binomial test with probability ½ on the points where two methods disagree.
 
     >>> mcnemar(torch.tensor([1, 0]), torch.tensor([9, 0]))
     tensor([0.0215, 1.0000], dtype=torch.float64)

@@ -1,9 +1,9 @@
-"""Displacements inside the unit ball, a function of (seed, block) alone.
+"""Random displacements inside the unit ball, a function of (seed, block) only.
 
     "ball"     uniform in the ball: |δ|^d is uniform in [0, 1], so nearly all points lie close to the sphere
-    "radius"   |δ| itself is uniform in [0, 1]: the sampler behind the paper's tables, much nearer the centre
+    "radius"   |δ| is uniform in [0, 1]: the sampler of the paper's tables, much closer to the centre
 
-Both have the same uniform directions, and their radii come from the same uniform numbers.
+Both use the same uniform directions, and their radii are computed from the same uniform numbers.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 SAMPLINGS = ("ball", "radius")
-BLOCK = 64  # rows that one random generator makes, for bookkeeping alone
-# Third words of the generator's key. Designs own the keys without one and with 1: were they used here too, a surrogate
-# would be judged, under the same seed, in the very directions that it was fitted to.
+BLOCK = 64  # rows per random generator
+# Third words of the generator's key. Designs use the keys without a third word and with 1: with the same keys here, a
+# surrogate would be evaluated, under the same seed, in the directions that it was fitted to.
 _DIRECTIONS, _RADII = 2, 3
 
 
 def check_sampling(sampling: str) -> None:
-    """Raise where there is no sampler of that name."""
+    """Raise if there is no sampler of that name."""
     if sampling not in SAMPLINGS:
         raise ValueError(
             f'sampling must be "ball" (uniform in the ball) or "radius" (uniform radius, the paper\'s tables), '
@@ -31,8 +31,8 @@ def check_sampling(sampling: str) -> None:
 def displacements(sampling: str, seed: int, start: int, stop: int, d: int) -> Tensor:
     """Rows start … stop − 1 of the stream of `seed` in the unit ball of R^d, (stop − start, d), float64 on the CPU.
 
-    >>> whole = displacements("ball", seed=0, start=0, stop=100, d=3)
-    >>> torch.equal(whole[40:90], displacements("ball", seed=0, start=40, stop=90, d=3))
+    >>> rows = displacements("ball", seed=0, start=0, stop=100, d=3)
+    >>> torch.equal(rows[40:90], displacements("ball", seed=0, start=40, stop=90, d=3))
     True
     """
     check_sampling(sampling)
@@ -44,7 +44,7 @@ def displacements(sampling: str, seed: int, start: int, stop: int, d: int) -> Te
 
 
 def _block(sampling: str, seed: int, block: int, rows: int, d: int) -> np.ndarray:
-    """The first rows of a block; they do not depend on how many are asked for."""
+    """The first rows of a block; they do not depend on the number of rows."""
     normal = np.random.default_rng((seed, block, _DIRECTIONS)).standard_normal((rows, d))
     direction = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     uniform = np.random.default_rng((seed, block, _RADII)).random((rows, 1))

@@ -1,8 +1,8 @@
-"""A box around each input, and what can be done exactly in its intersection with a ball.
+"""Box constraints on inputs: projection, linear and quadratic minimisation in the intersection of box and ball.
 
-Both the nearest point to y and the lowest point of −yᵀδ in the intersection are δ = clip(s·y) with one number s per
-example (the stationarity conditions separate over features), and ‖clip(s·y)‖ grows with s, in pieces between the values
-at which features reach their walls. So s comes from one sort, without iteration.
+Both the point nearest to y and the minimiser of −yᵀδ in the intersection are δ = clip(s·y) with one number s per
+example (the stationarity conditions separate over features). ‖clip(s·y)‖ increases with s, piecewise between the values
+of s at which features reach their bounds, so s is computed from one sort, without iteration.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 STEPS = 1000  # of projected gradient, at most; tens are usual
-MEMORY = 10  # values, the highest of which a step must stay below
-CALM = 5  # tiny steps in a row after which nothing moves any more; one alone may be that of a steep direction
-FARTHEST = 100.0  # radii that a step may aim beyond the ball, where the quadratic bends down
+MEMORY = 10  # recent values, whose maximum a step must stay below (nonmonotone line search)
+CALM = 5  # consecutive tiny steps that count as convergence; a single one may be due to a steep direction
+FARTHEST = 100.0  # longest step before projection, in radii; reached where the curvature is negative
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """How far each feature may move down (low ≤ 0) and up (high ≥ 0), each (B, d)."""
+    """Bounds of the displacements of each feature, low ≤ 0 and high ≥ 0, (B, d) each."""
 
     low: Tensor
     high: Tensor
-    walls: tuple[Tensor, Tensor]  # (B, *shape), where absolute inputs end
+    walls: tuple[Tensor, Tensor]  # (B, *shape) each, bounds of the absolute inputs
 
     @staticmethod
     def around(inputs: Tensor, bounds: Any) -> Box:
@@ -48,48 +48,48 @@ class Box:
                     f"{tuple(inputs.shape)}; {name} is {_described(bound)}."
                 ) from None
         low, high = walls
-        if not ((low <= inputs) & (inputs <= high)).all():  # NaN in the bounds, too
+        if not ((low <= inputs) & (inputs <= high)).all():  # also true for NaN in the bounds
             outside = int((~((low <= inputs) & (inputs <= high))).flatten(1).any(1).sum())
             raise ValueError(
                 f"{outside} of {len(inputs)} inputs lie outside the bounds, wanted low ≤ input ≤ high everywhere. Pass "
-                "the bounds in the units that the model sees (after normalisation)."
+                "the bounds in the units of the model's inputs (after normalisation)."
             )
         return Box((low - inputs).flatten(1), (high - inputs).flatten(1), (low, high))
 
     def contain(self, points: Tensor) -> Tensor:
-        """Absolute points (B, *shape) to the last bit inside: x + (high − x) may round to more than high."""
+        """Clip absolute points (B, *shape) to the bounds, since x + (high − x) may round to more than high."""
         low, high = self.walls
         return torch.minimum(torch.maximum(points, low), high)
 
     def clip(self, rows: Tensor) -> Tensor:
-        """Each displacement (B, n, d) moved into the box, feature by feature."""
+        """Clip displacements (B, n, d) to the box."""
         return torch.minimum(torch.maximum(rows, self.low[:, None]), self.high[:, None])
 
     def project(self, rows: Tensor, radius: Tensor) -> Tensor:
-        """The points of box and ball nearest to displacements (B, n, d); radius (B,)."""
+        """Project displacements (B, n, d) to the intersection of box and ball; radius (B,)."""
         return self._scaled(rows, self._largest(rows, radius).clamp_max(1))
 
     def steepest(self, gradient: Tensor, radius: Tensor) -> Tensor:
-        """The displacement (B, d) in box and ball at which gᵀδ is lowest; radius (B,)."""
+        """The displacement (B, d) in box and ball that minimises gᵀδ; radius (B,)."""
         downhill = -gradient[:, None]
         return self._scaled(downhill, self._largest(downhill, radius))[:, 0]
 
     def _scaled(self, rows: Tensor, scale: Tensor) -> Tensor:
-        """clip(s·y), also for s = ∞, where features that do not pull stay."""
+        """clip(s·y), also for s = ∞; features with y = 0 do not move."""
         return self.clip(torch.where(rows == 0, 0, rows * scale[..., None]))
 
     def _largest(self, rows: Tensor, radius: Tensor) -> Tensor:
-        """The largest s (B, n) with ‖clip(s·y)‖ ≤ radius; ∞ where the whole corner lies inside the ball."""
+        """The largest s (B, n) with ‖clip(s·y)‖ ≤ radius; ∞ where the corner of the box lies inside the ball."""
         size = rows.double().abs()
         reach = torch.where(rows > 0, self.high[:, None], -self.low[:, None]).double()
-        wall = torch.where(size > 0, reach / size, torch.inf)  # the s at which a feature stops
+        wall = torch.where(size > 0, reach / size, torch.inf)  # the s at which a feature reaches its bound
         wall, order = wall.sort(-1)
         size2 = size.gather(-1, order).square()
         reach2 = torch.where(size > 0, reach, 0).gather(-1, order).square()
         stopped = reach2.cumsum(-1)
         before = torch.cat([torch.zeros_like(stopped[..., :1]), stopped[..., :-1]], -1)
-        free = size2.flip(-1).cumsum(-1).flip(-1)  # of those that still move
-        norm2 = before + torch.where(free > 0, wall.square() * free, 0)  # at each wall
+        free = size2.flip(-1).cumsum(-1).flip(-1)  # over features that still move
+        norm2 = before + torch.where(free > 0, wall.square() * free, 0)  # at each of these s
         over = norm2 > radius.double().square()[:, None, None]
         first = over.to(torch.uint8).argmax(-1, keepdim=True)
         left = radius.double().square()[:, None, None] - before.gather(-1, first)
@@ -97,11 +97,11 @@ class Box:
         return torch.where(over.any(-1), scale[..., 0], torch.inf).to(rows.dtype)
 
     def descend(self, starts: Tensor, gradient: Tensor, product: Callable[[Tensor], Tensor], radius: Tensor) -> Tensor:
-        """The lowest of gᵀδ + ½δᵀHδ (B, d) that is found in box and ball from each of (B, n, d) starts.
+        """A local minimiser (B, d) of gᵀδ + ½δᵀHδ in box and ball, the best one from (B, n, d) starting points.
 
-        Spectral projected gradient (Birgin, Martínez and Raydan): steps of the inverse curvature along the last one,
-        which may go uphill for a while. The problem is not convex: what is found is stationary and not worse than any
-        start, but not known to be the lowest of all.
+        Spectral projected gradient (Birgin, Martínez and Raydan): step sizes are inverse curvatures along the previous
+        step, and the search is nonmonotone. The problem is not convex: the result is stationary and not worse than any
+        starting point, but it need not be the global minimum.
         """
         delta = self.project(starts, radius)
         g, r = gradient[:, None], radius[:, None]
@@ -122,7 +122,7 @@ class Box:
             bend = product(move)
             down, curve = (slope * move).sum(-1), (bend * move).sum(-1)
             good = down + curve / 2 <= recent.amax(-1) - value + 1e-4 * down
-            part = torch.where(good, 1.0, (-down / curve.clamp_min(tiny)).clamp(0, 1))  # the lowest point on the way
+            part = torch.where(good, 1.0, (-down / curve.clamp_min(tiny)).clamp(0, 1))  # exact line search
             delta, bent = delta + part[..., None] * move, bent + part[..., None] * bend
             value = value + part * down + part.square() * curve / 2
             better = value < lowest
@@ -135,7 +135,7 @@ class Box:
 
 
 def _reaching(radius: Tensor, slope: Tensor) -> Tensor:
-    """The stride (B, n) along slopes (B, n, d) that is `radius` (B, 1) long; 0 where there is no slope."""
+    """The step size (B, n) that makes a step along slopes (B, n, d) `radius` (B, 1) long; 0 where the slope is 0."""
     length, info = slope.norm(dim=-1), torch.finfo(slope.dtype)
     return torch.where(length > 0, radius / length.clamp_min(info.tiny), 0).clamp_max(info.max**0.5)
 

@@ -1,4 +1,8 @@
-"""Is SmoothHess better here, on this model? Every baseline on the same points, as a surrogate and as an attack."""
+"""Comparison of SmoothHess with the baselines on the same points, as surrogates and as attacks.
+
+This module chooses and runs the methods; the two comparisons belong in `compare_surrogates.py` and
+`attack_comparison.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess import baselines as known
+from smoothhess import baselines as baseline_methods
 from smoothhess.curvature import activation_hooks
 from smoothhess.evaluate.attack_comparison import AttackComparison, post_hoc
 from smoothhess.evaluate.compare_surrogates import Comparison, compare
@@ -25,22 +29,25 @@ from smoothhess.result.taylor import Taylor
 BASELINES = ("softplus", "swish", "gradient", "random")
 NAMES = {"softplus": ("SoftPlus H+G", "SoftPlus G"), "swish": ("Swish H+G", "Swish G"), "hessian": ("own H+G",)}
 OURS = ("SmoothHess", "SmoothGrad")
-PROBES, PROBED = 64, 16  # draws around so many inputs show how far pre-activations spread: to a few per cent
-_BENT = ("relu", "leaky_relu", "prelu", "hardtanh")  # calls that softened networks replace
+PROBES, PROBED = 64, 16  # draws per input, and inputs: the standard deviation of pre-activations to a few per cent
+_BENT = ("relu", "leaky_relu", "prelu", "hardtanh")  # activations that softened networks replace
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MethodComparison:
-    """How SmoothHess and its baselines do around the same B inputs. Made by `compare_methods`."""
+    """Surrogate errors and attacks of SmoothHess and its baselines around the same B inputs.
+
+    Returned by `compare_methods`.
+    """
 
     radius: float
-    results: Mapping[str, Interactions]  # "smoothhess", and each baseline that could be made
-    surrogates: Comparison  # P_MSE; without "random", which says nothing about f
-    attacks: AttackComparison | None  # None where the model does not classify
-    notes: tuple[str, ...]  # what was chosen, and what is missing and why
+    results: Mapping[str, Interactions]  # "smoothhess", and each baseline that could be computed
+    surrogates: Comparison  # P_MSE; without "random", which is not a surrogate of f
+    attacks: AttackComparison | None  # None if the model is not a classifier
+    notes: tuple[str, ...]  # parameters that were chosen, and methods that were left out, with the reason
 
     def to_markdown(self) -> str:
-        """Both tables, with paired differences to SmoothHess: above 0, SmoothHess is the better surrogate or attack."""
+        """Both tables, with paired differences to SmoothHess; positive where SmoothHess is better."""
         parts = [self.surrogates.to_markdown(against=OURS[0])]
         if self.attacks is not None:
             parts.append(self.attacks.to_markdown(against=OURS[0]))
@@ -53,7 +60,7 @@ class MethodComparison:
         return "\n".join([*parts, "", *self.notes])
 
     def _verdicts(self, word: str, table: Comparison | AttackComparison) -> list[str]:
-        """One line for each baseline: its paired difference to SmoothHess, and who is ahead."""
+        """One line per baseline: its paired difference to SmoothHess, and which method is better."""
         lines = []
         for name in table.methods:
             if name == OURS[0]:
@@ -84,24 +91,30 @@ def compare_methods(
     internal_batch_size: int | None = None,
     seed: int = 0,
 ) -> MethodComparison:
-    """SmoothHess, SmoothGrad and their baselines within `radius` of each input: P_MSE, and attacks on classifiers.
+    """Compare SmoothHess, SmoothGrad and baselines within `radius` of each input: P_MSE, and attacks on classifiers.
 
     Args:
-        forward_func: the model, borrowed and given back as it was.
-        inputs: (B, *shape); with more points the paired differences become more certain.
-        target: which output is explained, followed and attacked; see `smoothhess.model.targets`.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        radius: of the ball that surrogates are judged and attacks live in.
-        sigma: smoothing of SmoothHess and SmoothGrad, radius/√d when None. `smoothhess.evaluate.select` chooses it.
-        beta: of SoftPlus; Swish has half of it. When None it is matched to sigma: the curvature of the corner of a unit
-            whose pre-activation spreads by τ is 1/(√(2π) τ) under Gaussian smoothing and β/4 (SoftPlus) or β/2
-            (Swish), with τ measured at these inputs.
-        baselines: any of "softplus", "swish", "gradient", "random" and "hessian", the model's own.
-        n_calls: of SmoothHess; None samples until its relative error is 0.1.
-        n_samples, sampling: of P_MSE, as in `perturbation_mse`.
-        bounds, decide: of the attacks, as in `post_hoc`.
-        internal_batch_size: rows per forward pass; chosen by memory when None.
-        seed: of all draws.
+        forward_func: the model, or another callable; it is left unchanged.
+        inputs: (B, *shape); the standard errors of the paired differences decrease with the number of points.
+        target: the output to explain, to approximate and to attack; see `smoothhess.model.targets`.
+        additional_forward_args, internal_batch_size: see `SmoothHess.attribute`.
+        radius: radius of the ball for surrogate errors and attacks.
+        sigma: smoothing of SmoothHess and SmoothGrad; radius/√d when None. `smoothhess.evaluate.select` tunes it.
+        beta: β of SoftPlus; Swish uses half of it. None matches it to sigma: for a pre-activation with standard
+            deviation τ, the curvature of a smoothed relu at its kink is 1/(√(2π) τ) under Gaussian smoothing and β/4
+            (SoftPlus) or β/2 (Swish); τ is measured at these inputs.
+        baselines: any of "softplus", "swish", "gradient", "random" and "hessian" (that of the model).
+        n_calls: gradient calls of SmoothHess per example; None samples until its relative error is 0.1.
+        n_samples, sampling: see `perturbation_mse`.
+        bounds, decide: see `post_hoc`.
+        seed: seed of all draws.
+
+    Returns:
+        A MethodComparison. Its p-values are not corrected for the number of baselines.
+
+    Raises:
+        TypeError: if sigma is not a number.
+        ValueError: if radius, beta or the names of the baselines are invalid.
 
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)).double()
@@ -112,7 +125,6 @@ def compare_methods(
     >>> bool(found.surrogates.difference("gradient", "SmoothHess").value > 0)
     True
     """
-
     check_inputs(inputs)
     check_radius(radius)
     _check_baselines(baselines)
@@ -132,16 +144,16 @@ def compare_methods(
         options: dict[str, Any] = dict(rows)
         if name in ("softplus", "swish"):
             if beta is None:
-                notes.append(f"{NAMES[name][0]}: left out, no relu was seen that it could replace.")
+                notes.append(f"{NAMES[name][0]}: left out, since the model has no relu to replace.")
                 continue
             options["beta"] = beta if name == "softplus" else beta / 2
             notes.append(f"{NAMES[name][0]}: β = {options['beta']:.3g}.")
         if name == "random":
             options["seed"] = seed
         with warnings.catch_warnings():
-            if name == "hessian":  # says that it is zero; so does its note, below
+            if name == "hessian":  # its note, below, repeats the warning that it is zero
                 warnings.simplefilter("ignore", UserWarning)
-            results[name] = getattr(known, name)(forward_func, inputs, *about, **options)
+            results[name] = getattr(baseline_methods, name)(forward_func, inputs, *about, **options)
         if note := getattr(results[name], "note", ""):
             notes.append(f"{name}: {note}.")
     taylors = _taylors(results)
@@ -158,7 +170,7 @@ def compare_methods(
     )
     attacks = None
     if decide is None and not _classifies(forward_func, inputs, additional_forward_args, internal_batch_size):
-        notes.append("No attacks: the output has no classes, (N, C). Pass decide=, from the output to classes.")
+        notes.append("No attacks: the output is not scores (N, C) of classes. Pass decide=, from output to classes.")
     else:
         attacks = post_hoc(
             forward_func, inputs, taylors, radius, additional_forward_args, bounds=bounds, decide=decide, **rows
@@ -167,7 +179,7 @@ def compare_methods(
 
 
 def _taylors(results: Mapping[str, Interactions]) -> dict[str, Taylor]:
-    """The surrogates that a result stands for: of second order, of first order, or both."""
+    """The surrogates of each result by name: of second order, of first order, or both."""
     taylors: dict[str, Taylor] = {}
     for name, result in results.items():
         second, *first = {"smoothhess": OURS, **NAMES}.get(name, ("", name))
@@ -186,9 +198,9 @@ def _spread(
     internal_batch_size: int | None,
     seed: int,
 ) -> float | None:
-    """τ: root mean square over units and inputs of a pre-activation's standard deviation under the noise.
+    """τ: root mean square over units and inputs of the standard deviation of pre-activations under the noise.
 
-    None where no relu is seen. A few of the inputs are enough to know a scale.
+    Measured at a few of the inputs; None if the model calls no relu.
     """
     if activation_hooks.is_opaque(forward_func):
         return None
@@ -210,7 +222,7 @@ def _spread(
 
 
 def _classifies(forward_func: Callable[..., Any], inputs: Tensor, args: Any, internal_batch_size: int | None) -> bool:
-    """Whether the model gives scores (N, C) of several classes."""
+    """Whether the model returns scores (N, C) of several classes."""
     oracle = Oracle(forward_func, inputs, None, args, check_batch_size(internal_batch_size))
     with borrowed(forward_func, inputs.device), torch.no_grad():
         output = oracle.bound(torch.zeros(1, dtype=torch.long, device=inputs.device))(inputs[:1])
@@ -218,6 +230,6 @@ def _classifies(forward_func: Callable[..., Any], inputs: Tensor, args: Any, int
 
 
 def _check_baselines(names: Any) -> None:
-    known = (*BASELINES, "hessian")
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(name in known for name in names):
-        raise ValueError(f"baselines must be some of {', '.join(map(repr, known))}, got {names!r}.")
+    allowed = (*BASELINES, "hessian")
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(name in allowed for name in names):
+        raise ValueError(f"baselines must be a list of some of {', '.join(map(repr, allowed))}, got {names!r}.")

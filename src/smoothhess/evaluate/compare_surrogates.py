@@ -1,4 +1,7 @@
-"""Several surrogates at several radii, judged on the same points of the model."""
+"""Comparison of surrogates at several radii by P_MSE, on the same samples.
+
+The estimate of P_MSE itself belongs in `perturbation_mse.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from smoothhess.linalg.trust_region.check_radius import check_radius
 
 
 class Average(NamedTuple):
-    """A mean over points and its standard error over points (NaN for a single point)."""
+    """A mean over points and its standard error."""
 
-    value: float
-    stderr: float
+    value: float  # mean over points
+    stderr: float  # standard error over points; NaN for a single point
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """P_MSE of one method minus that of another, on the same points and draws."""
+    """P_MSE of one method minus that of another, on the same points and samples."""
 
     radii: tuple[float, ...]
     value: Tensor  # (R,) mean over points
@@ -33,7 +36,7 @@ class Difference:
 
     @property
     def p_value(self) -> Tensor:
-        """Student's paired test over points: is the mean difference zero? (R,); NaN for a single point."""
+        """p-value of Student's paired test over points that the mean difference is zero, (R,); NaN for one point."""
         t = torch.where(self.value == 0, 0.0, self.value / self.stderr)
         df = torch.tensor(float(max(self.per_point.shape[1] - 1, 1)))
         return torch.where(self.stderr.isnan(), torch.nan, student_t.two_sided_p(t.nan_to_num(0), df))
@@ -41,19 +44,19 @@ class Difference:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """P_MSE of M methods at R radii around B points, with standard errors. Made by `compare`.
+    """P_MSE of M methods at R radii around B points, with standard errors. Returned by `compare`.
 
-    Two kinds of error: `stderr` says how well the samples know each ball; `mean(…).stderr` says how much the mean would
-    move with other points. Points of one comparison share their draws, so that the sampling error of a mean over points
-    falls with n_samples alone: `sampling_stderr`.
+    There are two kinds of standard error. `stderr` is over the samples in each ball; `mean(…).stderr` is over points.
+    All points of one comparison share their samples, so the sampling error of a mean over points, `sampling_stderr`,
+    decreases with n_samples but not with the number of points.
     """
 
     methods: tuple[str, ...]
     radii: tuple[float, ...]
     errors: Tensor  # (M, R, B) mean of (f̃ − f)² over the samples
-    covariance: Tensor  # (R, B, M, M) of the methods' errors, as the samples know them
-    mean_covariance: Tensor  # (R, M, M) of their means over points
-    n_samples: int  # forward passes per radius and point, whatever the number of methods
+    covariance: Tensor  # (R, B, M, M) covariance of `errors` between methods, over samples
+    mean_covariance: Tensor  # (R, M, M) covariance of their means over points, over samples
+    n_samples: int  # forward passes per radius and point, for any number of methods
     sampling: str
     seeds: tuple[int, ...]
 
@@ -86,7 +89,7 @@ class Comparison:
 
     @staticmethod
     def cat(tables: Sequence[Comparison]) -> Comparison:
-        """Comparisons of different points, side by side; each must have draws of its own (another seed).
+        """Concatenate comparisons of the same methods on different points; each must have its own seed.
 
         >>> f = lambda x: x.square().sum(1)
         >>> zero = lambda points: points.new_zeros(points.shape[:2])
@@ -95,17 +98,15 @@ class Comparison:
         4
         """
         if not tables:
-            raise ValueError("wanted at least one comparison.")
+            raise ValueError("wanted at least one comparison, got none.")
         first = tables[0]
         if len({(t.methods, t.radii, t.n_samples, t.sampling) for t in tables}) != 1:
-            raise ValueError(
-                "comparisons can be put side by side only when methods, radii, n_samples and sampling agree."
-            )
+            raise ValueError("comparisons can be concatenated only when methods, radii, n_samples and sampling agree.")
         seeds = tuple(s for t in tables for s in t.seeds)
         if len(set(seeds)) != len(seeds):
             raise ValueError(
-                f"these comparisons share draws (seeds {seeds}), so the error of their mean is not known. Pass a seed "
-                "of its own to each compare(…)."
+                f"these comparisons share draws (seeds {seeds}), so the error of their mean cannot be computed. Pass "
+                "different seeds to compare(…)."
             )
         shares = [len(t) / sum(map(len, tables)) for t in tables]
         weighted = [share**2 * t.mean_covariance for share, t in zip(shares, tables, strict=True)]
@@ -123,7 +124,8 @@ class Comparison:
     def to_markdown(self, against: str | None = None) -> str:
         """A table of methods by radii, mean ± standard error.
 
-        `against` adds to each other method its paired difference to that one.
+        Args:
+            against: name of a reference method; adds the paired difference of each other method to it.
         """
         rows = [
             ["P_MSE", *(f"r = {r:g}" for r in self.radii)],
@@ -145,11 +147,11 @@ class Comparison:
         if len(self) == 1:
             return "\n".join([*lines, "  ± one standard error over samples"])
         share = (self.sampling_stderr / self.errors.mean(2)).nan_to_num(0).max()
-        note = f"  ± one standard error over points; that of sampling is at most {float(share):.1%} of a mean"
+        note = f"  ± one standard error over points; the sampling error is at most {float(share):.1%} of a mean"
         return "\n".join([*lines, note])
 
     def _cells(self, against: str | None = None) -> list[list[str]]:
-        """Name and mean ± standard error at each radius; over samples where there is one point only."""
+        """Name and mean ± standard error at each radius; over samples if there is only one point."""
         table = []
         if against is not None:
             self._method(against)
@@ -192,9 +194,21 @@ def compare(
 ) -> Comparison:
     """P_MSE of several surrogates {name: surrogate} at one or several radii, from one set of model calls.
 
-    All methods see the same points, so their differences are paired, and all radii the same displacements, scaled. A
-    radius costs n_samples forward passes per point of its own: drawing all radii from one set of points would need
-    weights that explode with the dimension. The other arguments are those of `perturbation_mse`.
+    All methods are evaluated at the same points, so their differences are paired, and all radii use the same
+    displacements, scaled. Each radius costs n_samples forward passes per point, since the importance weights for
+    sharing points between radii would grow exponentially with the dimension.
+
+    Args:
+        forward_func, inputs, target, additional_forward_args: see `perturbation_mse`.
+        surrogates: the surrogates by name, as for `perturbation_mse`.
+        radii: one or several radii, each once.
+        n_samples, sampling, internal_batch_size, seed: see `perturbation_mse`.
+
+    Returns:
+        A Comparison of all surrogates at all radii.
+
+    Raises:
+        ValueError: if there is no surrogate or no radius, or if a surrogate has other inputs.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
     >>> x = torch.randn(5, 4).double()
@@ -239,7 +253,7 @@ def compare(
 
 
 def as_radii(radii: Any) -> tuple[float, ...]:
-    """One number, or anything that holds several, as a tuple of different positive numbers."""
+    """Validate one number or a sequence of numbers as a tuple of distinct positive radii."""
     listed = radii.tolist() if hasattr(radii, "tolist") else radii
     listed = list(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else [listed]
     for radius in listed:
@@ -255,7 +269,7 @@ def _root_diagonal(covariance: Tensor) -> Tensor:
 
 
 def _over_points(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the last dimension and its standard error; NaN where there is one value."""
+    """Mean over the last dimension and its standard error; NaN for a single value."""
     points = values.shape[-1]
     spread = values.std(-1) if points > 1 else torch.full_like(values[..., 0], torch.nan)
     return values.mean(-1), spread / points**0.5

@@ -1,4 +1,7 @@
-"""Records of a data set, one after the other: each explained from draws of its own, none kept."""
+"""Streaming of interactions over a data set: each record is explained from its own draws, and only sums are kept.
+
+The accumulated result belongs in `global_summary.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Exact
 from smoothhess.result.interactions import Interactions
 
-LEAST_CALLS, MOST_CALLS = 64, 1024  # of a record, when none are asked for: the noise of records averages out
-CHUNK_BYTES, MOST_RECORDS = 1 << 28, 256  # records explained at once: so many bytes of matrices, and no more than that
-MOST_FEATURES = 4096  # ten matrices of all pairs are kept, and about as many made: 3 GB
-FORWARD_ROWS = 1024  # records whose prediction is asked for at once
+LEAST_CALLS, MOST_CALLS = 64, 1024  # per record when n_calls is None; the noise averages out over records
+CHUNK_BYTES, MOST_RECORDS = 1 << 28, 256  # limits of a chunk: bytes of matrices, and records
+MOST_FEATURES = 4096  # ten (F, F) matrices are kept and about as many are temporary: 3 GB
+FORWARD_ROWS = 1024  # batch size of the forward passes for target="predicted"
 
 Explain = Callable[[Tensor, Any, list[int]], Interactions]  # inputs, target, one seed per record → result
 
@@ -46,32 +49,40 @@ def global_interactions(
     show_progress: bool = False,
     **options: Any,
 ) -> GlobalInteractions:
-    """Interactions over a data set, streamed: nothing but a few (F, F) matrices is kept.
+    """Interactions over a data set, accumulated in one pass; memory holds a few (F, F) matrices for any data set.
 
-    Every record is explained twice from draws of its own, a function of (seed, number of the record) alone, so the
-    standard errors over records are honest and any batch size gives the same result.
+    Every record is explained twice from independent draws, which are a function of (seed, number of the record) only.
+    The standard errors over records therefore include the sampling noise, and the batch size does not change the
+    result.
 
     Args:
-        explainer: `SmoothHess(model)`, or any function (inputs, target, seeds) → Interactions that gives each record
-            the draws of its own seed. One whose results hold no draws (baselines without seed=seeds) is called once.
-        batches: a tensor (N, *shape), or an iterable of batches: tensors, or tuples that begin with the inputs, as a
-            DataLoader gives them.
-        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function
-            gets the batch, `target(inputs)` or `target(*batch)` (lambda x, y: y takes labels); with a tensor of N
-            records also one per record.
-        additional_forward_args: further arguments of the model, the same for all, or a function of the batch like
-            target, whose tensors with a row per record follow their record.
-        feature_mask: integer group ids with the shape of one input: pairs of groups, and no d × d.
-        sigma: as `radius` and `gaussian` in `SmoothHess.attribute`; exactly one of the three.
-        radius: see sigma.
-        gaussian: see sigma.
-        n_calls: gradient calls of a record, both estimates together. None: whole blocks of the orthogonal design, 4d or
-            a multiple of it, from 64 and up to 1024. Noise averages out over records and biases nothing, so more
-            records are worth more than more calls.
-        seed: of all draws.
-        first_record: number of the first record, where a data set is worked on in parts that are merged.
-        show_progress: a progress bar.
-        options: others of `SmoothHess.attribute`: design, control, internal_batch_size, precision, …
+        explainer: `SmoothHess(model)`, or a function (inputs, target, seeds) → Interactions that uses a separate seed
+            for each record. A function whose results hold no draws (baselines without seed=seeds) is called once.
+        batches: a tensor (N, *shape), or an iterable of batches: tensors, or tuples that begin with the inputs, such as
+            a DataLoader.
+        target: the output to explain; see `smoothhess.model.targets`. "predicted" is the largest output of each record;
+            a function is called with the batch, `target(inputs)` or `target(*batch)` (lambda x, y: y takes labels);
+            for a tensor of N records it may also hold one target per record.
+        additional_forward_args: further arguments of the model, the same for all batches, or a function of the batch as
+            for target; tensors with one row per record are split with the records.
+        feature_mask: integer group ids with the shape of one input; interactions are then between groups, without
+            matrices of size d × d.
+        sigma, radius, gaussian: see `SmoothHess.attribute`; exactly one of the three.
+        n_calls: gradient calls per record, for both estimates in total. None takes complete blocks of the orthogonal
+            design, a multiple of 4d from 64 up to 1024. The noise averages out over records without bias, so more
+            records reduce the error more than more calls.
+        seed: seed of all draws.
+        first_record: number of the first record, for a data set that is processed in parts and merged.
+        show_progress: whether to show a progress bar.
+        options: other options of `SmoothHess.attribute`: design, control, internal_batch_size, precision, …
+
+    Returns:
+        A GlobalInteractions with mean H, mean |H| and E[H²] of every pair and standard errors over records.
+
+    Raises:
+        TypeError: if the explainer or a batch has another type.
+        ValueError: if there are no batches, too many features, or options that conflict with unbiased estimates from a
+            fixed number of calls.
 
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)).double()
     >>> x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -84,9 +95,9 @@ def global_interactions(
     """
     for number, name in ((seed, "seed"), (first_record, "first_record")):
         if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
-            raise ValueError(f"{name} must be a whole number, 0 or more, got {number!r}.")
-    asked = {"sigma": sigma, "radius": radius, "gaussian": gaussian, "n_calls": n_calls, **options}
-    maker = _Maker(explainer, additional_forward_args is not None, feature_mask, asked)
+            raise ValueError(f"{name} must be an integer, 0 or more, got {number!r}.")
+    attribute_options = {"sigma": sigma, "radius": radius, "gaussian": gaussian, "n_calls": n_calls, **options}
+    maker = _Maker(explainer, additional_forward_args is not None, feature_mask, attribute_options)
     total: GlobalInteractions | None = None
     record = int(first_record)
     length = len(batches) if isinstance(batches, Tensor) else None
@@ -102,12 +113,12 @@ def global_interactions(
                 record += len(seeds)
                 bar.update(len(seeds))
     if total is None:
-        raise ValueError("wanted at least one batch, got none. An iterator that was used up before gives none.")
+        raise ValueError("wanted at least one batch, got none. Pass a new iterator if this one is exhausted.")
     return total
 
 
 class _Maker:
-    """Explains a chunk of records, twice where there is noise, and sums up what was found."""
+    """Explains a chunk of records, twice if the explainer samples, and summarises the results."""
 
     def __init__(self, explainer: Any, with_args: bool, mask: Tensor | None, options: dict[str, Any]) -> None:
         self.explainer, self.mask, self.options = explainer, mask, options
@@ -116,7 +127,7 @@ class _Maker:
             taken = sorted({"shrink", "tol", "max_calls", "tau_probes"} & options.keys())
             if taken:
                 raise ValueError(
-                    f"{', '.join(taken)} cannot be chosen here: means over records want unbiased estimates from a "
+                    f"{', '.join(taken)} cannot be chosen here: means over records need unbiased estimates from a "
                     "fixed number of calls. Leave it out."
                 )
             return
@@ -128,12 +139,12 @@ class _Maker:
         given = sorted(name for name, value in options.items() if value is not None)
         if given or with_args:
             raise ValueError(
-                f"{', '.join(given) or 'additional_forward_args'} cannot be passed on to a function: say it inside, as "
-                "lambda x, target, seeds: …"
+                f"{', '.join(given) or 'additional_forward_args'} cannot be passed on to a function. Set it inside the "
+                "function, lambda x, target, seeds: …"
             )
 
     def at_once(self, inputs: Tensor) -> int:
-        """Records that are explained together; never changes the result."""
+        """Number of records per chunk; it does not change the result."""
         check_inputs(inputs)
         d = inputs[0].numel()
         features = d
@@ -148,17 +159,17 @@ class _Maker:
         if features > MOST_FEATURES:
             raise ValueError(
                 f"{features} features are too many for matrices of all pairs ({MOST_FEATURES} at most). Pass "
-                "feature_mask, with up to that many groups."
+                "feature_mask with at most that many groups."
             )
-        rows = (self.options.get("n_calls") or MOST_CALLS) * 2 * inputs.element_size()  # of draws and of gradients
+        rows = (self.options.get("n_calls") or MOST_CALLS) * 2 * inputs.element_size()  # draws and gradients
         return max(1, min(MOST_RECORDS, CHUNK_BYTES // (8 * 8 * features**2 + rows * d)))
 
     def __call__(self, inputs: Tensor, target: Any, args: Any, seeds: Sequence[tuple[int, int]]) -> GlobalInteractions:
-        """The summaries of these records."""
+        """The summary of these records."""
         self.shape = tuple(inputs.shape[1:])
         drawn, again = ([s[i] for s in seeds] for i in (0, 1))
         first = self._explain(inputs, target, args, drawn)
-        sampled = not isinstance(first, Exact) or first.seeds == tuple(drawn)  # else chance had no say
+        sampled = not isinstance(first, Exact) or first.seeds == tuple(drawn)  # otherwise the result is deterministic
         results = [first, self._explain(inputs, target, args, again)] if sampled else [first]
         one, two = (unbiased_features(r) for r in (results[0], results[-1]))
         mean = (one + two) / 2
@@ -189,15 +200,15 @@ class _Maker:
         result = self.explainer(inputs, target, seeds)
         if not isinstance(result, Interactions) or len(result) != len(inputs):
             raise ValueError(
-                f"the explainer must return Interactions of the {len(inputs)} inputs it got, got "
+                f"the explainer must return Interactions of the {len(inputs)} inputs that it was called with, got "
                 f"{f'{len(result)} examples' if isinstance(result, Interactions) else type(result).__name__}."
             )
         return result if self.mask is None else result.groups(self.mask)
 
     def _half(self, d: int) -> int:
-        """Calls of one of the two estimates."""
+        """Gradient calls of one of the two estimates."""
         n_calls = self.options["n_calls"]
-        if n_calls is None:  # whole blocks, which see a quadratic without noise
+        if n_calls is None:  # complete blocks, which are exact for a quadratic
             block = 2 * find_design("orthogonal").block_rows(d)
             return min(block * math.ceil(LEAST_CALLS / 2 / block), MOST_CALLS // 2)
         step = 4 if find_design(self.options.get("design", "orthogonal")).mirrored else 2
@@ -218,20 +229,20 @@ class _Maker:
             output = torch.cat([model(part.clone()) for part in inputs.detach().split(rows)])
         if output.ndim != 2 or output.shape[1] < 2:
             raise ValueError(
-                f'target="predicted" wants outputs of shape (N, C) with several classes, got {tuple(output.shape)}.'
+                f'target="predicted" needs outputs of shape (N, C) with several classes, got {tuple(output.shape)}.'
             )
         return output.argmax(1)
 
 
 def unbiased_features(result: Interactions) -> Tensor:
-    """The estimate whose error is zero in the mean, (B, F, F) float64."""
+    """The unbiased estimate of the Hessian, (B, F, F) float64."""
     return (result if isinstance(result, Exact) else result.unshrunk()).hessian.double()
 
 
 def _batches(
     batches: Any, target: Any, args: Any, maker: _Maker
 ) -> Iterator[tuple[Tensor, list[tuple[int, ...]] | None, Any]]:
-    """Inputs, the indices of their outputs, and additional arguments of each batch."""
+    """Inputs, target indices and additional arguments of each batch."""
     if isinstance(batches, Tensor):
         check_inputs(batches)
         items: Iterable[Any] = [(batches,)]
@@ -272,7 +283,7 @@ def _rows(rows: list[tuple[int, ...]] | None, part: slice) -> list[tuple[int, ..
 
 
 def _arguments(args: Any, part: slice, batch: int) -> tuple[Any, ...] | None:
-    """Additional arguments of some records of a batch."""
+    """The additional arguments for a slice of the records of a batch."""
     if args is None:
         return None
     given = args if isinstance(args, tuple) else (args,)
@@ -280,6 +291,6 @@ def _arguments(args: Any, part: slice, batch: int) -> tuple[Any, ...] | None:
 
 
 def record_seeds(seed: int, record: int) -> tuple[int, int]:
-    """The two seeds of a record's own draws."""
+    """The seeds of the two independent estimates of a record."""
     state = np.random.SeedSequence(seed, spawn_key=(record,)).generate_state(2, np.uint64)
     return int(state[0]) >> 1, int(state[1]) >> 1

@@ -1,4 +1,7 @@
-"""Interactions of a whole data set: mean H, mean |H| and E[H²] of every pair, over records."""
+"""Interactions over a data set: mean H, mean |H| and E[H²] of every pair, with standard errors over records.
+
+Explaining the records belongs in `global_interactions.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from smoothhess.result.interactions import Estimate
 from smoothhess.result.pairs import Pair, benjamini_hochberg, labels_of
 
 FORMAT, VERSION = "smoothhess.global", "1"
-SUMMARIES = ("square", "abs", "mean")  # what pairs can be ranked by
-ROUNDING = 64  # times the resolution of the largest entry: smaller ones have no sign
-BEYOND = 1e100  # t-values are cut there: one over a standard error of exactly zero is infinite
+SUMMARIES = ("square", "abs", "mean")  # summaries that pairs can be ranked by
+ROUNDING = 64  # machine epsilons of the largest entry below which the sign of an entry counts as 0
+BEYOND = 1e100  # limit of t-values, which are infinite for a standard error of exactly zero
 
 
-def sign(numbers: Tensor, beside: Tensor, dtype: torch.dtype) -> Tensor:
-    """That of each entry of (n, F, F); one that is rounding alone would change with the batch, and has none."""
-    size = torch.maximum(numbers.abs().amax((-1, -2), keepdim=True), beside.abs().amax((-1, -2), keepdim=True))
+def sign(numbers: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sign of each entry of (n, F, F); 0 for rounding errors, whose sign would depend on the batch size."""
+    size = torch.maximum(numbers.abs().amax((-1, -2), keepdim=True), other.abs().amax((-1, -2), keepdim=True))
     return torch.where(numbers.abs() > ROUNDING * torch.finfo(dtype).eps * size, numbers.sign(), 0.0)
 
 
@@ -40,19 +43,19 @@ class Moments:
 
     @staticmethod
     def of(values: Tensor) -> Moments:
-        """Of the records of (n, F, F)."""
+        """From the matrices of n records, (n, F, F)."""
         mean = values.mean(0)
         return Moments(len(values), mean, (values - mean).square().sum(0))
 
     def merge(self, other: Moments) -> Moments:
-        """Of the records of both, without cancellation (Chan, Golub & LeVeque)."""
+        """Moments of the union of both sets of records, without cancellation (Chan, Golub & LeVeque)."""
         n, step = self.n + other.n, other.mean - self.mean
         squares = self.squares + other.squares + step.square() * (self.n * other.n / n)
         return Moments(n, self.mean + step * (other.n / n), squares)
 
     @property
     def estimate(self) -> Estimate:
-        """The mean with its standard error over records; infinite for a single one."""
+        """The mean with its standard error over records, which is infinite for a single record."""
         spread = self.squares / (self.n - 1) if self.n > 1 else torch.full_like(self.squares, torch.inf)
         df = torch.tensor([self.n - 1.0], dtype=torch.float64, device=self.mean.device)
         return Estimate(self.mean, (spread / self.n).sqrt(), df)
@@ -60,31 +63,31 @@ class Moments:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalInteractions:
-    """Which pairs (or groups) of features act together over a data set, with standard errors over records.
+    """Interactions between pairs of features (or groups) over a data set, with standard errors over records.
 
-    Made by `global_interactions`. Every record was explained twice, from draws of its own, and the two independent
-    estimates H′ and H″ take the Monte-Carlo noise out of what it would bias:
+    Returned by `global_interactions`. Every record is explained twice from independent draws, and the two estimates H′
+    and H″ remove the bias that Monte-Carlo noise would cause:
 
-    - `mean`: mean H, from (H′ + H″)/2; unbiased. Interactions that change sign cancel in it.
-    - `mean_square`: E[H²], from H′H″; unbiased, also where the noise is larger than the signal, and not zero exactly
-      where a pair interacts anywhere (Friedman & Popescu's definition).
-    - `mean_abs`: mean |H|. No unbiased estimate exists; this one, from sign(H′)H″, has mean zero where H is zero and is
-      otherwise too small, while `mean_abs_upper`, the mean of |H′ + H″|/2, is too large: the truth lies between.
+    - `mean`: mean H, from (H′ + H″)/2; unbiased. Interactions of opposite sign cancel.
+    - `mean_square`: E[H²], from H′H″; unbiased for any noise level, and nonzero exactly for pairs that interact
+      somewhere (Friedman & Popescu's definition).
+    - `mean_abs`: mean |H|. No unbiased estimate exists: this one, from sign(H′)H″, has mean zero where H is zero and is
+      otherwise biased downwards, while `mean_abs_upper`, the mean of |H′ + H″|/2, is biased upwards.
 
     Each is an `Estimate` of shape (F, F). `noise` is the mean Monte-Carlo variance of a record's (H′ + H″)/2.
     """
 
     moments: dict[str, Moments]  # "mean", "square", "abs", "abs_upper", "noise"
-    scales: Tensor  # (F,) size of a usual move of each feature, float64 on the CPU
+    scales: Tensor  # (F,) typical displacement of each feature (σ), float64 on the CPU
     feature_shape: tuple[int, ...]
-    segments: tuple[tuple[int, int, int], ...]  # (seed, first record, last + 1): whose draws are in here
+    segments: tuple[tuple[int, int, int], ...]  # (seed, first record, last + 1) of the ranges of records in this result
     method: str
-    n_calls: int  # gradients at perturbed inputs, of all records together
-    n_passes: float  # all work in units of a gradient call
+    n_calls: int  # gradients at perturbed inputs, summed over records
+    n_passes: float  # total cost in units of a gradient call
     estimator_version: int = ESTIMATOR_VERSION  # of the estimator that explained the records
 
     def __len__(self) -> int:
-        """Records."""
+        """Number of records."""
         return self.moments["mean"].n
 
     @property
@@ -94,36 +97,36 @@ class GlobalInteractions:
 
     @property
     def mean_square(self) -> Estimate:
-        """E[H²]; estimates of a zero may be negative."""
+        """E[H²]; estimates of zero may be negative."""
         return self.moments["square"].estimate
 
     @property
     def mean_abs(self) -> Estimate:
-        """Mean |H| from below: zero where H is zero, too small where noise hides the sign."""
+        """Mean |H|, biased downwards: zero where H is zero, too small where the noise hides the sign."""
         return self.moments["abs"].estimate
 
     @property
     def mean_abs_upper(self) -> Estimate:
-        """Mean |H| from above: the noise of each record counts as interaction."""
+        """Mean |H|, biased upwards: the noise of each record counts as interaction."""
         return self.moments["abs_upper"].estimate
 
     @property
     def noise(self) -> Tensor:
-        """Monte-Carlo variance of a record's estimate, in the mean over records, (F, F)."""
+        """Monte-Carlo variance of a record's estimate, averaged over records, (F, F)."""
         return self.moments["noise"].mean
 
     @property
     def noise_share(self) -> Tensor:
-        """Share of the mean squared estimate that is Monte-Carlo noise, (F, F); 0 where nothing was seen."""
-        energy = self.moments["square"].mean + self.noise  # in the mean over records of ((H′ + H″)/2)²
+        """Share of the mean squared estimate that is Monte-Carlo noise, (F, F); 0 where the estimate is 0."""
+        energy = self.moments["square"].mean + self.noise  # the mean over records of ((H′ + H″)/2)²
         return torch.where(energy > 0, self.noise / energy.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
 
     @property
     def monte_carlo_stderr(self) -> Tensor:
-        """Standard error of `mean` for these very records, were they the whole population, (F, F)."""
+        """Monte-Carlo part of the standard error of `mean`, for fixed records, (F, F)."""
         return (self.noise / len(self)).sqrt()
 
-    # --- reading it -----------------------------------------------------------------------------------------------
+    # --- pairs, tables, merging and files -------------------------------------------------------------------------
 
     def top_pairs(
         self,
@@ -137,10 +140,21 @@ class GlobalInteractions:
     ) -> list[Pair]:
         """The k strongest pairs i < j with confidence intervals over records and q-values.
 
-        `by` says what is ranked, tested against zero and given as value: "square" (E[H²]) and "abs" (`mean_abs`), from
-        above zero only, or "mean" (mean H), from both sides. `effect` is in units of the output: √E[H²], mean |H| or
-        mean H times the usual moves of both features, the σ of the Gaussian or `scales`. `q` is the share of false
-        discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
+        Args:
+            k: number of pairs.
+            names: names of the features.
+            by: the summary that is ranked, tested against zero and reported as value: "square" (E[H²]) and "abs"
+                (`mean_abs`) with one-sided tests, or "mean" (mean H) with a two-sided test.
+            q: false discovery rate among the pairs marked significant (Benjamini–Hochberg over all pairs).
+            level: confidence level of the intervals.
+            scales: typical displacement of each feature, for `effect`; the σ of the Gaussian when None.
+
+        Returns:
+            A list of Pair. `effect` is in units of the output: √E[H²], mean |H| or mean H times the scales of both
+            features.
+
+        Raises:
+            ValueError: if an argument is out of range, or if names or scales have another length.
         """
         if by not in SUMMARIES:
             raise ValueError(f"by must be {', '.join(map(repr, SUMMARIES))}, got {by!r}.")
@@ -152,7 +166,7 @@ class GlobalInteractions:
         if len(moves) != size:
             raise ValueError(f"wanted one scale per feature, {size}, got {len(moves)}.")
         i, j = torch.triu_indices(size, size, 1)
-        frozen = (moves[i] == 0) | (moves[j] == 0)  # no candidates
+        frozen = (moves[i] == 0) | (moves[j] == 0)  # not ranked
         i, j = i[~frozen], j[~frozen]
         if not len(i):
             return []
@@ -172,7 +186,7 @@ class GlobalInteractions:
         ]
 
     def to_records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """One plain dictionary per pair i ≤ j, for pandas.DataFrame(…) or a csv writer."""
+        """One dictionary per pair i ≤ j, for pandas.DataFrame(…) or a csv writer."""
         size = len(self.scales)
         labels = labels_of(names, size, self.feature_shape)
         columns = {"mean": "mean", "mean_abs": "abs", "mean_abs_upper": "abs_upper", "mean_square": "square"}
@@ -189,9 +203,13 @@ class GlobalInteractions:
         ]
 
     def merge(self, other: GlobalInteractions) -> GlobalInteractions:
-        """Of the records of both, as if made in one pass.
+        """Merge the results of two sets of records; equal to one pass over both.
 
-        Parts of one data set get their own `first_record` (or their own seed), so that no two records share draws.
+        The parts of a data set need different values of `first_record` (or of the seed), so that no two records share
+        draws.
+
+        Raises:
+            ValueError: if the two results have other features, methods or versions, or share draws.
         """
         same = self.feature_shape == other.feature_shape and self.method == other.method
         if not same or not torch.equal(self.scales, other.scales):
@@ -201,15 +219,15 @@ class GlobalInteractions:
             )
         if self.estimator_version != other.estimator_version:
             raise ValueError(
-                f"these were made by versions {self.estimator_version} and {other.estimator_version} of the estimator, "
-                "whose numbers are not comparable. Make the older one again with this smoothhess."
+                f"these results are from versions {self.estimator_version} and {other.estimator_version} of the "
+                "estimator, whose numbers are not comparable. Recompute the older one with this version of smoothhess."
             )
         for seed, start, stop in self.segments:
             for theirs, first, last in other.segments:
                 if seed == theirs and start < last and first < stop:
                     raise ValueError(
                         f"records {max(start, first)} to {min(stop, last) - 1} of seed {seed} are in both: their draws "
-                        "would be counted as independent. Pass each part its own first_record, or its own seed."
+                        "would be counted as independent. Pass a different first_record, or seed, for each part."
                     )
         device = self.mean.value.device
         moved = other.to(device)
@@ -222,12 +240,12 @@ class GlobalInteractions:
         )
 
     def to(self, device: torch.device | str) -> GlobalInteractions:
-        """The same on another device."""
+        """Copy to another device."""
         moments = {n: Moments(m.n, m.mean.to(device), m.squares.to(device)) for n, m in self.moments.items()}
         return replace(self, moments=moments)
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file that `load` reads back exactly; never leaves half a file."""
+        """Write a safetensors file, atomically; `load` reads it back exactly."""
         tensors = {"scales": self.scales}
         for name, m in self.moments.items():
             tensors |= {f"{name}.mean": m.mean.cpu().contiguous(), f"{name}.squares": m.squares.cpu().contiguous()}
@@ -244,16 +262,21 @@ class GlobalInteractions:
 
     @staticmethod
     def load(path: str | Path) -> GlobalInteractions:
-        """What was written by `save`."""
+        """Read a file written by `save`.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it is not a complete file of this format and version.
+        """
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(f"no file {path}.")
+            raise FileNotFoundError(f"there is no file {path}.")
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file, or it is cut short ({error}).") from error
+            raise ValueError(f"{path} is not a safetensors file, or it is truncated ({error}).") from error
         if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
             raise ValueError(
                 f"wanted a file written by GlobalInteractions.save, version {VERSION}, got format "
@@ -276,8 +299,8 @@ class GlobalInteractions:
         size = len(self.scales)
         lines = [
             f"Global interactions of {size} features over {len(self)} record(s), {self.method}, "
-            f"{self.n_passes / len(self):.4g} passes a record",
-            "  pair             √E[H²]·moves    E[H²] ± stderr         mean H ± stderr        mean |H|           q",
+            f"{self.n_passes / len(self):.4g} passes per record",
+            "  pair             √E[H²]·scales   E[H²] ± stderr         mean H ± stderr        mean |H|           q",
         ]
         mean, low, high = (e.value for e in (self.mean, self.mean_abs, self.mean_abs_upper))
         for pair in self.top_pairs(8):
@@ -294,7 +317,7 @@ class GlobalInteractions:
 
 
 def _joined(segments: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
-    """Segments in order, with those that touch made one."""
+    """Ranges of records in order, with adjacent ranges merged."""
     found: list[tuple[int, int, int]] = []
     for seed, start, stop in sorted(segments):
         if found and found[-1][0] == seed and found[-1][2] == start:
@@ -305,7 +328,7 @@ def _joined(segments: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, i
 
 
 def _p_values(value: Tensor, stderr: Tensor, df: Tensor, one_sided: bool) -> Tensor:
-    """Of the hypothesis that the mean is zero; an exact zero is no evidence, nor is a single record."""
+    """p-values of the hypothesis that the mean is zero; 1 for an exact zero and for a single record."""
     if float(df) < 1:
         return torch.ones_like(value)
     t = torch.where(value == 0, 0.0, value / stderr).clamp(-BEYOND, BEYOND)

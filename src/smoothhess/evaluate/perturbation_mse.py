@@ -1,4 +1,7 @@
-"""P_MSE: how far a surrogate is from the model in a ball around each input."""
+"""P_MSE: the mean squared error of a surrogate of the model in a ball around each input.
+
+The comparison of several surrogates, with standard errors, belongs in `compare_surrogates.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from smoothhess.result.taylor import Taylor
 
 Surrogate = Taylor | Callable[[Tensor], Tensor]  # absolute points (B, n, *shape) → values (B, n)
 
-CHUNK_ROWS = 16_384  # points held at once, where ROW_BYTES allows as many
+CHUNK_ROWS = 16_384  # points per chunk, if ROW_BYTES allows as many
 
 
 def perturbation_mse(
@@ -36,21 +39,28 @@ def perturbation_mse(
 ) -> Tensor:
     """Mean of (f̃ − f)² over the ball of `radius` around each of B inputs, (B,).
 
-    f̃ is a `Taylor` or any callable from absolute points (B, n, *shape) to values (B, n). Only forward passes are made,
-    and all inputs see the same draws. Standard errors and several surrogates at once: `smoothhess.evaluate.compare`.
+    f̃ is a `Taylor` or any callable from absolute points (B, n, *shape) to values (B, n). Only forward passes are
+    needed, and all inputs share the same draws. For standard errors and several surrogates use
+    `smoothhess.evaluate.compare`.
 
     Args:
-        forward_func: the model, borrowed and given back as it was.
+        forward_func: the model, or another callable; it is left unchanged.
         inputs: (B, *shape), floating point; examples in dimension 0.
-        surrogate: what stands in for the model, for example `result.taylor()`.
-        radius: of the ball.
-        target: which output; see `smoothhess.model.targets`.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        n_samples: points in each ball.
-        sampling: "ball" is uniform in the ball, the definition; "radius" draws the radius uniformly in [0, radius],
-            as the paper's tables do.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-        seed: of the draws; others than those of an estimate with the same seed.
+        surrogate: the approximation f̃ of the model, for example `result.taylor()`.
+        radius: radius of the ball.
+        target: the output to approximate; see `smoothhess.model.targets`.
+        additional_forward_args, internal_batch_size: see `SmoothHess.attribute`.
+        n_samples: number of points in each ball.
+        sampling: "ball" is uniform in the ball, the definition; "radius" draws the radius uniformly from [0, radius],
+            as for the paper's tables.
+        seed: seed of the draws, which are independent of those of an estimate with the same seed.
+
+    Returns:
+        P_MSE of each input, (B,).
+
+    Raises:
+        TypeError: if the surrogate is not callable.
+        ValueError: if the surrogate has other inputs, or returns values of another shape or values that are not finite.
 
     >>> x = torch.zeros(1, 50, dtype=torch.float64)
     >>> flat = Taylor(x, torch.zeros(1).double(), torch.zeros_like(x), None)
@@ -86,9 +96,9 @@ def measure(
     internal_batch_size: int | None,
     seed: int,
 ) -> list[Moments]:
-    """For each radius the moments of all surrogates' squared errors at B + 1 places: the inputs, and their mean.
+    """For each radius, the moments of all surrogates' squared errors: of each of B inputs, and of their mean.
 
-    One pass over the draws: every method sees the same points and values of the model, and every radius the same
+    One pass over the draws: all methods use the same points and values of the model, and all radii use the same
     displacements, scaled.
     """
     check_inputs(inputs)
@@ -140,17 +150,17 @@ def _guess(name: str, surrogate: Surrogate, inputs: Tensor, delta: Tensor) -> Te
         got = tuple(guess.shape) if isinstance(guess, Tensor) else type(guess).__name__
         raise ValueError(
             f"surrogate {name!r} must map points {(*wanted, *inputs.shape[1:])} to values {wanted}, got {got}. "
-            "Points are (B, n, *shape): flatten the first two dimensions for a model that wants one."
+            "Points are (B, n, *shape): flatten the first two dimensions for a model with one batch dimension."
         )
     if not torch.isfinite(guess).all():
         raise ValueError(
-            f"surrogate {name!r} gives NaN or infinite values in this neighbourhood. Look at its gradient and Hessian, "
+            f"surrogate {name!r} returns NaN or infinite values in this neighbourhood. Check its gradient and Hessian, "
             "or use a smaller radius."
         )
     return guess.double()
 
 
-# --- what is refused at the door --------------------------------------------------------------------------------------
+# --- argument validation ----------------------------------------------------------------------------------------------
 
 
 def check_whole(number: Any, name: str, least: int) -> None:
@@ -173,13 +183,13 @@ def _check_surrogate(name: str, surrogate: Any, inputs: Tensor) -> None:
 
 
 def check_centre(name: str, surrogate: Taylor, inputs: Tensor, otherwise: str = "") -> None:
-    """Raise unless a surrogate was made around exactly these inputs."""
+    """Raise unless the inputs of a surrogate are exactly these inputs."""
     centre = surrogate.inputs
     if centre.shape != inputs.shape or centre.dtype != inputs.dtype or centre.device != inputs.device:
         wanted, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
         raise ValueError(
             f"surrogate {name!r} must be made around these inputs, {wanted}, got one around {got}. "
-            "Make it from the same batch."
+            "Compute it from the same batch."
         )
     if not torch.equal(centre, inputs):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Rank correlation, for many rows of numbers at once."""
+"""Spearman's rank correlation and its permutation test, batched over rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PERMUTATIONS = 9999  # random orders; of up to seven numbers all orders are fewer
+PERMUTATIONS = 9999  # random permutations; for up to seven numbers, all permutations are fewer
 
 
 def ranks(x: Tensor) -> Tensor:
-    """Processes 1 … n along the last dimension, float64; equal numbers share the mean of theirs.
+    """Ranks 1 … n along the last dimension, float64; ties have the mean of their ranks.
 
     >>> ranks(torch.tensor([3.0, 1.0, 3.0, 2.0]))
     tensor([3.5000, 1.0000, 3.5000, 2.0000], dtype=torch.float64)
@@ -21,7 +21,7 @@ def ranks(x: Tensor) -> Tensor:
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:
-    """Spearman's ρ along the last dimension, float64; NaN where all numbers of one side are equal.
+    """Spearman's ρ along the last dimension, float64; NaN where all numbers of a or of b are equal.
 
     >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 100.0, 50.0]))
     tensor(0.5000, dtype=torch.float64)
@@ -34,10 +34,10 @@ def spearman(a: Tensor, b: Tensor) -> Tensor:
 
 
 def spearman_p(a: Tensor, b: Tensor) -> Tensor:
-    """Two-sided p of Spearman's ρ along the last dimension, were the pairing of a and b arbitrary, float64.
+    """Two-sided p-value of Spearman's ρ along the last dimension for independent a and b, float64.
 
-    From the permutation distribution of |ρ|: all n! pairings where these are at most PERMUTATIONS, else so many random
-    ones with a fixed seed. No p is smaller than 1 over their number. NaN where all numbers of one side are equal.
+    From the permutation distribution of |ρ|: all n! pairings if these are at most PERMUTATIONS, otherwise PERMUTATIONS
+    random ones with a fixed seed. The smallest possible p is 1 over their number. NaN where ρ is NaN.
 
     >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     >>> spearman_p(x, x)  # 2 of 24 orders have |ρ| = 1
@@ -49,7 +49,7 @@ def spearman_p(a: Tensor, b: Tensor) -> Tensor:
     left, right = (_standard(ranks(t)).reshape(-1, t.shape[-1]).cpu().numpy() for t in (a, b))
 
     def size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        # sums of other orders of the same numbers differ by rounding: equal ones must stay equal
+        # permutations change the order of summation, hence the rounding: equal values must stay equal
         return np.abs((x * y).sum(-1)).round(10)
 
     p = np.full(len(left), np.nan)
@@ -68,7 +68,7 @@ def spearman_p(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _standard(ranked: Tensor) -> Tensor:
-    """Centred, and of length one; zero where all are equal."""
+    """Centred and divided by the norm; zero where all ranks are equal."""
     centred = ranked - ranked.mean(-1, keepdim=True)
     length = centred.norm(dim=-1, keepdim=True)
     return torch.where(length > 0, centred / length.clamp_min(1e-300), 0.0)

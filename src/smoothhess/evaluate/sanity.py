@@ -1,9 +1,9 @@
-"""Does the explanation depend on what it should depend on, and on nothing else?
+"""Sanity checks of SmoothHess: dependence on the parameters, on the input and on the seed.
 
-Three questions, each answered by comparing Hessians: with those of the same network after its parameters were
-randomised (should differ: else what is shown is the architecture or the input, not what was learnt), with those of
-nearby and of unrelated inputs (nearby ones should be more alike), and with those of other seeds (should agree: else
-what is shown is Monte-Carlo noise). Every run has draws of its own, so shared noise cannot make two Hessians alike.
+Each check compares Hessians. After randomising the parameters they should differ, otherwise they show the architecture
+or the input and not what the model has learnt. Nearby inputs should have more similar Hessians than unrelated inputs.
+Other seeds should give the same Hessians up to noise. Every run uses independent draws, so that shared noise cannot
+make two Hessians similar.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model.gradients import check_inputs
 from smoothhess.result.interactions import Interactions
 
-RESOLUTION = 1e-6  # of the strongest pair: weaker ones are rounding, and share one rank
-MOST_PAIRS = 200_000  # ranked; of more, as many at random
-DIRECTIONS = 4  # leading eigenvectors that are compared, or half of the features where there are fewer
-STABLE, PARTLY = 0.8, 0.5  # of the top pairs found again with another seed
-FALLEN = 0.5  # of the similarity of two seeds that may be left when all parameters are random
-ALIKE = 0.95  # similarity of nearby inputs that is enough by itself
-SURE = 2.0  # standard errors of a paired difference
+RESOLUTION = 1e-6  # relative to the strongest pair; weaker pairs are rounding errors and tied in rank
+MOST_PAIRS = 200_000  # pairs that are ranked; a random subset if there are more
+DIRECTIONS = 4  # leading eigenvectors that are compared, at most half of the features
+STABLE, PARTLY = 0.8, 0.5  # share of the top pairs that another seed finds again
+FALLEN = 0.5  # largest similarity with all parameters random, relative to that of two seeds
+ALIKE = 0.95  # similarity of nearby inputs that passes without a comparison
+SURE = 2.0  # standard errors of a paired difference that count as significant
 _SALT = 0x5A17
 
 
 class Check(NamedTuple):
-    """One line of the table."""
+    """One check: a row of the table of `Sanity`."""
 
     name: str
     value: float  # mean over examples
-    stderr: float  # over examples; NaN for one
-    reference: float  # what it is to be compared with, NaN where there is none
-    should: str
+    stderr: float  # standard error over examples; NaN for one example
+    reference: float  # the value to compare with, NaN if there is none
+    should: str  # the expected value, in words
     verdict: str
-    passed: bool | None  # None where it could not be measured
+    passed: bool | None  # None if it could not be measured, or is for information only
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sanity:
-    """What `sanity` found. Print it for the table."""
+    """The checks of `sanity`; its repr is a table."""
 
     checks: tuple[Check, ...]
-    question: str  # what was asked, in words
+    question: str  # the method, the inputs and the Gaussian, in words
 
     @property
     def passed(self) -> bool:
-        """Whether nothing that could be measured failed."""
+        """Whether no check failed; checks that could not be measured do not count."""
         return all(check.passed is not False for check in self.checks)
 
     def __len__(self) -> int:
         return len(self.checks)
 
     def __getitem__(self, name: str) -> Check:
-        """The line of that name."""
+        """The check of that name."""
         for check in self.checks:
             if check.name == name:
                 return check
         raise KeyError(f"wanted one of {', '.join(repr(c.name) for c in self.checks)}, got {name!r}.")
 
     def to_markdown(self) -> str:
-        """The table."""
+        """The table in Markdown."""
         head, *rows = self._cells()
         return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
@@ -109,26 +109,30 @@ def sanity(
     seed: int = 0,
     **options: Any,
 ) -> Sanity:
-    """One table: parameter randomisation, nearby against unrelated inputs, and seed-to-seed stability of SmoothHess.
+    """Check SmoothHess by parameter randomisation, nearby and unrelated inputs, and stability between seeds.
+
+    Randomisation calls `reset_parameters` of layers that have it; the parameters of other layers are drawn from a
+    normal distribution with their mean and standard deviation.
 
     Args:
         forward_func: the model. Randomising its parameters needs a torch.nn.Module, of which a deep copy is changed;
             for another callable that check is left out. For a softmax pass nn.Sequential(net, nn.Softmax(-1)).
-        inputs: (B, *shape); several, and different ones, so that unrelated inputs can be compared.
-        target: which output; see `smoothhess.model.targets`. It stays the same when the model is randomised.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        sigma: how far to look, as in `SmoothHess.attribute`; one of sigma, radius and gaussian.
-        radius: as there.
-        gaussian: as there.
-        k: top pairs whose stability is looked at.
-        n_seeds: runs with different draws.
-        nearness: of a nearby input: as far as so many σ of the Gaussian in every direction.
-        stages: of the randomisation, from the output to the input; 1 randomises all layers at once.
-        seed: of everything.
-        options: those of `SmoothHess.attribute`: n_calls, design, feature_mask, …
+        inputs: (B, *shape); several different inputs, so that unrelated inputs can be compared.
+        target: the output to explain; see `smoothhess.model.targets`. It stays the same when the model is randomised.
+        additional_forward_args: see `SmoothHess.attribute`.
+        sigma, radius, gaussian: see `SmoothHess.attribute`; exactly one of the three.
+        k: number of top pairs for the stability between seeds.
+        n_seeds: number of runs with different draws.
+        nearness: factor of the displacement of a nearby input, which is nearness times a draw of the Gaussian.
+        stages: number of steps of the randomisation, from the output to the input; 1 randomises all layers at once.
+        seed: seed of all draws and of the randomisation.
+        options: other options of `SmoothHess.attribute`: n_calls, design, feature_mask, …
 
-    Layers that have `reset_parameters` are initialised anew by it; parameters of others are drawn from a normal with
-    the mean and spread of their own.
+    Returns:
+        A Sanity with one Check per comparison; print it for the table.
+
+    Raises:
+        ValueError: if k, n_seeds, stages, seed or nearness is out of range, or if there are fewer than 3 features.
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 1)).double()
@@ -154,16 +158,16 @@ def sanity(
     return Sanity(tuple(checks), f"SmoothHess of {b} example(s) × {d} features, {runs.text}")
 
 
-# --- Hessians, and how alike two of them are --------------------------------------------------------------------------
+# --- similarity of Hessians -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Likeness:
-    """Of two Hessians, for each of B examples, (B,) each."""
+    """Similarity of two Hessians for each of B examples, (B,) each."""
 
     ranks: Tensor  # Spearman's ρ of |H_ij|
-    directions: Tensor  # overlap of the spans of the leading eigenvectors: 1 the same, 0 what chance gives
-    pairs: Tensor  # share of the top k pairs that both have
+    directions: Tensor  # overlap of the spans of the leading eigenvectors: 1 if equal, 0 at chance level
+    pairs: Tensor  # share of the top k pairs that both have in common
 
     @staticmethod
     def mean(several: Sequence[_Likeness]) -> _Likeness:
@@ -174,15 +178,15 @@ class _Likeness:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """What is kept of the Hessians of a run."""
+    """The features of a run's Hessians that are compared."""
 
-    n_pairs: int  # i < j
-    strength: Tensor  # (B, P) |H_ij| σ_i σ_j of these pairs, or of some of them
-    top: Tensor  # (B, k) numbers of the strongest pairs; −1 where there are fewer that interact at all
+    n_pairs: int  # number of pairs i < j
+    strength: Tensor  # (B, P) |H_ij| σ_i σ_j of these pairs, or of a random subset
+    top: Tensor  # (B, k) indices of the strongest pairs; −1 if fewer than k pairs interact
     directions: Tensor  # (B, m, d) leading eigenvectors
 
     def like(self, other: _Reading, shift: int = 0) -> _Likeness:
-        """How alike examples b here and b + shift there are; where one has no interactions at all, not at all."""
+        """Similarity of example b here and b + shift there; 0 if one of them has no interactions."""
         strength, top, directions = (t.roll(-shift, 0) for t in (other.strength, other.top, other.directions))
         ranks = spearman(self.strength, strength).nan_to_num(0.0)
         (_, m, d), n = self.directions.shape, directions.shape[1]
@@ -194,7 +198,7 @@ class _Reading:
 
 
 class _Runs:
-    """Runs of SmoothHess on the same examples, each with seeds of its own."""
+    """Runs of SmoothHess on the same examples, each with different seeds."""
 
     def __init__(
         self, inputs: Tensor, target: Any, args: Any, gaussian: Gaussian, k: int, seed: int, options: dict[str, Any]
@@ -204,11 +208,11 @@ class _Runs:
         self.shape, self.text = (0, 0, 0), ""
 
     def of(self, forward_func: Callable[..., Any], inputs: Tensor, role: int, quiet: bool = True) -> _Reading:
-        """The Hessians of a model at these inputs, with the draws of this role."""
+        """The Hessians of a model at these inputs; each `role` has independent draws."""
         first = self.seed + role * len(inputs)
         seeds = list(range(first, first + len(inputs)))
         with warnings.catch_warnings():
-            if quiet:  # what there is to warn of was said of the first run
+            if quiet:  # the first run has issued the same warnings
                 warnings.simplefilter("ignore")
             result = SmoothHess(forward_func).attribute(
                 inputs, self.target, self.args, gaussian=self.gaussian, seed=seeds, **self.options
@@ -219,7 +223,7 @@ class _Runs:
     def _read(self, result: Interactions) -> _Reading:
         d = result.shape[1]
         if d < 3:
-            raise ValueError(f"sanity compares ranks of pairs: wanted at least 3 features, got {d}.")
+            raise ValueError(f"sanity ranks pairs of features and needs at least 3 features, got {d}.")
         i, j = torch.triu_indices(d, d, 1, device=result.device)
         scales = result._scales.to(result.hessian)
         effects = (result.hessian * scales[:, :, None] * scales[:, None]).abs()[:, i, j]  # (B, d(d − 1)/2)
@@ -233,14 +237,14 @@ class _Runs:
         return _Reading(n_pairs, effects, top, vectors)
 
     def nearby(self, nearness: float) -> Tensor:
-        """The inputs, each moved by a draw of its own of the Gaussian, made so much smaller."""
+        """The inputs, each displaced by an independent draw of the Gaussian times `nearness`."""
         x = self.inputs
         z = pilot_rows(self.seed, len(x), self.gaussian.rank(x[0].numel()))
         moved = self.gaussian.to(x.device, x.dtype).colour(z.to(x))
         return x + nearness * moved.reshape(x.shape)
 
 
-# --- the three questions ----------------------------------------------------------------------------------------------
+# --- the checks -------------------------------------------------------------------------------------------------------
 
 
 def _seed_checks(base: _Reading, again: Sequence[_Reading], k: int) -> list[Check]:
@@ -276,11 +280,11 @@ def _input_checks(base: _Reading, near: _Reading) -> list[Check]:
         gain, error = _mean(mine - other)
         value, stderr = _mean(mine)
         if gain > SURE * error:
-            verdict, passed = "nearby inputs are more alike", True
+            verdict, passed = "nearby inputs are more similar", True
         elif value >= ALIKE:
-            verdict, passed = "alike everywhere: H hardly depends on the input", True
+            verdict, passed = "similar for all inputs: H hardly depends on the input", True
         else:
-            verdict, passed = "nearby inputs are no more alike than unrelated ones", False
+            verdict, passed = "nearby inputs are no more similar than unrelated inputs", False
         name = f"inputs: {what}, nearby"
         lines.append(Check(name, value, stderr, float(other.mean()), "above that of unrelated inputs", verdict, passed))
     return lines
@@ -310,7 +314,7 @@ def _parameter_checks(
             sure = fall > SURE * error or math.isnan(error)
             fallen = sure and value <= FALLEN * float(top.mean())
             if not last:
-                verdict, passed = "on the way", None
+                verdict, passed = "intermediate stage", None
             elif fallen:
                 verdict, passed = "falls: H depends on what the model has learnt", True
             else:
@@ -321,13 +325,13 @@ def _parameter_checks(
     return lines
 
 
-# --- a model that has learnt nothing ----------------------------------------------------------------------------------
+# --- randomised models ------------------------------------------------------------------------------------------------
 
 
 def _layers(forward_func: Any) -> list[str]:
-    """Names of the modules that own parameters, in the order in which they were put in."""
+    """Names of the modules that own parameters, in the order of registration."""
     if not isinstance(forward_func, nn.Module):
-        raise ValueError("parameters can be randomised in a torch.nn.Module alone, not behind another callable")
+        raise ValueError("parameters can be randomised only in a torch.nn.Module, not in another callable")
     layers = [
         name for name, module in forward_func.named_modules() if any(True for _ in module.parameters(recurse=False))
     ]
@@ -355,11 +359,11 @@ def _randomised(model: nn.Module, layers: Sequence[str], seed: int) -> nn.Module
 
 @contextmanager
 def _own_random_state(seed: int) -> Iterator[None]:
-    """`reset_parameters` draws from the global generators: they are put back afterwards."""
-    # torch.manual_seed reaches the generators of all devices, not of the model's alone
+    """Seed the global generators, from which `reset_parameters` draws, and restore their state afterwards."""
+    # torch.manual_seed seeds the generators of all devices, not only of the model's device
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    # A seed that nobody takes by hand: that of the user's own initialisation would bring back the weights that training
-    # began with, which trained ones resemble.
+    # A seed that no user is likely to choose: the seed of the user's initialisation would restore the initial weights,
+    # which trained weights resemble.
     unusual = int(np.random.SeedSequence((seed, _SALT)).generate_state(1, np.uint64)[0] >> np.uint64(1))
     with torch.random.fork_rng(devices):
         torch.manual_seed(unusual)
@@ -367,6 +371,6 @@ def _own_random_state(seed: int) -> Iterator[None]:
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
-    """Mean over examples and its standard error; NaN for one."""
+    """Mean over examples and its standard error, which is NaN for one example."""
     n = len(values)
     return float(values.mean()), float(values.std()) / n**0.5 if n > 1 else math.nan

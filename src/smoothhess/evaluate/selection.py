@@ -1,9 +1,9 @@
-"""Which σ, or which β: the candidates scored on validation points, all on the same ones.
+"""Selection of σ or β on validation points, with all candidates scored on the same points and draws.
 
-P_MSE needs a surrogate's values f(x) + r gᵀu + ½ r² uᵀHu at displacements r·u alone. The two forms gᵀu and uᵀHu are
-made once for each candidate, serve every radius r, and need no Hessian: one Hessian–vector product for each
-displacement, which is cheaper than the matrix wherever there are fewer displacements than features. The model's own
-values at x + r·u are made once for each radius and serve every candidate.
+P_MSE needs only a surrogate's values f(x) + r gᵀu + ½ r² uᵀHu at displacements r·u. The two forms gᵀu and uᵀHu are
+computed once per candidate for all radii r, without the Hessian: one Hessian–vector product per displacement is cheaper
+than the matrix if there are fewer displacements than features. The model's values at x + r·u are computed once per
+radius for all candidates.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ SIGMA_SHARES = (
     0.75,
     1.0,
     1.5,
-)  # default candidates, of the radius rule σ = r/√d; the paper tries ½, ¾ and 1
+)  # default candidates, in units of the radius rule σ = r/√d; the paper uses ½, ¾ and 1
 BETAS = tuple(10 ** (k / 6) for k in range(-6, 19))  # 0.1 … 1000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Selection:
-    """Scores of C candidates on B points at one radius; low is good. Made by `select`.
+    """Scores of C candidates on B points at one radius; lower is better. Returned by `select`.
 
-    All candidates are scored on the same points and draws, so they are compared point by point: a candidate is `tied`
-    with the best where it is worse by at most one standard error of the paired difference, however large the standard
-    error of its own score is.
+    All candidates are scored on the same points and draws, so comparisons are paired: a candidate is `tied` with the
+    best if it is worse by at most one standard error of the paired difference, which may be much smaller than the
+    standard error of each score.
     """
 
     method: str
-    parameter: str  # what the values are: "σ" or "β"
+    parameter: str  # the parameter that the values are of: "σ", "β", or "value" for a function
     score: str  # "pmse" or "attack"
     radius: float
-    values: Tensor  # (C,) ascending: the candidates that were scored
-    per_point: Tensor  # (C, B)
-    per_sample: Tensor | None  # (C, n) mean over points at each displacement; None of attacks
-    n_candidates: int  # of the whole grid
+    values: Tensor  # (C,) the candidates that were scored, ascending
+    per_point: Tensor  # (C, B) score of each point
+    per_sample: Tensor | None  # (C, n) mean over points at each displacement; None for attacks
+    n_candidates: int  # size of the grid, including candidates that were not scored
 
     def __len__(self) -> int:
         return len(self.values)
@@ -80,12 +80,12 @@ class Selection:
 
     @property
     def stderr(self) -> Tensor:
-        """Standard error of `scores` over points and samples, (C,); over samples where there is one point."""
+        """Standard error of `scores` over points and samples, (C,); only over samples if there is one point."""
         return self._error(self.per_point, self.per_sample)
 
     @property
     def best_index(self) -> int:
-        """Where the lowest score is; the first of equal ones."""
+        """Index of the lowest score; the first one in case of ties."""
         return int(self.scores.argmin())
 
     @property
@@ -95,29 +95,29 @@ class Selection:
 
     @property
     def difference(self) -> Tensor:
-        """Score of each candidate less that of the best, (C,)."""
+        """Score of each candidate minus the best score, (C,)."""
         return self.scores - self.scores[self.best_index]
 
     @property
     def difference_stderr(self) -> Tensor:
-        """Its paired standard error over points and samples, (C,)."""
+        """Paired standard error of `difference` over points and samples, (C,)."""
         best, samples = self.best_index, self.per_sample
         apart = None if samples is None else samples - samples[best]
         return self._error(self.per_point - self.per_point[best], apart)
 
     @property
     def tied(self) -> Tensor:
-        """Which candidates cannot be told from the best, (C,): worse by one paired standard error at most."""
+        """Whether a candidate is worse than the best by at most one paired standard error, (C,)."""
         return (self.difference == 0) | (self.difference <= self.difference_stderr)
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best candidate is the smallest or the largest, so that a wider grid may hold a better."""
+        """Whether the best candidate is the smallest or the largest, so that a wider grid may be better."""
         return len(self) > 1 and self.best_index in (0, len(self) - 1)
 
     @staticmethod
     def _error(per_point: Tensor, per_sample: Tensor | None) -> Tensor:
-        """Points and displacements are crossed: the variance of a mean over both is the sum of two."""
+        """Standard error of a mean over points × displacements: the sum of the variances of the two factors."""
         variances = [t.var(1) / t.shape[1] for t in (per_point, per_sample) if t is not None and t.shape[1] > 1]
         return torch.stack(variances).sum(0).sqrt() if variances else torch.full_like(per_point[:, 0], torch.nan)
 
@@ -137,11 +137,11 @@ class Selection:
             "  ± one standard error over points and samples; differences are paired; *: best, =: tied with it",
         ]
         if self.at_edge:
-            lines.append("  The best candidate lies at the edge of the grid: a wider one may hold a better.")
+            lines.append("  The best candidate lies at the edge of the grid: a wider grid may hold a better one.")
         return "\n".join(lines)
 
     def _cells(self) -> list[list[str]]:
-        rows = [[self.parameter, SCORES[self.score], "less that of the best", ""]]
+        rows = [[self.parameter, SCORES[self.score], "minus the best", ""]]
         columns = (self.values, self.scores, self.stderr, self.difference, self.difference_stderr, self.tied)
         for c, (value, score, error, apart, apart_error, tied) in enumerate(
             zip(*(t.tolist() for t in columns), strict=True)
@@ -152,7 +152,7 @@ class Selection:
         return rows
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
-        """The curve: bars are paired standard errors of the difference to the best, the band is that of the score."""
+        """Plot scores against candidates; bars show `difference_stderr`, the band shows `stderr`."""
         from smoothhess.view.figures import canvas, title_layout
 
         ax = canvas.new_axes(ax, 6.0, 3.6)
@@ -165,7 +165,8 @@ class Selection:
         if self.score == "pmse" and score.min() > 0 and score.max() > 10 * score.min():
             ax.set_yscale("log")
         ax.set_xlabel(
-            f"{self.parameter} of {self.method}\nbars: paired with the best; band: of each alone", fontsize="small"
+            f"{self.parameter} of {self.method}\nbars: stderr of the difference to the best; band: of each score",
+            fontsize="small",
         )
         ax.set_ylabel(SCORES[self.score])
         title_layout.caption(ax, f"radius {self.radius:g}, {self.per_point.shape[1]} points: best {self.best:.4g}")
@@ -194,31 +195,37 @@ def select(
     show_progress: bool = False,
     **options: Any,
 ) -> Selection:
-    """Choose σ or β on validation points: the candidate with the lowest score, and those that cannot be told from it.
+    """Choose σ or β on validation points: the candidate with the lowest score, and those that are tied with it.
 
     Args:
-        forward_func: the model, borrowed and given back as it was.
-        inputs: (B, *shape), the validation points; others than those that are explained afterwards.
-        target: which output; see `smoothhess.model.targets`.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
-        radius: of the ball that the surrogate is for.
+        forward_func: the model, or another callable; it is left unchanged.
+        inputs: (B, *shape), the validation points, which should differ from the points to explain.
+        target: the output to explain; see `smoothhess.model.targets`.
+        additional_forward_args, internal_batch_size: see `SmoothHess.attribute`.
+        radius: radius of the ball in which the surrogate is used.
         method: "smoothhess" or "smoothgrad" (values are σ, standard deviations), "softplus" or "swish" (values are β),
             or a function value → result around these inputs.
         values: the candidates; (¼, ½, ¾, 1, 1½)·r/√d for σ and 0.1 … 1000 for β when None.
-        order: of the surrogate; 1 leaves the Hessian out. "smoothgrad" is "smoothhess" of order 1.
-        score: "pmse", mean of (f̃ − f)² over the ball, or "attack", share of the points whose prediction survives the
-            exact attack on the surrogate; low is good in both.
-        coarse_to_fine: score about √C of the candidates, then halve the distance to the neighbours of the best one.
-            Finds the best of all where scores fall and then rise along the grid; else a local one.
-        n_samples: displacements in the ball, for P_MSE. Where there are fewer of them than features, β is scored by
-            products with them and no Hessian is made.
-        sampling: "ball" or "radius", as in `perturbation_mse`.
+        order: order of the surrogate, 1 or 2; 1 ignores the Hessian. "smoothgrad" is "smoothhess" of order 1.
+        score: "pmse", the mean of (f̃ − f)² over the ball, or "attack", the share of points whose prediction is
+            unchanged by the exact attack on the surrogate; lower is better for both.
+        coarse_to_fine: whether to score about √C of the candidates, then halve the distance to the neighbours of the
+            best one. Finds the best candidate if scores fall and then rise along the grid, otherwise a local minimum.
+        n_samples: number of displacements in the ball, for P_MSE. If there are fewer of them than features, β is scored
+            by Hessian–vector products and no Hessian is computed.
+        sampling: "ball" or "radius"; see `perturbation_mse`.
         bounds: (low, high) of the inputs for attacks; see `smoothhess.evaluate.attack`.
-        decide: from the model's output to classes (N,), for attacks; the largest of (N, C) scores when None.
-        internal_batch_size: rows per forward pass; chosen by memory when None.
-        seed: of the displacements, and of the draws of SmoothHess: common to all candidates.
-        show_progress: a progress bar over candidates.
-        options: of `SmoothHess.attribute` (n_calls, control, …), or of the baseline.
+        decide: maps the model's output to classes (N,), for attacks; None takes the argmax of scores (N, C).
+        seed: seed of the displacements and of the draws of SmoothHess, common to all candidates.
+        show_progress: whether to show a progress bar over candidates.
+        options: other options of `SmoothHess.attribute` (n_calls, control, …), or of the baseline.
+
+    Returns:
+        A Selection; `best` is the chosen value.
+
+    Raises:
+        TypeError: if values are not numbers, or if a function as method does not return Interactions.
+        ValueError: if radius, order, score, method or values are invalid.
 
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).double()
@@ -228,7 +235,7 @@ def select(
     """
     check_radius(radius)
     (only,) = _select(
-        _Question(forward_func, inputs, target, additional_forward_args, internal_batch_size),
+        _Task(forward_func, inputs, target, additional_forward_args, internal_batch_size),
         (float(radius),),
         method=method,
         values=values,
@@ -254,10 +261,18 @@ def select_radii(
     additional_forward_args: Any = None,
     **options: Any,
 ) -> tuple[Selection, ...]:
-    """A choice for each of several radii, as `select` makes it and with its options.
+    """Choose σ or β for each of several radii.
 
-    A candidate's surrogate is made once and scored at every radius. With `values=None` each radius has σ of its own to
-    choose from.
+    The surrogate of a candidate is computed once and scored at every radius. With `values=None`, the candidates for σ
+    depend on the radius, and each radius is a separate `select`.
+
+    Args:
+        forward_func, inputs, target, additional_forward_args: see `select`.
+        radii: the radii, each once.
+        options: the keyword arguments of `select`, except radius.
+
+    Returns:
+        One Selection per radius.
 
     >>> f = lambda x: torch.relu(x.sum(1))
     >>> x = torch.zeros(1, 2).double()
@@ -267,16 +282,14 @@ def select_radii(
     chosen = as_radii(radii)
     if options.get("values") is None and options.get("method", "smoothhess") in SIGMA_METHODS:
         return tuple(select(forward_func, inputs, target, additional_forward_args, radius=r, **options) for r in chosen)
-    known = {name: options.pop(name, default) for name, default in (select.__kwdefaults__ or {}).items()}
-    rows = known.pop("internal_batch_size")
-    return _select(
-        _Question(forward_func, inputs, target, additional_forward_args, rows), chosen, options=options, **known
-    )
+    given = {name: options.pop(name, default) for name, default in (select.__kwdefaults__ or {}).items()}
+    rows = given.pop("internal_batch_size")
+    return _select(_Task(forward_func, inputs, target, additional_forward_args, rows), chosen, options=options, **given)
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
-    """What is explained, and where."""
+class _Task:
+    """The function to explain and the points to explain it at."""
 
     forward_func: Callable[..., Any]
     inputs: Tensor  # (B, *shape)
@@ -294,7 +307,7 @@ class _Question:
 
 
 def _select(
-    asked: _Question,
+    task: _Task,
     radii: tuple[float, ...],
     *,
     method: Any,
@@ -316,24 +329,24 @@ def _select(
         raise ValueError(f'score must be "pmse" or "attack", got {score!r}.')
     name, parameter = _describe(method)
     order = 1 if method == "smoothgrad" else order
-    grid = _grid(values, method, radii[0] / asked.inputs[0].numel() ** 0.5)
-    judged: _Score
+    grid = _grid(values, method, radii[0] / task.inputs[0].numel() ** 0.5)
+    scorer: _Score
     if score == "pmse":
-        judged = _Perturbation(asked, radii, n_samples, sampling, seed)
+        scorer = _Perturbation(task, radii, n_samples, sampling, seed)
     else:
-        judged = _Attack(asked, radii, bounds, decide)
-    make = _maker(method, asked, order == 2 and judged.wants_matrix, seed, options)
+        scorer = _Attack(task, radii, bounds, decide)
+    make = _maker(method, task, order == 2 and scorer.needs_matrix, seed, options)
     scored: dict[int, tuple[Tensor, Tensor | None]] = {}
     with tqdm(desc=f"select {parameter}", unit="candidate", disable=not show_progress, leave=False) as bar:
 
         def visit(indices: Iterable[int]) -> None:
             for i in indices:
                 if 0 <= i < len(grid) and i not in scored:
-                    with warnings.catch_warnings():  # the score shows what a badly known Hessian is worth
+                    with warnings.catch_warnings():  # the score itself shows the effect of a noisy Hessian
                         warnings.simplefilter("ignore", FewEventsWarning)
                         taylor = make(grid[i]).taylor(order)
-                    check_centre(f"{parameter} = {grid[i]:g}", taylor, asked.inputs)
-                    scored[i] = judged(taylor)
+                    check_centre(f"{parameter} = {grid[i]:g}", taylor, task.inputs)
+                    scored[i] = scorer(taylor)
                     bar.update()
 
         if coarse_to_fine:
@@ -368,15 +381,15 @@ def _describe(method: Any) -> tuple[str, str]:
         return method, "σ" if method in SIGMA_METHODS else "β"
     if callable(method):
         return getattr(method, "__name__", type(method).__name__), "value"
-    known = ", ".join(f'"{m}"' for m in METHODS)
-    raise ValueError(f"method must be one of {known}, or a function value → result, got {method!r}.")
+    names = ", ".join(f'"{m}"' for m in METHODS)
+    raise ValueError(f"method must be one of {names}, or a function value → result, got {method!r}.")
 
 
 def _grid(values: Any, method: Any, rule: float) -> list[float]:
-    """The candidates, ascending, each once."""
+    """Validate the candidates and return them in ascending order."""
     if values is None:
         if not isinstance(method, str):
-            raise ValueError("values must be given for a method of your own.")
+            raise ValueError("values must be given if method is a function: pass a list of candidates.")
         values = [share * rule for share in SIGMA_SHARES] if method in SIGMA_METHODS else BETAS
     listed = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(listed, int | float | str) or not hasattr(listed, "__iter__"):
@@ -396,11 +409,11 @@ def _grid(values: Any, method: Any, rule: float) -> list[float]:
 
 
 def _maker(
-    method: Any, asked: _Question, matrix: bool, seed: int, options: dict[str, Any]
+    method: Any, task: _Task, matrix: bool, seed: int, options: dict[str, Any]
 ) -> Callable[[float], Interactions]:
-    """From a candidate to its result."""
-    where = (asked.forward_func, asked.inputs, asked.target, asked.args)
-    shared = {"internal_batch_size": asked.rows, **options}
+    """A function from a candidate to its result."""
+    where = (task.forward_func, task.inputs, task.target, task.args)
+    shared = {"internal_batch_size": task.rows, **options}
     if method == "smoothhess":
         return lambda sigma: SmoothHess(where[0]).attribute(*where[1:], sigma=sigma, seed=seed, **shared)
     if method == "smoothgrad":
@@ -411,12 +424,14 @@ def _maker(
             shared.setdefault("dense", False)
         return lambda beta: find(*where, beta=beta, **shared)
     if options:
-        raise TypeError(f"options of a method of your own belong into it, got {', '.join(sorted(options))}.")
+        raise TypeError(
+            f"a function as method takes no options, got {', '.join(sorted(options))}. Set them inside the function."
+        )
 
     def own(value: float) -> Interactions:
         result = method(value)
         if not isinstance(result, Interactions):
-            raise TypeError(f"the method must give a result (Interactions), got {type(result).__name__}.")
+            raise TypeError(f"the method must return a result (Interactions), got {type(result).__name__}.")
         return result
 
     return own
@@ -438,7 +453,7 @@ def _refine(count: int, visit: Callable[[Iterable[int]], None], score: Callable[
 
 
 class _Score(Protocol):
-    wants_matrix: bool  # whether a Hessian as a matrix is cheaper than the products that the score needs
+    needs_matrix: bool  # whether a Hessian as a matrix is cheaper than the products that the score needs
 
     def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
         """Scores (R, B), and means over points at each sample (R, n) where there are samples."""
@@ -446,20 +461,20 @@ class _Score(Protocol):
 
 
 class _Perturbation:
-    """P_MSE at R radii on one set of the model's values."""
+    """P_MSE at R radii; the model's values are computed once."""
 
-    def __init__(self, asked: _Question, radii: Sequence[float], n_samples: Any, sampling: str, seed: Any) -> None:
+    def __init__(self, task: _Task, radii: Sequence[float], n_samples: Any, sampling: str, seed: Any) -> None:
         check_sampling(sampling)
         check_whole(n_samples, "n_samples", 2)
         check_whole(seed, "seed", 0)
-        self.inputs, self.radii, self.n = asked.inputs, radii, int(n_samples)
+        self.inputs, self.radii, self.n = task.inputs, radii, int(n_samples)
         self.sampling, self.seed = sampling, int(seed)
         batch, d = len(self.inputs), self.inputs[0].numel()
-        self.wants_matrix = self.n >= d
+        self.needs_matrix = self.n >= d
         self.step = max(1, min(CHUNK_ROWS, ROW_BYTES // (d * self.inputs.element_size())) // batch)
-        oracle, owner = asked.oracle(), torch.arange(batch, device=self.inputs.device)
+        oracle, owner = task.oracle(), torch.arange(batch, device=self.inputs.device)
         rows: list[list[Tensor]] = [[] for _ in radii]
-        with borrowed(asked.forward_func, self.inputs.device), torch.no_grad():
+        with borrowed(task.forward_func, self.inputs.device), torch.no_grad():
             for unit in self._chunks():
                 for radius, found in zip(radii, rows, strict=True):
                     points = self.inputs[:, None] + (radius * unit).to(self.inputs).reshape(
@@ -494,19 +509,19 @@ class _Perturbation:
 
 
 class _Attack:
-    """Whether the prediction of each point survives the attack at R radii."""
+    """Whether the attack at R radii leaves the prediction of each point unchanged."""
 
-    wants_matrix = True
+    needs_matrix = True
 
-    def __init__(self, asked: _Question, radii: Sequence[float], bounds: Any, decide: Any) -> None:
-        self.asked, self.radii, self.bounds = asked, radii, bounds
-        self.judge = Judge(asked.forward_func, asked.inputs, asked.args, decide, asked.rows)
-        with borrowed(asked.forward_func, asked.inputs.device), torch.no_grad():
-            self.before = self.judge(asked.inputs)
+    def __init__(self, task: _Task, radii: Sequence[float], bounds: Any, decide: Any) -> None:
+        self.task, self.radii, self.bounds = task, radii, bounds
+        self.judge = Judge(task.forward_func, task.inputs, task.args, decide, task.rows)
+        with borrowed(task.forward_func, task.inputs.device), torch.no_grad():
+            self.before = self.judge(task.inputs)
 
     def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
         path = AttackPath.of(taylor, bounds=self.bounds)
         perturbed = [path(radius) for radius in self.radii]
-        with borrowed(self.asked.forward_func, self.asked.inputs.device), torch.no_grad():
+        with borrowed(self.task.forward_func, self.task.inputs.device), torch.no_grad():
             survived = [self.judge(points) == self.before for points in perturbed]
         return torch.stack(survived).double().cpu(), None

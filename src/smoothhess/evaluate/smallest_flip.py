@@ -1,4 +1,4 @@
-"""The smallest joint change of the features that flips a prediction, and how much of it is interaction."""
+"""The smallest joint change of the features that flips a prediction, and the share of interactions in it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from smoothhess.result.taylor import Taylor
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flip:
-    """Where the path of an attack first leaves the predicted class, for each of B examples. Made by `smallest_flip`.
+    """The first point on the path of an attack with another predicted class, for each of B examples.
 
-    Examples that keep their class up to `max_radius` have radius ∞ and NaN elsewhere.
+    Returned by `smallest_flip`. Examples that keep their class up to `max_radius` have radius ∞ and NaN elsewhere.
     """
 
     max_radius: float
-    radius: Tensor  # (B,) of the ball in which the attack flips the prediction
+    radius: Tensor  # (B,) radius of the ball in which the attack flips the prediction
     change: Tensor  # (B, *shape) the joint change of the features, x′ − x
-    before: Tensor  # (B,) predicted class
-    after: Tensor  # (B,) the class at x + change; that of `before` where nothing flips
-    gradient_part: Tensor  # (B,) Gᵀδ, the surrogate's change of the explained output due to features one by one
-    interaction_part: Tensor  # (B,) ½δᵀHδ, due to features together
+    before: Tensor  # (B,) predicted class of the input
+    after: Tensor  # (B,) predicted class at x + change; equal to `before` if the prediction does not flip
+    gradient_part: Tensor  # (B,) Gᵀδ, the first-order part of the surrogate's change of the explained output
+    interaction_part: Tensor  # (B,) ½δᵀHδ, the second-order part
 
     def __len__(self) -> int:
         return len(self.radius)
@@ -43,18 +43,18 @@ class Flip:
 
     @property
     def size(self) -> Tensor:
-        """‖change‖, (B,); below `radius` where the surrogate has its minimum inside the ball, or a box stops it."""
+        """‖change‖, (B,); below `radius` if the surrogate has its minimum inside the ball, or if bounds are active."""
         return self.change.flatten(1).norm(dim=1)
 
     @property
     def predicted_change(self) -> Tensor:
-        """Of the explained output, by the surrogate: Gᵀδ + ½δᵀHδ, (B,)."""
+        """Change of the explained output that the surrogate predicts, Gᵀδ + ½δᵀHδ, (B,)."""
         return self.gradient_part + self.interaction_part
 
     @property
     def interaction_share(self) -> Tensor:
-        """½δᵀHδ over the whole predicted change, (B,); negative where the two parts work against each other."""
-        return self.interaction_part / self.predicted_change + 0.0  # no −0
+        """½δᵀHδ divided by the predicted change, (B,); negative if it has the opposite sign."""
+        return self.interaction_part / self.predicted_change + 0.0  # turns −0 into 0
 
     def __repr__(self) -> str:
         lines = [
@@ -88,25 +88,31 @@ def smallest_flip(
 ) -> Flip:
     """The smallest radius at which the attack flips each prediction, the joint change there, and its two parts.
 
-    The path of attacks is scanned at `n_radii` equal steps up to `max_radius`, then the first step that flips is halved
-    until the radius is known to the relative tolerance `tol`; all radii come from one eigendecomposition. A class that
-    is left and entered again within one step is not seen.
+    The path of attacks is scanned at `n_radii` equal steps up to `max_radius`, then the first step with a flip is
+    bisected to the relative tolerance `tol`; all radii share one eigendecomposition. A flip that is reversed within one
+    step of the scan is not detected.
 
     Args:
-        forward_func: the classifier, as in `post_hoc`.
-        surrogate: a result or a Taylor around the inputs (of order 1: the first-order path), or an AttackPath.
-        max_radius: how far to look.
-        additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+        forward_func: the classifier, which returns scores (N, C); it is left unchanged.
+        surrogate: a result or a Taylor around the inputs (with order 1: the first-order path), or an AttackPath.
+        max_radius: largest radius of the search.
+        additional_forward_args, internal_batch_size: see `SmoothHess.attribute`.
         bounds: (low, high) of the inputs; see `attack`.
-        decide: from the model's output to classes (N,); the largest of (N, C) scores when None.
-        n_radii: steps of the scan.
-        tol: of the radius, relative.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
+        decide: maps the model's output to classes (N,); None takes the argmax of scores (N, C).
+        n_radii: number of steps of the scan.
+        tol: relative tolerance of the radius.
+
+    Returns:
+        A Flip with the radius, the change and its two parts for each example.
+
+    Raises:
+        TypeError: if the surrogate is none of the types above.
+        ValueError: if max_radius, n_radii or tol is out of range, or if bounds are given with an AttackPath.
 
     >>> from smoothhess import SmoothHess
     >>> model = lambda x: torch.stack([1 + x[:, 0] * x[:, 1], torch.zeros(len(x)).to(x)], 1)
     >>> result = SmoothHess(model).attribute(torch.zeros(1, 2).double(), target=0, sigma=0.1, n_calls=40)
-    >>> flip = smallest_flip(model, result, 3.0)  # one feature alone changes nothing: x₁ = 1, x₂ = −1 does
+    >>> flip = smallest_flip(model, result, 3.0)  # a change of one feature has no effect; x₁ = 1, x₂ = −1 flips
     >>> flip.radius.round(decimals=3), flip.interaction_share.round(decimals=3)
     (tensor([1.4140], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
@@ -116,7 +122,7 @@ def smallest_flip(
         raise ValueError(f"tol must lie between 0 and 1, the relative tolerance of the radius, got {tol!r}.")
     if isinstance(surrogate, AttackPath):
         if bounds is not None:
-            raise ValueError("an AttackPath has bounds of its own: pass them to AttackPath.of.")
+            raise ValueError("an AttackPath already has bounds. Pass bounds to AttackPath.of instead.")
         path = surrogate
     else:
         path = AttackPath.of(surrogate, bounds=bounds)
@@ -144,7 +150,7 @@ def smallest_flip(
 
 
 def _scan(path: AttackPath, judge: Judge, before: Tensor, most: float, n_radii: int) -> tuple[Tensor, Tensor]:
-    """The last radius of the scan before the first flip (0: none), and that of the flip (∞: none), each (B,)."""
+    """The last radius before the first flip (0 if there is none), and the radius of the flip (∞ if none), (B,) each."""
     inputs = path.taylor.inputs
     low = torch.zeros(len(inputs), dtype=inputs.dtype, device=inputs.device)
     high = torch.full_like(low, torch.inf)
@@ -160,7 +166,7 @@ def _scan(path: AttackPath, judge: Judge, before: Tensor, most: float, n_radii: 
 
 
 def _halve(path: AttackPath, judge: Judge, before: Tensor, low: Tensor, high: Tensor, tol: float) -> Tensor:
-    """The interval (low, high] of each example, which holds a flip, narrowed down; `high` always flips."""
+    """Bisect the interval (low, high] of each example, which holds a flip; the prediction always flips at `high`."""
     while True:
         middle = (low + high) / 2
         wide = high.isfinite() & (high - low > tol * high) & (low < middle) & (middle < high)

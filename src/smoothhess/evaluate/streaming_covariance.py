@@ -1,4 +1,4 @@
-"""Mean and covariance of several methods' errors over a stream of samples, in one pass."""
+"""Mean and covariance of several methods' errors over samples, accumulated in one pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Moments:
-    """Of M numbers per sample at each of P places: means (P, M) and comoments (P, M, M), merged chunk by chunk.
+    """Means (P, M) and comoments (P, M, M) of M numbers per sample at each of P points, accumulated by chunks.
 
     >>> moments = Moments(places=1, methods=2)
     >>> moments.add(torch.tensor([[[1.0, 3.0]], [[2.0, 6.0]]]))
@@ -22,7 +22,7 @@ class Moments:
         self._comoment = torch.zeros(places, methods, methods, dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
-        """Take in a chunk of samples, (M, P, c)."""
+        """Add a chunk of samples, (M, P, c)."""
         values = values.double().permute(1, 0, 2)  # (P, M, c)
         count = values.shape[2]
         mean = values.mean(2)

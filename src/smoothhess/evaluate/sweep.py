@@ -1,12 +1,12 @@
-"""The same question at several scales, asked with the same random numbers.
+"""Sweeps over the scale of the smoothing with common random numbers, and paired differences between scales.
 
-A design is a function of (seed, block) alone, so one seed gives the same whitened directions z at every scale, and
-δ = c L z differs in c only. The change of the Hessian between scales c_a L and c_b L is then a smoothed Hessian too,
+A design is a function of (seed, block) only, so one seed gives the same whitened directions z at every scale, and
+δ = c L z differs only in c. The change of the Hessian between scales c_a L and c_b L is then also a smoothed Hessian,
 
     H_a − H_b = ∇²E[F(x + L z)],      with the rows   z (γ_a/c_a² − γ_b/c_b²)ᵀ      where γ_c = (c L)ᵀ∇f(x + c L z),
 
-and whatever is known about the noise of one result holds for it: its errors are paired, and much smaller than those of
-two separate estimates where the two scales see the same kinks.
+and the error estimates of a single result apply to it. Its errors are paired, and much smaller than those of two
+independent estimates if the draws of both scales cross the same kinks.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Curve(Estimate):
-    """One number of each of B examples at S scales, (S, B), with the standard errors of each scale alone.
+    """One number for each of B examples at S scales, (S, B), with standard errors for each scale.
 
-    Scales share their draws, so errors of neighbours go together: how sure a *change* is says `Sweep.difference`.
+    Scales share their draws, so the errors of neighbouring scales are correlated: use `Sweep.difference` for the
+    standard error of a change between scales.
     """
 
     sigmas: Tensor  # (S,)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper end of the confidence interval at each scale, (S, B)."""
+        """Lower and upper end of the confidence interval at each scale, (S, B) each."""
         width = student_t.quantile(level, self.df).to(self.stderr)
         reach = torch.where(self.stderr > 0, width * self.stderr, 0.0)
         return self.value - reach, self.value + reach
 
     def plot(self, *, example: int | None = None, level: float = 0.95, ax: Axes | None = None) -> Axes:
-        """Against σ, with intervals; all examples, or one of them."""
+        """Plot the curve against σ with confidence intervals, for all examples or for one."""
         from smoothhess.view.figures import canvas
 
         ax = canvas.new_axes(ax, 6.0, 3.6)
@@ -59,7 +60,7 @@ class Curve(Estimate):
         if sigmas.max() > 10 * sigmas.min():
             ax.set_xscale("log")
         ax.axhline(0, color=canvas.INK, linewidth=0.8, zorder=1)
-        ax.set_xlabel(f"σ\nbars: {level * 100:g} % intervals of each scale alone", fontsize="small")
+        ax.set_xlabel(f"σ\nbars: {level * 100:g} % intervals of each scale", fontsize="small")
         if len(shown) > 1:
             ax.legend(title="example", fontsize="small", frameon=False)
         canvas.hide_spines(ax, "top", "right")
@@ -67,34 +68,38 @@ class Curve(Estimate):
 
 
 class Change(Interactions):
-    """H_a − H_b of two scales of one sweep as a result of its own, with paired errors. Made by `Sweep.difference`.
+    """H_a − H_b of two scales of one sweep as a result with paired errors. Returned by `Sweep.difference`.
 
-    Everything that a result can be asked can be asked of the change: `top_pairs` names the pairs that changed, with
-    intervals and false-discovery control, `bilinear` and `row` have paired errors, `relative_error` is that of the
-    change (inf where it cannot be told from zero), `taylor()` is the difference of the two surrogates. The estimate is
-    the unbiased one. `r2` is NaN: the two scales keep too little of each other to tell.
+    A change has the methods of a result: `top_pairs` lists the pairs that changed, with intervals and false-discovery
+    control, `bilinear` and `row` have paired errors, `relative_error` is that of the change (inf if it is not
+    distinguishable from zero), and `taylor()` is the difference of the two surrogates. The estimate is the unbiased
+    one. `r2` is NaN, since the statistics of the two scales are not sufficient to compute it.
     """
 
     @property
     def r2(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """NaN: it is not known of a change, (B,)."""
+        """NaN, since R² of a change cannot be computed, (B,)."""
         return torch.full_like(self.output, torch.nan)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Interactions", "Change between two scales of the interactions", 1)
 
     def merge(self, other: Interactions) -> Interactions:
-        """Refused: a change is made of two results, which can be merged."""
-        raise ValueError("a change between scales cannot be merged: merge the results of each scale, then take it.")
+        """Not supported: merge the two results, then compute their difference."""
+        raise ValueError(
+            "a change between scales cannot be merged. Merge the results of each scale, then compute the difference."
+        )
 
     def save(self, path: Any) -> None:
-        """Refused: the two results hold all there is."""
-        raise ValueError("a change between two scales is not saved. Save the two results, and subtract them again.")
+        """Not supported: save the two results, from which the change can be recomputed."""
+        raise ValueError(
+            "a change between two scales cannot be saved. Save the two results, and recompute the difference."
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep(Sequence[Interactions]):
-    """One result per scale, in the order asked for, all from the same draws. Made by `sweep`."""
+    """One result per scale, in the order of the scales, all from the same draws. Returned by `sweep`."""
 
     results: tuple[Interactions, ...]
 
@@ -112,13 +117,13 @@ class Sweep(Sequence[Interactions]):
 
     @property
     def sigmas(self) -> Tensor:
-        """σ of each scale, (S,) float64; the root mean square over features where they differ."""
+        """σ of each scale, (S,) float64; the root mean square over features if they have different σ."""
         d = self.results[0].inputs[0].numel()
         return torch.stack([r.gaussian.scales(d).double().cpu().square().mean().sqrt() for r in self.results])
 
     @property
     def radii(self) -> Tensor:
-        """σ√d of each scale, (S,): how far its draws lie from the input."""
+        """σ√d of each scale, (S,): the typical distance of its draws from the input."""
         return self.sigmas * self.results[0].inputs[0].numel() ** 0.5
 
     @property
@@ -133,12 +138,12 @@ class Sweep(Sequence[Interactions]):
 
     @property
     def relative_error(self) -> Tensor:
-        """Of each scale and example, (S, B)."""
+        """Relative error of the Hessian of each scale and example, (S, B)."""
         return torch.stack([r.relative_error for r in self.results])
 
     @property
     def r2(self) -> Tensor:
-        """Of each scale and example, (S, B)."""
+        """R² of each scale and example, (S, B)."""
         return torch.stack([r.r2 for r in self.results])
 
     def entry(self, i: int | tuple[int, ...], j: int | tuple[int, ...]) -> Curve:
@@ -152,19 +157,25 @@ class Sweep(Sequence[Interactions]):
         return Curve(value, stderr, df, self.sigmas)
 
     def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Sweep:
-        """The same sweep of interactions between groups; see `Interactions.groups`."""
+        """The sweep of interactions between groups; see `Interactions.groups`."""
         return Sweep(tuple(r.groups(feature_mask, direction) for r in self.results))
 
     def difference(self, a: int, b: int) -> Change:
-        """H, G and h of scale `a` less those of scale `b`, with paired standard errors.
+        """H, G and h of scale `a` minus those of scale `b`, with paired standard errors.
 
-        Where both scales have seen equally many draws, the difference is that of their unbiased estimates. Where they
-        have not (adaptive runs), it is made of the first draws that both have kept, and `n_calls` says how many.
+        If both scales have the same number of draws, this is the difference of their unbiased estimates. Otherwise
+        (adaptive runs) it is computed from the first draws that both have kept, and `n_calls` is their number.
+
+        Args:
+            a, b: indices of the two scales.
+
+        Raises:
+            ValueError: if the two Gaussians differ in more than their scale, or do not share their draws.
         """
         return _difference(self.results[a], self.results[b])
 
     def plot(self, i: int | tuple[int, ...], j: int | tuple[int, ...], **options: Any) -> Axes:
-        """The curve of H_ij against σ; options are those of `Curve.plot`."""
+        """Plot H_ij against σ; options are those of `Curve.plot`."""
         ax = self.entry(i, j).plot(**options)
         ax.set_ylabel(f"$H_{{{i}, {j}}}$")
         return ax
@@ -206,14 +217,19 @@ def sweep(
     """One `Interactions` per scale, all from the same random numbers.
 
     Args:
-        explainer: a SmoothHess or NeuronSmoothHess, or a model, which becomes one.
-        inputs: (B, *shape), as for `attribute`.
+        explainer: a SmoothHess or NeuronSmoothHess, or a model, for which SmoothHess(model) is used.
+        inputs, target, additional_forward_args: see `SmoothHess.attribute`.
         sigmas: the scales: standard deviations, or per-feature arrays, or Gaussians of one rank.
-        radii: the same by radius, σ = r/√d. Pass one of sigmas and radii.
-        target: which output to explain.
-        additional_forward_args: further arguments of the model.
-        options: those of `attribute`: n_calls, seed, design, … (and neuron_selector). The seed is shared by all scales.
-            With n_calls=None each scale takes what it needs, and scales share the draws that both have.
+        radii: the scales as radii, σ = r/√d. Pass either sigmas or radii.
+        options: other options of `attribute`: n_calls, seed, design, … (and neuron_selector). All scales share the
+            seed. With n_calls=None each scale has its own number of draws, of which the first ones are shared.
+
+    Returns:
+        A Sweep with one result per scale.
+
+    Raises:
+        TypeError: if sigmas or radii is not a sequence.
+        ValueError: if sigmas and radii are both given or both missing, or if a scale is given twice.
 
     >>> f = lambda x: x[:, 0].abs()
     >>> scales = sweep(f, torch.zeros(1, 2).double(), [0.1, 0.2, 0.4], n_calls=400)
@@ -227,22 +243,22 @@ def sweep(
     check_inputs(inputs)
     given = [name for name in ("sigma", "radius", "gaussian") if options.get(name) is not None]
     if given:
-        raise ValueError(f"the scale is what is swept: pass sigmas or radii, each holding several, not {given[0]}.")
+        raise ValueError(f"sweep takes several scales: pass a list as sigmas or radii, not {given[0]}.")
     gaussians = _scales(sigmas, radii, inputs[0].numel())
-    asked = {"additional_forward_args": additional_forward_args, **options}
+    arguments = {"additional_forward_args": additional_forward_args, **options}
     if target is not None:
-        asked["target"] = target
-    return Sweep(tuple(explainer.attribute(inputs, gaussian=g, **asked) for g in gaussians))
+        arguments["target"] = target
+    return Sweep(tuple(explainer.attribute(inputs, gaussian=g, **arguments) for g in gaussians))
 
 
 def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
-    """The Gaussians that were asked for, each once."""
+    """Validate the scales and return one Gaussian for each."""
     if (sigmas is None) == (radii is None):
         got = "neither" if sigmas is None else "both"
-        raise ValueError(f"which scales: pass sigmas (standard deviations) or radii, got {got}.")
+        raise ValueError(f"exactly one of sigmas and radii is needed: pass sigmas or radii, got {got}.")
     listed = radii if sigmas is None else sigmas
     if isinstance(listed, Gaussian) or not hasattr(listed, "__iter__") or getattr(listed, "ndim", 1) == 0:
-        raise TypeError(f"sigmas and radii hold several scales: pass a list, got {type(listed).__name__}.")
+        raise TypeError(f"sigmas and radii must hold several scales: pass a list, got {type(listed).__name__}.")
     gaussians = []
     for scale in listed:
         if isinstance(scale, Gaussian):
@@ -252,7 +268,7 @@ def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
     if not gaussians:
         raise ValueError("wanted at least one scale, got none.")
     if any(a.same_as(b) for i, a in enumerate(gaussians) for b in gaussians[:i]):
-        raise ValueError("each scale is wanted once, got one of them twice.")
+        raise ValueError("all scales must be different, got one of them twice. Remove it.")
     return gaussians
 
 
@@ -266,7 +282,7 @@ def _unit_vector(result: Interactions, index: int | tuple[int, ...]) -> Tensor:
 
 
 def _difference(a: Interactions, b: Interactions) -> Change:
-    c = _ratio(b.gaussian, a.gaussian, a.inputs)  # L_b = c L_a: everything is said in the coordinates of a
+    c = _ratio(b.gaussian, a.gaussian, a.inputs)  # L_b = c L_a; all statistics are in the coordinates of a
     shared = _shared_rows(a, b)
     left, right = _restated(a, 1.0, shared), _restated(b, c, shared)
     grouping = a.grouping if a.grouping is None else a.grouping.without_r2()
@@ -287,37 +303,38 @@ def _difference(a: Interactions, b: Interactions) -> Change:
 
 
 def _ratio(gaussian: Gaussian, base: Gaussian, inputs: Tensor) -> float:
-    """c with L = c L_base; ValueError where the two are not of one shape."""
+    """c with L = c L_base; ValueError if the two differ in more than scale."""
     d = inputs[0].numel()
     k = base.rank(d)
     if gaussian.rank(d) == k:
-        # one random vector tells: a matrix other than zero has it in its kernel with probability zero
+        # one random vector is enough: it lies in the kernel of a nonzero matrix with probability zero
         z = torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         own, other = (g.to("cpu", torch.float64).colour(z) for g in (base, gaussian))
         c = float(own @ other / (own @ own))
-        if torch.allclose(other, c * own, rtol=1e-5, atol=1e-7 * float(other.abs().max())):  # they may be float32
+        if torch.allclose(other, c * own, rtol=1e-5, atol=1e-7 * float(other.abs().max())):  # also for float32
             return c
     raise ValueError(
-        "changes are known between Gaussians that differ in their scale alone, c·Σ; these two differ in shape. Compare "
-        "their numbers, with the standard errors of each."
+        "differences need Gaussians that differ only in their scale, c·Σ; these two differ in shape. Compare the two "
+        "results with their separate standard errors."
     )
 
 
 def _shared_rows(a: Interactions, b: Interactions) -> Tensor | None:
-    """Rows that both results begin with, (B,); None where they have all rows in common."""
+    """Number of first rows that both results have in common, (B,); None if these are all rows."""
     if a.statistics.stream == b.statistics.stream:
         return None
     for first, second in zip(a.statistics.stream, b.statistics.stream, strict=True):
         if {(s.seed, s.start) for s in first} != {(s.seed, s.start) for s in second} or len(first + second) > 2:
-            raise ValueError("these two scales do not share their draws. Make both in one sweep, with one seed.")
+            raise ValueError("these two scales do not share their draws. Compute both in one sweep, with one seed.")
     return torch.minimum(a.statistics.n_head, b.statistics.n_head)
 
 
 def _restated(result: Interactions, c: float, shared: Tensor | None) -> Statistics:
-    """The statistics of a result with L = c L' in the coordinates of L'; of its first `shared` rows where given."""
+    """The statistics of a result with L = c L' in the coordinates of L', of all rows or of the first `shared` rows."""
     stats = result.statistics if shared is None else _first_rows(result.statistics, shared)
     white = result.grouping is None
-    # Whitened, a Hessian is LᵀHL and a gradient Lᵀg; group sums are among the features, and only their scores are not.
+    # In whitened coordinates a Hessian is LᵀHL and a gradient Lᵀg. Group sums are in feature coordinates, except for
+    # their scores, which are whitened.
     of_hessian, of_gradient = (c**-2, 1 / c) if white else (1.0, 1.0)
     of_score, of_odd = (1.0, c**-2) if white else (c, 1 / c)
     head = stats.head
@@ -350,8 +367,9 @@ def _first_rows(stats: Statistics, rows: Tensor) -> Statistics:
     """The statistics of the first rows of each example, all of them in the head."""
     if stats.skew is not None and bool((rows != stats.n).any()):
         raise ValueError(
-            "group sums do not keep what the noise of part of their draws is known from, and these two scales have "
-            "seen unequal numbers. Pass n_calls to sweep; or sweep without groups, then difference(a, b).groups(mask)."
+            "group sums do not hold the statistics for the errors of a part of their draws, and these two scales have "
+            "unequal numbers of draws. Pass n_calls to sweep; or sweep without groups, then use "
+            "difference(a, b).groups(mask)."
         )
     most = int(rows.max())
     inside = torch.arange(most, device=rows.device) < rows[:, None]  # (B, most)
@@ -377,21 +395,21 @@ def _first_rows(stats: Statistics, rows: Tensor) -> Statistics:
 
 
 def _minus(a: Statistics, b: Statistics) -> Statistics:
-    """Rows less rows, sums less sums; what bounds an error is added."""
+    """The statistics of a − b: rows and sums are subtracted, bounds of errors are added."""
     head = replace(
         a.head,
         odd=a.head.odd - b.head.odd,
         even=a.head.even - b.head.even,
         value_even=a.head.value_even - b.head.value_even,
-        energy=a.head.energy + b.head.energy,  # serves as a bound of what rows have missed
+        energy=a.head.energy + b.head.energy,  # used as an upper bound
         along=a.head.along - b.head.along,
         across=(a.head.across.sqrt() - b.head.across.sqrt()).square(),
     )
-    if a.k == a.rank:  # whitened: no sums over groups
+    if a.k == a.rank:  # whitened coordinates, no group sums
         head = replace(head, **own_slopes(head.score, head.odd, head.weight, a.rank))
     drift = _less(a.drift, b.drift)
     if drift is not None and a.skew is not None:
-        raise ValueError("changes of group sums are not known with tau_probes. Use difference(a, b).groups(mask).")
+        raise ValueError("differences of group sums do not support tau_probes. Use difference(a, b).groups(mask).")
     return replace(
         a,
         head=head,

@@ -1,13 +1,14 @@
-"""Does the model itself show the interactions that a result claims?
+"""Validation of interactions against second differences of the model.
 
-The model's own word on a pair of moves u and v is its second difference,
+The interaction of two moves u and v, measured on the model itself, is the second difference
 
     D(u, v) = f(x + u + v) − f(x + u) − f(x + v) + f(x) = ∫₀¹∫₀¹ uᵀ∇²f(x + a u + b v) v da db,
 
-what moving both changes beyond moving each: curvature averaged over a parallelogram from x on. A smoothed Hessian
-averages over a Gaussian around x instead, so the two agree where the parallelogram is about as large as the Gaussian:
-for single features that is a step of the Gaussian's radius σ√d, not of σ. A kink at a distance σ is as good as never
-crossed by a step of σ along one of d features. A quadratic agrees at any step; a smooth function at small ones.
+the effect of both moves minus the effects of each: curvature averaged over a parallelogram with a corner at x. A
+smoothed Hessian averages over a Gaussian around x instead, so the two agree if the parallelogram is about as large as
+the Gaussian: for single features that is a step of the Gaussian's radius σ√d, not of σ, since a step of σ along one of
+d features almost never crosses a kink at distance σ. For a quadratic the two agree at any step; for a smooth function
+at small steps.
 """
 
 from __future__ import annotations
@@ -33,53 +34,53 @@ from smoothhess.result.pairs import Pair
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STEPS = (0.125, 0.25, 0.5, 1.0, 2.0)  # of the radius of the Gaussian
-ROUNDING = 8.0  # times the spacing of floating point numbers near f: second differences below it are zero
-CHUNK_ROWS = 16_384  # points held at once, where ROW_BYTES allows as many
-_NOISE = 4  # third word of the generator's key; smaller ones belong to designs and neighbourhoods
+STEPS = (0.125, 0.25, 0.5, 1.0, 2.0)  # in units of the radius of the Gaussian
+ROUNDING = 8.0  # machine epsilons of the largest |f| below which a second difference counts as zero
+CHUNK_ROWS = 16_384  # points per chunk, if ROW_BYTES allows as many
+_NOISE = 4  # third word of the generator's key; designs and ball samples use smaller ones
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Validation:
-    """Second differences of the model beside uᵀHv, for P pairs of moves of B examples at T steps t.
+    """Second differences of the model compared with uᵀHv, for P pairs of moves of B examples at T steps t.
 
-    Made by `validate_pairs`. At step t the moves are t·u and t·v, and t²uᵀHv stands beside D(t·u, t·v), the `plain`
-    second difference, and beside its symmetric form `central`, in which the four corners lie around x:
-    (f(x+u+v) − f(x+u−v) − f(x−u+v) + f(x−u−v))/4. All that is read off is about the plain one; `validation.around` is
-    the same about the central one.
+    Returned by `validate_pairs`. At step t the moves are t·u and t·v, and t²uᵀHv is compared with D(t·u, t·v), the
+    `plain` second difference, and with its symmetric form `central`, whose four corners lie around x:
+    (f(x+u+v) − f(x+u−v) − f(x−u+v) + f(x−u−v))/4. All properties refer to the plain one; those of `validation.around`
+    refer to the central one.
     """
 
-    labels: tuple[tuple[str, ...], ...]  # of the pairs of each example
+    labels: tuple[tuple[str, ...], ...]  # labels of the pairs of each example
     steps: Tensor  # (T,) ascending
     moves: tuple[Tensor, Tensor]  # u and v at step 1, (B, P, d) each
     form: Tensor  # (B, P) uᵀHv at step 1
     form_stderr: Tensor  # (B, P)
     plain: Tensor  # (T, B, P) D
-    plain_stderr: Tensor  # (T, B, P) over draws; 0 at x itself
+    plain_stderr: Tensor  # (T, B, P) over draws; 0 without draws
     central: Tensor  # (T, B, P)
     central_stderr: Tensor  # (T, B, P)
-    rounding: Tensor  # (B,) what is smaller is zero
+    rounding: Tensor  # (B,) threshold below which a second difference counts as zero
     tolerance: float
     n_draws: int
-    unit: str  # what a step of 1 is
-    kind: str = "plain"  # which of the two the properties are about
+    unit: str  # description of a step of 1
+    kind: str = "plain"  # the second difference that the properties refer to, "plain" or "central"
 
     def __len__(self) -> int:
         return len(self.form)
 
     @property
     def around(self) -> Validation:
-        """The same, judged by the symmetric second difference."""
+        """The same validation by the central second difference."""
         return replace(self, kind="central")
 
     @property
     def second(self) -> Tensor:
-        """The second difference that this is about, (T, B, P)."""
+        """The second difference of this `kind`, (T, B, P)."""
         return self.plain if self.kind == "plain" else self.central
 
     @property
     def second_stderr(self) -> Tensor:
-        """Its standard error over draws, (T, B, P); 0 at x itself."""
+        """Standard error of `second` over draws, (T, B, P); 0 without draws."""
         return self.plain_stderr if self.kind == "plain" else self.central_stderr
 
     @property
@@ -89,25 +90,25 @@ class Validation:
 
     @property
     def rank_correlation(self) -> Tensor:
-        """Spearman's ρ over the pairs of each example, (T, B); NaN where the model shows no difference between them."""
+        """Spearman's ρ over the pairs of each example, (T, B); NaN where all second differences are equal."""
         return spearman(self.predicted, self._seen)
 
     @property
     def p_value(self) -> Tensor:
-        """Of |ρ| among all pairings of predictions and second differences, (T, B).
+        """p-value of |ρ| in a permutation test of predictions against second differences, (T, B).
 
-        At least 1 over the number of permutations: 2/5! = 0.017 from five pairs, 1e-4 from many. NaN where ρ is.
+        At least 1 over the number of permutations: 2/5! = 0.017 for five pairs, 1e-4 for many. NaN where ρ is NaN.
         """
         return spearman_p(self.predicted, self._seen)
 
     @property
     def bent(self) -> Tensor:
-        """Share of the pairs for which the model has any second difference, (T, B)."""
+        """Share of the pairs with a nonzero second difference, (T, B)."""
         return (self._seen != 0).double().mean(-1)
 
     @property
     def sign_agreement(self) -> Tensor:
-        """Share of equal signs among the pairs that the model bends for, (T, B); NaN where there are none."""
+        """Share of equal signs among pairs with a nonzero second difference, (T, B); NaN if there are none."""
         agree = ((self._seen * self.predicted) > 0).double().sum(-1)
         return agree / (self._seen != 0).double().sum(-1)
 
@@ -125,18 +126,18 @@ class Validation:
 
     @property
     def holds_from(self) -> Tensor:
-        """Where the longest run of steps begins at which a pair agrees to within `tolerance`, (B, P).
+        """First step of the longest run of steps at which a pair agrees to within `tolerance`, (B, P).
 
-        inf where it never agrees. A run, since a single step may agree by chance.
+        inf where it never agrees. Runs are used since a single step may agree by chance.
         """
         length, end = self._longest_run
         return torch.where(length > 0, self.steps[(end - length + 1).clamp_min(0)], torch.inf)
 
     @property
     def breaks_at(self) -> Tensor:
-        """The first step after that run, at which the quadratic picture breaks, (B, P).
+        """First step after that run, at which the quadratic approximation fails, (B, P).
 
-        inf where it holds up to the last step, and the first step of all where it never holds.
+        inf if the run includes the last step, and the first of all steps if there is no run.
         """
         length, end = self._longest_run
         after = torch.cat([self.steps, self.steps.new_tensor([torch.inf])])[end + 1]
@@ -144,7 +145,7 @@ class Validation:
 
     @property
     def _longest_run(self) -> tuple[Tensor, Tensor]:
-        """Number of steps in the longest run of agreement, the earliest of equals, and its last step, (B, P) each."""
+        """Length and last step of the longest run of agreement, the earliest one in case of ties, (B, P) each."""
         lengths = [torch.zeros_like(self.form, dtype=torch.long)]
         for good in self.discrepancy <= self.tolerance:
             lengths.append(torch.where(good, lengths[-1] + 1, 0))
@@ -153,7 +154,7 @@ class Validation:
 
     @property
     def _seen(self) -> Tensor:
-        """The second difference without its rounding."""
+        """The second difference, with rounding errors set to zero."""
         return torch.where(self.second.abs() > self.rounding[:, None], self.second, 0.0)
 
     def to_markdown(self) -> str:
@@ -166,7 +167,7 @@ class Validation:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         b, p = self.form.shape
         where = f"averaged over {self.n_draws} draws" if self.n_draws else "at x itself"
-        lines = [f"uᵀHv beside second differences of the model {where}: {p} pair(s) of {b} example(s)"]
+        lines = [f"uᵀHv against second differences of the model {where}: {p} pair(s) of {b} example(s)"]
         lines += ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
         spread = "examples" if b > 1 else "pairs"
         lines.append(f"  step 1 is {self.unit}; ± one standard error over {spread}")
@@ -174,7 +175,7 @@ class Validation:
 
     @property
     def summary(self) -> str:
-        """Where the quadratic picture holds, in a sentence."""
+        """A sentence about the steps at which the quadratic approximation holds."""
         start, end = self.holds_from, self.breaks_at
         held = start.isfinite()
         share = f"{int(held.sum())} of {held.numel()} pairs agree with the model to {self.tolerance:.0%} at some step"
@@ -209,7 +210,7 @@ class Validation:
         return rows
 
     def plot(self, *, example: int = 0, ax: Axes | None = None) -> Axes:
-        """D/t² of each pair of one example against the step; the dashed lines are uᵀHv, what it should be."""
+        """Plot D/t² of each pair of one example against the step; dashed lines show the expected value uᵀHv."""
         from smoothhess.view.figures import canvas, title_layout
 
         ax = canvas.new_axes(ax, 6.4, 4.0)
@@ -244,24 +245,32 @@ def validate_pairs(
     internal_batch_size: int | None = None,
     seed: int = 0,
 ) -> Validation:
-    """uᵀHv of a result beside the model's second differences, at several steps. Only forward passes are made.
+    """Compare uᵀHv of a result with second differences of the model at several steps, by forward passes only.
 
     Args:
-        forward_func: the model that the result explains, borrowed and given back as it was.
-        result: of `SmoothHess` or of a baseline; of groups too, which are then moved as a whole.
-        pairs: the k strongest pairs of each example, or pairs (i, j) for all examples, or a list of such for each (what
-            `top_pairs` gives, too).
-        additional_forward_args: as they were when the result was made.
-        directions: moves (u, v) in the place of pairs, each (*features), (P, *features) or (B, P, *features).
+        forward_func: the model that the result explains; it is left unchanged.
+        result: a result of `SmoothHess` or of a baseline, of features or of groups; the features of a group move
+            jointly.
+        pairs: number of strongest pairs of each example, or a list of pairs (i, j) for all examples, or a list of such
+            lists, one per example (such as the result of `top_pairs`).
+        additional_forward_args: the same as for the result.
+        directions: moves (u, v) instead of pairs, each (*features), (P, *features) or (B, P, *features).
         steps: multiples of the moves.
-        radius: of a step of 1 along a feature; by default that of the result's Gaussian, σ_i√d. Moves along groups have
-            this length as a whole. Directions have their own.
-        tolerance: relative discrepancy up to which a pair is said to agree.
-        n_draws: 0 asks the model at x. A number averages second differences over so many draws of the result's Gaussian
-            around x: those of the smoothed model, which agree with SmoothHess at small steps whatever the model is.
-        names: of the features.
-        internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-        seed: of the draws.
+        radius: length of a step of 1 along a feature or a group; None takes the radius of the result's Gaussian, σ_i√d.
+            It does not apply to directions.
+        tolerance: relative discrepancy up to which a pair agrees.
+        n_draws: 0 takes second differences at x. An even number averages them over draws of the result's Gaussian
+            around x; these are second differences of the smoothed model, which agree with SmoothHess at small steps.
+        names: names of the features.
+        internal_batch_size: see `SmoothHess.attribute`.
+        seed: seed of the draws.
+
+    Returns:
+        A Validation; print it for a table over steps.
+
+    Raises:
+        TypeError: if result, pairs, directions or steps have another type.
+        ValueError: if the model's f(x) differs from that of the result, or if an argument is out of range.
 
     >>> from smoothhess import SmoothHess
     >>> f = lambda x: 3 * x[:, 0] * x[:, 1] - x[:, 1] * x[:, 2]
@@ -273,11 +282,14 @@ def validate_pairs(
     if not isinstance(result, Interactions):
         raise TypeError(f"wanted a result of attribute, or of a baseline, got {type(result).__name__}.")
     if isinstance(result, Attribution):
-        raise ValueError(f"an attribution ({result.method}) is not a Hessian: it does not say what uᵀHv is.")
+        raise ValueError(
+            f"an attribution ({result.method}) is not a Hessian, so uᵀHv is not defined. Pass a result of SmoothHess "
+            "or of a baseline."
+        )
     if not (isinstance(tolerance, int | float) and tolerance > 0):
         raise ValueError(f"tolerance must be a positive number, got {tolerance!r}.")
     if isinstance(n_draws, bool) or not hasattr(n_draws, "__index__") or n_draws < 0 or n_draws % 2:
-        raise ValueError(f"n_draws must be an even number (draws come in ± pairs), or 0 for x alone, got {n_draws!r}.")
+        raise ValueError(f"n_draws must be an even number (draws come in ± pairs), or 0 for none, got {n_draws!r}.")
     chosen = _steps(steps)
     if directions is not None:
         labels, left, right, unit = _along(result, directions)
@@ -313,7 +325,7 @@ def validate_pairs(
 
 
 class _Differences:
-    """Second differences of the model around inputs, and the largest value it met."""
+    """Second differences of the model around inputs, and the largest |f| among its values."""
 
     def __init__(self, oracle: Oracle, inputs: Tensor) -> None:
         self.oracle, self.inputs = oracle, inputs
@@ -321,22 +333,22 @@ class _Differences:
         self.largest = torch.zeros(len(inputs), dtype=torch.float64)  # |f|, per example
 
     def check(self, result: Interactions) -> None:
-        """Raise where this is not the model of the result."""
+        """Raise if f(x) differs from that of the result."""
         value = self.oracle.values(self.inputs, self.everyone)
         if not torch.allclose(value, result.output.to(value), rtol=1e-3, atol=1e-5):
             i = int((value - result.output).abs().argmax())
             raise ValueError(
                 f"f(x) of example {i} is {float(value[i]):.6g}, but the result was made with "
-                f"{float(result.output[i]):.6g}: another model, layer or additional_forward_args."
+                f"{float(result.output[i]):.6g}. Pass the same model, layer and additional_forward_args."
             )
 
     def averaged(self, u: Tensor, v: Tensor, offsets: Tensor | None) -> Tensor:
-        """Plain second difference, its standard error, and those of the central one, (4, B, P), for moves (B, P, d)."""
+        """Plain and central second differences, each followed by its standard error, (4, B, P), for moves (B, P, d)."""
         if offsets is None:
             both = self.at(self.inputs, u, v)  # (2, B, P)
             return torch.stack([both[0], torch.zeros_like(both[0]), both[1], torch.zeros_like(both[1])])
         found = []
-        for delta in offsets:  # one ± pair of draws at a time, the unit that its errors are over
+        for delta in offsets:  # standard errors are over ± pairs of draws
             shift = delta.reshape(1, *self.inputs.shape[1:])
             found.append((self.at(self.inputs + shift, u, v) + self.at(self.inputs - shift, u, v)) / 2)
         both = torch.stack(found)
@@ -366,7 +378,7 @@ class _Differences:
 
 
 def _offsets(gaussian: Gaussian, x: Tensor, n_draws: int, seed: int) -> Tensor | None:
-    """Draws of a Gaussian, one of each ± pair, (n/2, d); None at x itself."""
+    """Draws of a Gaussian, one of each ± pair, (n/2, d); None for n_draws = 0."""
     if not n_draws:
         return None
     k = gaussian.rank(x[0].numel())
@@ -374,13 +386,13 @@ def _offsets(gaussian: Gaussian, x: Tensor, n_draws: int, seed: int) -> Tensor |
     return gaussian.colour(torch.from_numpy(np.stack(rows)).to(x))
 
 
-# --- which moves ------------------------------------------------------------------------------------------------------
+# --- moves and steps --------------------------------------------------------------------------------------------------
 
 
 def _pairs(
     result: Interactions, pairs: Any, radius: float | None, names: Sequence[str] | None
 ) -> tuple[tuple[tuple[str, ...], ...], Tensor, Tensor, str]:
-    """Labels, and unit moves along both features of each pair, (B, P, features)."""
+    """Labels, moves along both features of each pair, (B, P, features), and the description of a step of 1."""
     b, d, _ = result.shape
     if isinstance(pairs, bool) or (not hasattr(pairs, "__index__") and not isinstance(pairs, Sequence)):
         raise TypeError(f"pairs must be a number, or a list of pairs (i, j), got {type(pairs).__name__}.")
@@ -407,8 +419,8 @@ def _pairs(
                 raise ValueError(f"a pair must be (i, j), two features, got {pair!r}.")
             i, j = (result._flat_index(e) for e in ends)
             index[example, p] = torch.tensor([i, j])
-            known = pair.names if isinstance(pair, Pair) else [str(e) if names is None else names[e] for e in (i, j)]
-            words.append(" × ".join(known))
+            texts = pair.names if isinstance(pair, Pair) else [str(e) if names is None else names[e] for e in (i, j)]
+            words.append(" × ".join(texts))
         labels.append(tuple(words))
     lengths, unit = _lengths(result, radius)  # (1 or B, features)
     lengths = lengths.expand(b, -1).to(result.inputs)
@@ -416,26 +428,28 @@ def _pairs(
     for end in index.to(result.device).unbind(2):  # (B, P)
         size = lengths.gather(1, end)
         if bool((size == 0).any()):
-            raise ValueError("a pair holds a feature that the result's Gaussian does not move. Pass radius, or others.")
+            raise ValueError(
+                "a pair holds a feature that the result's Gaussian does not move. Pass radius, or other pairs."
+            )
         moves.append(torch.zeros(b, end.shape[1], d, dtype=result.dtype, device=result.device))
         moves[-1].scatter_(2, end[..., None], size[..., None])
     return tuple(labels), moves[0], moves[1], unit
 
 
 def _lengths(result: Interactions, radius: float | None) -> tuple[Tensor, str]:
-    """How far a step of 1 goes along each feature or group, and what that is in words."""
+    """Length of a step of 1 along each feature or group, and its description in words."""
     grouping = result.grouping
     if radius is not None:
         check_radius(radius)
     elif isinstance(result, Exact) and (grouping is None or grouping.direction is None):
-        raise ValueError("how far to step: this result comes without a Gaussian. Pass radius, or directions.")
+        raise ValueError("the step length is undefined for a result without a Gaussian. Pass radius, or directions.")
     if grouping is not None and grouping.direction is not None and radius is None:
-        return torch.ones(1, grouping.count), "the whole move along the direction of the groups"
+        return torch.ones(1, grouping.count), "the full move along the direction of the groups"
     d = result.inputs[0].numel()
     own = result.gaussian.scales(d).double().cpu() * result.gaussian.rank(d) ** 0.5
     reach = float(own.square().mean().sqrt()) if radius is None else float(radius)
     if grouping is not None and radius is None and isinstance(result.gaussian, SegmentShift):
-        own = grouping.scales * result.gaussian.rank(d) ** 0.5  # of a segment, as that of a feature below
+        own = grouping.scales * result.gaussian.rank(d) ** 0.5  # for a segment, as for a feature below
         return own, f"the Gaussian's radius σ√K = {_range(own)} along a segment"
     if grouping is not None:
         size = grouping.directions(Isotropic(1.0)).double().norm(dim=2).cpu()  # (1 or B, K)
@@ -451,9 +465,9 @@ def _range(numbers: Tensor) -> str:
 
 
 def _along(result: Interactions, directions: Any) -> tuple[tuple[tuple[str, ...], ...], Tensor, Tensor, str]:
-    """Labels and moves (B, P, features) from the directions that were given."""
+    """Labels, moves (B, P, features) and the description of a step of 1 for given directions."""
     if not isinstance(directions, tuple | list) or len(directions) != 2:
-        raise TypeError("directions must be a pair (u, v) of tensors.")
+        raise TypeError(f"directions must be a pair (u, v) of tensors, got {type(directions).__name__}.")
     b, d, _ = result.shape
     rows = []
     for w in directions:
@@ -471,7 +485,7 @@ def _along(result: Interactions, directions: Any) -> tuple[tuple[tuple[str, ...]
 
 
 def _embedding(result: Interactions) -> Callable[[Tensor], Tensor]:
-    """From moves of the result's features (B, P, K) to moves of the inputs (B, P, d)."""
+    """A function from moves of the result's features (B, P, K) to moves of the inputs (B, P, d)."""
     if result.grouping is None:
         return lambda moves: moves
     members = result.grouping.directions(Isotropic(1.0)).to(result.inputs)  # (1 or B, K, d)
@@ -486,17 +500,17 @@ def _steps(steps: Any) -> Tensor:
     if not len(chosen) or not bool((torch.isfinite(chosen) & (chosen > 0)).all()):
         raise ValueError(f"steps must be positive numbers, at least one, got {chosen.tolist()}.")
     if len(chosen.unique()) != len(chosen):
-        raise ValueError(f"each step is wanted once, got {chosen.tolist()}.")
+        raise ValueError(f"all steps must be different, got {chosen.tolist()}.")
     return chosen.sort().values
 
 
 def _mean_text(rho: Tensor, pairs: int) -> str:
-    """Mean of ρ over examples and its standard error; over pairs where there is one example."""
-    known = rho[~rho.isnan()]
-    if not len(known):
+    """Mean of ρ over examples and its standard error; over pairs if there is one example."""
+    defined = rho[~rho.isnan()]
+    if not len(defined):
         return "–"
-    if len(known) > 1:
-        stderr = float(known.std()) / len(known) ** 0.5
+    if len(defined) > 1:
+        stderr = float(defined.std()) / len(defined) ** 0.5
     else:
-        stderr = float(((1 - known[0].square()).clamp_min(0) / max(pairs - 2, 1)).sqrt())
-    return f"{float(known.mean()):.2f} ± {stderr:.2f}"
+        stderr = float(((1 - defined[0].square()).clamp_min(0) / max(pairs - 2, 1)).sqrt())
+    return f"{float(defined.mean()):.2f} ± {stderr:.2f}"
