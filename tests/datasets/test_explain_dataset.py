@@ -432,7 +432,7 @@ def test_other_weights_data_and_stores_are_refused(undisturbed, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"no store, and not empty: it has notes.txt"):
+    with pytest.raises(ValueError, match=r"is not a store and not empty: it has notes.txt"):
         job.run(other)
     assert [p.name for p in other.iterdir()] == ["notes.txt"]
     with pytest.raises(ValueError, match="does not exist"):
@@ -453,7 +453,7 @@ def test_bad_loaders(tmp_path):
         (DataLoader(data, shuffle=True), ValueError, "shuffle=False"),
         ([], ValueError, "at least one batch"),
         ("abc", TypeError, "loader must be a tensor"),
-        ([{"x": x}], ValueError, "dictionary with 'x': say which"),
+        ([{"x": x}], ValueError, "dictionary with 'x': the entry of the inputs is not given"),
         ([object()], TypeError, "a batch must be"),
         ([x, x[:, :2]], ValueError, "one shape and dtype.*from record 6"),
         ([x, x.float()], ValueError, "one shape and dtype"),
@@ -462,7 +462,7 @@ def test_bad_loaders(tmp_path):
             explain_dataset(net, loader, tmp_path / "s", target=0, **CHEAP)
     with pytest.raises(ValueError, match="there is no 'y'"):
         explain_dataset(net, [{"x": x}], tmp_path / "s", key="y", **CHEAP)
-    with pytest.raises(ValueError, match="tuple of 2 parts"):
+    with pytest.raises(ValueError, match="tuple of 2 entries"):
         explain_dataset(net, [(x, x)], tmp_path / "s", key=5, **CHEAP)
 
 
@@ -545,7 +545,7 @@ def test_max_bytes_stops_a_job_cleanly(undisturbed, tmp_path):
     """Where nobody knows how many records will come, the store ends before the limit and can be gone on with."""
     options = {"pack_size": 2, "shard_seconds": 0, "target": 0, **CHEAP}
     net = SmoothHess(job.network().double())
-    with pytest.raises(ValueError, match=r"would pass max_bytes=20_000.*is whole; 2 record\(s\).*larger max_bytes"):
+    with pytest.raises(ValueError, match=r"would exceed max_bytes=20_000.*is intact; 2 record\(s\).*larger max_bytes"):
         explain_dataset(net, iter(job.data().split(5)), tmp_path, max_bytes=20_000, **options)
     store = Store(tmp_path)
     assert 0 < len(store) < 12
@@ -576,7 +576,7 @@ def test_a_full_disk(undisturbed, tmp_path, monkeypatch):
         save(tensors, path, metadata)
 
     monkeypatch.setattr(writer, "save_file", full)
-    with pytest.raises(OSError, match=r"the disk is full: 2 record\(s\) could not be written.*untouched") as caught:
+    with pytest.raises(OSError, match=r"the disk is full: 2 record\(s\) could not be written.*unchanged") as caught:
         job.run(tmp_path)
     assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
@@ -613,7 +613,7 @@ def test_an_unreadable_shard(undisturbed, tmp_path, which, damage):
     path, (first, _) = tmp_path / shard.file, shard.spans[0]
     data = path.read_bytes()
     path.write_bytes({"cut": data[: len(data) // 2], "garbage": b"\xff" * (len(data) + 1), "empty": b""}[damage])
-    with pytest.warns(UserWarning, match=rf"1 of 6 shard\(s\) left out.*{shard.file}.*delete this file"):
+    with pytest.warns(UserWarning, match=rf"1 of 6 shard\(s\) cannot be read.*{shard.file}.*delete this file"):
         store = Store(tmp_path)
     assert store.damaged[0].file == shard.file
     assert store.missing(12) == [first, first + 1]
@@ -621,7 +621,7 @@ def test_an_unreadable_shard(undisturbed, tmp_path, which, damage):
         store[first]
     for other in store:  # all others can be read
         assert torch.equal(other.hessian, undisturbed[other.number].hessian)
-    with pytest.raises(ValueError, match=r"2 record\(s\) are in the summary alone"):
+    with pytest.raises(ValueError, match=r"2 record\(s\) are only in the summary"):
         store.summary()
     with pytest.raises(ValueError, match=f"{shard.file}.*delete this file and run the same"):
         job.run(tmp_path)

@@ -92,7 +92,7 @@ def test_every_detail(tmp_path, keep):
             more = net.more(record.result, 8)  # a whole result can be gone on with
             assert int(more.n_calls) == 16
         else:
-            with pytest.raises(ValueError, match="whole results were not kept"):
+            with pytest.raises(ValueError, match="results were not kept"):
                 _ = record.result
             with pytest.raises(ValueError, match="between 1 and 4 pairs"):
                 record.top_pairs(5)
@@ -179,7 +179,7 @@ def test_shards_of_another_job(made, copy, tmp_path):
     other = job.run(tmp_path / "other", n=2, seed=7)
     foreign = other.path / other.shards[0].file
     shutil.copy(foreign, copy / Name(0, 77, "00000000").file("shard"))
-    with pytest.warns(UserWarning, match="belongs to another job. Take it away"):
+    with pytest.warns(UserWarning, match="belongs to another job. Remove it"):
         assert Store(copy).numbers == made.numbers
     with pytest.raises(ValueError, match="belongs to another job"):
         job.run(copy)

@@ -91,7 +91,7 @@ def test_mixed_directions_are_uniform_enough():
 
 
 def test_sobol_has_a_largest_dimension():
-    with pytest.raises(ValueError, match="serves up to 21201 dimensions, got 30000. Use design='orthogonal'"):
+    with pytest.raises(ValueError, match="supports up to 21201 dimensions, got 30000. Use design='orthogonal'"):
         find_design("sobol").rows(0, 0, 1, 30_000)
 
 

@@ -197,7 +197,7 @@ def test_reading_it():
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"radius": None}, ValueError, "how far to look"),
+        ({"radius": None}, ValueError, "pass exactly one of sigma"),
         ({"radius": -1.0}, ValueError, "radius must be one positive number"),
         ({"k": 0}, ValueError, "k must be at least 1"),
         ({"n_seeds": 1}, ValueError, "n_seeds must be at least 2"),

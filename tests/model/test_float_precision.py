@@ -91,7 +91,7 @@ def test_fp16_is_finer_than_bf16_and_says_where_it_ends():
     assert (SmoothHess(steep).attribute(X, 1, precision="fp16", **options).precision_error < 0.1).all()
     huge = nn.Sequential(net(), nn.Linear(3, 2))
     nn.init.constant_(huge[1].weight, 1e5)
-    with pytest.raises(ValueError, match=r"infinite with precision='fp16', whose numbers end at 65504. Use 'bf16'"):
+    with pytest.raises(ValueError, match=r"infinite with precision='fp16', which overflows at 65504. Use 'bf16'"):
         SmoothHess(huge).attribute(X, 1, precision="fp16", **options)
 
 

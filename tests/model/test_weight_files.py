@@ -72,7 +72,7 @@ def test_bad_files_are_named_and_nothing_is_executed(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"gone\.pth"):
         load_weights(network, tmp_path / "gone.pth")
     torch.save({"weight": Trap()}, tmp_path / "trap.pth")
-    with pytest.raises(ValueError, match=r"trap\.pth is not a whole file of plain weights"):
+    with pytest.raises(ValueError, match=r"trap\.pth is not a complete file of plain weights"):
         load_weights(network, tmp_path / "trap.pth")
     assert not (tmp_path / "trapped").exists()
     torch.save({"epoch": 3}, tmp_path / "other.pth")
@@ -81,7 +81,7 @@ def test_bad_files_are_named_and_nothing_is_executed(tmp_path, monkeypatch):
     save_weights(network, tmp_path / "a.safetensors")
     for ending in (".safetensors", ".pth"):
         (tmp_path / f"cut{ending}").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-3])
-        with pytest.raises(ValueError, match=rf"cut\{ending} is not a whole"):
+        with pytest.raises(ValueError, match=rf"cut\{ending} is not a complete"):
             load_weights(network, tmp_path / f"cut{ending}")
 
 

@@ -340,7 +340,7 @@ def test_lanczos_stops_early_and_restarts(matrix_free, monkeypatch):
         assert 60 < product.products < 1500  # more than a space has room for
         assert float(kkt_residual(slope, torch.diag_embed(slow), 1.0, step).max()) <= 1e-8
     monkeypatch.setattr(lanczos, "MOST_PRODUCTS", 10)
-    with pytest.warns(UserWarning, match="close to the minimum, not at it"):
+    with pytest.warns(UserWarning, match="close to the minimum but not converged"):
         minimize_in_ball(c, Counted(torch.diag_embed(slow)), 1.0)
 
 

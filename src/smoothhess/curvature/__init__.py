@@ -1,1 +1,1 @@
-"""What is known of the curvature of the model's own activations before anything is sampled."""
+"""Closed-form curvature of the activations of a model, and the control variate made from it."""

@@ -1,10 +1,10 @@
-"""The activation calls of a forward pass, seen from outside: replace, record or freeze them.
+"""Intercept the activation calls of a forward pass, to replace, record or freeze them.
 
-The network is not edited. A `TorchFunctionMode` sees each call on its way into torch, whether it was written
-as a module, a function, a method (in-place or not) or an `aten` operator of a `torch.export`ed graph. Calls
-are numbered in the order they are made, so a module that is used twice is two calls.
+The network is not modified. A `TorchFunctionMode` intercepts each call of torch, whether it was written as a module, a
+function, a method (in-place or not) or an `aten` operator of a `torch.export`ed graph. Calls are numbered in the order
+in which they are made, so a module that is used twice is two calls.
 
-Every piecewise linear call is read as ``f(z) = base + left·z + Σ_j jump_j · relu(z − knot_j)``:
+Every piecewise linear call is represented as ``f(z) = base + left·z + Σ_j jump_j · relu(z − knot_j)``:
 
 ==============================================  ==========  =====================================
 call                                            kind        knots (position, jump)
@@ -15,16 +15,15 @@ prelu                                           prelu       (0, 1 − weight)
 hardtanh, relu6                                 hardtanh    (low, 1), (high, −1)
 clamp, clip, threshold, maximum, max elsewhere  clamp       (low, 1) and / or (high, −1)
 abs                                             abs         (0, 2)
-max_pool, adaptive_max_pool (1d, 2d, 3d)        max_pool    none; the winners' positions are kept
+max_pool, adaptive_max_pool (1d, 2d, 3d)        max_pool    none; the positions of maxima are kept
 gelu, silu, elu, sigmoid, tanh, softplus, …     smooth      none; the slope is kept
-softmax, log_softmax, layer_norm, group_norm    map         none; linearised as a whole
+softmax, log_softmax, layer_norm, group_norm    map         none; linearised with all inputs
 ==============================================  ==========  =====================================
 
-Not seen, hence left as they are: kinks made by arithmetic (``x * (x > 0)``, `torch.where`), a maximum of two
-varying tensors, `amax`, activations fused inside one operator (attention, LSTM), scripted and compiled code,
-and what `torch.utils.checkpoint` computes again in the backward pass. Products of activations (attention,
-gates) are not affine, and freezing does not make them so: f(x + δ) + f(x − δ) = 2 f(x) then fails for the
-frozen f.
+Not intercepted, hence unchanged: kinks from arithmetic (``x * (x > 0)``, `torch.where`), a maximum of two varying
+tensors, `amax`, activations fused into one operator (attention, LSTM), scripted and compiled code, and what
+`torch.utils.checkpoint` recomputes in the backward pass. Products of activations (attention, gates) are not affine even
+if they are frozen: f(x + δ) + f(x − δ) = 2 f(x) does not hold for the frozen f.
 """
 
 import dataclasses
@@ -57,7 +56,7 @@ _BENT = {
     "max": ("other",),
 }
 _SMOOTH = {"gelu", "silu", "mish", "elu", "selu", "celu", "sigmoid", "tanh", "softplus", "log_sigmoid"}
-_SMOOTH |= {"hardswish", "hardsigmoid"}  # they bend as well, but only their slope is kept
+_SMOOTH |= {"hardswish", "hardsigmoid"}  # they have kinks as well, but only their slope is kept
 _ANALYTIC = {"gelu", "silu", "mish", "sigmoid", "tanh", "softplus", "log_sigmoid"}
 _MAPS = {"softmax", "log_softmax", "layer_norm", "group_norm"}
 _POOLS = {f"{adaptive}max_pool{d}d" for d in "123" for adaptive in ("", "adaptive_")}
@@ -68,11 +67,11 @@ Knots = tuple[tuple[float, float | Tensor], ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded call, which around `pre` is ``slope·z + offset`` (an offset of None is zero).
+    """One recorded call, which near `pre` is ``slope·z + offset`` (an offset of None is zero).
 
-    `knots` lists where a piecewise linear call bends and by how much its slope jumps there, as a number or as
-    a tensor that broadcasts against `pre`. `slope` is None for "max_pool" (see `indices`) and "map". `function` is the
-    call itself, of its first argument alone; `name` says in which module of the network it was made.
+    `knots` lists the kinks of a piecewise linear call and the jumps of its slope there, as numbers or as tensors that
+    broadcast against `pre`. `slope` is None for "max_pool" (see `indices`) and "map". `function` is the call as a
+    function of its first argument; `name` is the module of the network that made the call.
     """
 
     kind: str
@@ -82,14 +81,14 @@ class Call:
     knots: Knots = ()
     indices: Tensor | None = None
     function: Callable[[Tensor], Any] | None = None
-    operator: str = ""  # what torch calls it: "gelu" where the kind is "smooth"
-    analytic: bool = False  # whether `function` is smooth to all orders
+    operator: str = ""  # name of the operator in torch, such as "gelu" for the kind "smooth"
+    analytic: bool = False  # whether `function` has derivatives of all orders
     name: str = ""
 
 
 @dataclass(frozen=True)
 class Tape:
-    """The calls of one forward pass over `batch` examples, in call order, and what the pass returned."""
+    """The calls of one forward pass over `batch` examples, in call order, and the output of the pass."""
 
     calls: tuple[Call, ...]
     batch: int
@@ -98,7 +97,7 @@ class Tape:
 
 @dataclass(frozen=True)
 class FrozenRun:
-    """What a frozen pass returned, and what went into (`pre`) and came out of (`post`) each of its calls."""
+    """The output of a frozen pass, and the input (`pre`) and output (`post`) of each of its calls."""
 
     output: Any
     pre: tuple[Tensor, ...]
@@ -106,28 +105,28 @@ class FrozenRun:
 
 
 def is_opaque(forward: Callable[..., Any]) -> bool:
-    """Whether a model, or a part of it, is scripted or compiled, so that its activation calls cannot be seen.
+    """Whether a model, or a part of it, is scripted or compiled, so that its calls cannot be intercepted.
 
     >>> is_opaque(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     False
 
-    A plain function that hides a scripted module looks like one without activations: both record no call.
+    A plain function that calls a scripted module cannot be told from one without activations: neither records a call.
     """
     if not isinstance(forward, nn.Module):
         return isinstance(forward, torch.jit.ScriptFunction) or hasattr(forward, "_torchdynamo_orig_callable")
     return any(
         isinstance(module, torch.jit.ScriptModule)
-        or "_orig_mod" in module._modules  # made by torch.compile(module)
-        or getattr(module, "_compiled_call_impl", None) is not None  # made by module.compile()
+        or "_orig_mod" in module._modules  # the result of torch.compile(module)
+        or getattr(module, "_compiled_call_impl", None) is not None  # after module.compile()
         for module in forward.modules()
     )
 
 
 def replace(forward: Callable[..., Any], smooth: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    """The same network with `smooth` in the place of every relu.
+    """The same network with every relu replaced by `smooth`.
 
-    leaky_relu, prelu, hardtanh and relu6 are sums of relus, and each of those is replaced. Max-pooling, and
-    clamps that are not a relu, stay. A pass that makes no call to replace raises ValueError.
+    leaky_relu, prelu, hardtanh and relu6 are sums of relus, and each relu in the sum is replaced. Max-pooling, and
+    clamps that are not a relu, are unchanged. A pass without any call to replace raises ValueError.
 
     >>> relu = nn.ReLU()
     >>> softened = replace(relu, lambda z: functional.softplus(z, beta=4.0))
@@ -151,9 +150,9 @@ def replace(forward: Callable[..., Any], smooth: Callable[[Tensor], Tensor]) -> 
 
 
 def record(forward: Callable[..., Any], *inputs: Any) -> Tape:
-    """Run the network once, as it is, and keep the state of every activation call.
+    """Run the network once, unchanged, and record every activation call.
 
-    The first input has the examples in dim 0.
+    The first input has the examples in dimension 0.
 
     >>> tape = record(nn.ReLU(), torch.tensor([[-1.0, 2.0]]))
     >>> [(call.kind, call.pre, call.slope, call.knots) for call in tape.calls]
@@ -167,12 +166,12 @@ def record(forward: Callable[..., Any], *inputs: Any) -> Tape:
 
 
 def freeze(forward: Callable[..., Any], tape: Tape, *inputs: Any) -> FrozenRun:
-    """Run the network with every activation held at its recorded slope, winner or linearisation.
+    """Run the network with every activation replaced by its recorded slope, position of the maximum or linearisation.
 
-    At the recorded inputs output and gradient are those of the network; elsewhere they follow its tangent.
-    For B recorded examples the inputs have B·n rows, n successive ones for each example. The result hangs in
-    one autograd graph. A Jacobian-vector product is the difference of two frozen runs: forward-mode
-    differentiation does not nest with the one that "map" calls use.
+    At the recorded inputs, output and gradient are those of the network; elsewhere they are those of its tangent. For
+    B recorded examples the inputs have B·n rows, n successive rows for each example. The result is part of one autograd
+    graph. Compute a Jacobian-vector product as the difference of two frozen runs: forward-mode differentiation cannot
+    be nested with the one that "map" calls use.
 
     >>> network = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> tape = record(network, torch.tensor([[0.3]]))
@@ -194,14 +193,14 @@ _SAME_PATH = "The network must take the same path for every input."
 def _refuse_opaque(forward: Callable[..., Any]) -> None:
     if is_opaque(forward):
         raise ValueError(
-            "wanted a model whose activation calls can be seen, got one that is scripted or compiled, wholly "
-            "or in part. Pass the original module."
+            "wanted a model whose activation calls can be intercepted, got one that is, entirely or in part, scripted "
+            "or compiled. Pass the original module."
         )
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """What one intercepted torch call is: `function(input)`, left in the place of `input` if `inplace`."""
+    """An intercepted call of torch: `function(input)`, written to `input` if `inplace`."""
 
     kind: str
     input: Tensor
@@ -212,14 +211,14 @@ class _Reading:
     knots: Knots = ()
     operator: str = ""
     analytic: bool = False
-    dims: int = 0  # of the window of a pooling call
-    pair: bool = False  # whether that returns (values, indices)
+    dims: int = 0  # dimensions of the window of a pooling call
+    pair: bool = False  # whether a pooling call returns (values, indices)
 
 
 def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading | None:
-    """The activation that a call of a torch function stands for, or None."""
+    """Parse a call of a torch function; None if it is not an activation."""
     written = getattr(func, "__name__", "").split(".")[0]  # aten operators are called "relu.default"
-    name = written.strip("_").removesuffix("_with_indices")  # relu_ is in-place; F.threshold says _threshold
+    name = written.strip("_").removesuffix("_with_indices")  # relu_ is in-place; F.threshold calls _threshold
     known = name in _BENT or name in _SMOOTH or name in _MAPS or name in _POOLS
     if not known or written.startswith("__") or "out" in kwargs:
         return None
@@ -229,7 +228,7 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
     if name in ("max", "maximum"):
         args = (*args, options.pop("other")) if "other" in options else args
         if len(args) != 2 or not isinstance(args[1], Tensor):
-            return None  # the largest entry of one tensor
+            return None  # a reduction of one tensor
         args = args if _constant(args[1]) is not None else args[::-1]  # maximum(0, x)
     z, rest = args[0], args[1:]
     if not isinstance(z, Tensor) or not z.is_floating_point():
@@ -243,7 +242,7 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
         return _Reading("max_pool", z, indexed, operator=name, dims=dims, pair=pair)
     if name in _MAPS:
         return _Reading("map", z, lambda z: func(z, *rest, **options), operator=name)
-    aten = getattr(torch.ops.aten, name)  # never in-place
+    aten = getattr(torch.ops.aten, name)  # the out-of-place operator
     apply = lambda z: aten(z, *rest, **options)  # noqa: E731
     if name in _SMOOTH:
         return _Reading("smooth", z, apply, inplace, operator=name, analytic=name in _ANALYTIC)
@@ -255,7 +254,7 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
 
 
 def _bend(name: str, z: Tensor, bound: dict[str, Any]) -> tuple[str, float, float | Tensor, Knots] | None:
-    """Kind, base, left and knots of a piecewise linear call, or None where it turns out not to be one."""
+    """Kind, base, left and knots of a piecewise linear call, or None if it is not piecewise linear."""
     if name == "relu":
         return "relu", 0.0, 0.0, ((0.0, 1.0),)
     if name == "abs":
@@ -272,11 +271,11 @@ def _bend(name: str, z: Tensor, bound: dict[str, Any]) -> tuple[str, float, floa
         low, high = (0.0, 6.0) if name == "relu6" else (bound.get("min_val", -1.0), bound.get("max_val", 1.0))
         return "hardtanh", low, 0.0, ((low, 1.0), (high, -1.0))
     if name == "threshold" and bound["threshold"] != bound["value"]:
-        return None  # it jumps
+        return None  # discontinuous
     below = bound.get("min", bound.get("other", bound.get("value")))
     low, high = _constant(below), _constant(bound.get("max"))
     if (low is None) != (below is None) or (high is None) != (bound.get("max") is None) or low is high:
-        return None  # a bound that varies, or none
+        return None  # a bound that is not constant, or no bound
     if low == 0.0 and high is None:
         return "relu", 0.0, 0.0, ((0.0, 1.0),)
     knots = tuple((knot, jump) for knot, jump in ((low, 1.0), (high, -1.0)) if knot is not None)
@@ -284,14 +283,14 @@ def _bend(name: str, z: Tensor, bound: dict[str, Any]) -> tuple[str, float, floa
 
 
 def _constant(bound: Any) -> float | None:
-    """The number a bound stands for: itself, or the one value of a tensor that no gradient is wanted of."""
+    """The value of a bound: a number, or a constant tensor without gradient; otherwise None."""
     if isinstance(bound, Tensor) and bound.numel() and not bound.requires_grad:
         return float(bound.flatten()[0]) if bool((bound == bound.flatten()[0]).all()) else None
     return float(bound) if isinstance(bound, (int, float)) else None
 
 
 class _Intercept(TorchFunctionMode):
-    """Hands every activation call to `act`; torch switches the mode off in there, so nothing recurses."""
+    """Passes every activation call to `act`; torch disables the mode inside, so there is no recursion."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -327,7 +326,7 @@ class _Replace(_Intercept):
 
 @contextmanager
 def _watched(running: list[nn.Module]) -> Iterator[None]:
-    """Keep the modules that are running, innermost last, in a list."""
+    """Maintain a list of the modules that are running, innermost last."""
 
     def enter(module: nn.Module, _: Any) -> None:
         running.append(module)
@@ -353,20 +352,20 @@ class _Record(_Intercept):
         self.running: list[nn.Module] = []
 
     def name(self) -> str:
-        """Of the innermost running module, as its outermost one calls it."""
+        """Name of the innermost running module within the outermost one."""
         if not self.running:
             return ""
         names = {id(module): name for name, module in self.running[0].named_modules()}
         return next((names[id(m)] for m in reversed(self.running) if names.get(id(m))), "")
 
     def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
-        pre = reading.input.detach().clone()  # the model may overwrite its own tensor later
+        pre = reading.input.detach().clone()  # the model may overwrite the tensor later
         if reading.kind == "max_pool":
             call = Call("max_pool", pre, indices=reading.function(pre)[1])
         elif reading.kind == "map":
             call = Call("map", pre, function=reading.function)
         else:
-            with torch.enable_grad():  # autograd's own slope, also where pre sits on a knot
+            with torch.enable_grad():  # the slope of autograd, also where pre is at a knot
                 z = pre.clone().requires_grad_()
                 value = reading.function(z)
                 (slope,) = torch.autograd.grad(value.sum(), z)
@@ -385,14 +384,14 @@ class _Freeze(_Intercept):
         self.post: list[Tensor] = []
 
     def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
-        z = reading.input.clone()  # stays as it is when the model overwrites its own tensor
+        z = reading.input.clone()  # unchanged if the model overwrites its tensor
         call = self.counterpart(reading.kind, z)
         if call.indices is not None:
             winners = self.spread(call.indices, call, z)
             value = z.flatten(-reading.dims).gather(-1, winners.flatten(-reading.dims)).view_as(winners)
             result = (value, winners) if reading.pair else value
         elif call.slope is None:
-            centre = self.spread(call.pre, call, z).clone()  # an expanded tensor cannot carry a tangent
+            centre = self.spread(call.pre, call, z).clone()  # an expanded tensor cannot have a tangent
             tangent = torch.func.jvp(reading.function, (centre,), (z - centre,))
             result = value = tangent[0] + tangent[1]
         else:
@@ -405,14 +404,14 @@ class _Freeze(_Intercept):
         return result
 
     def counterpart(self, kind: str, z: Tensor) -> Call:
-        """The recorded call that is being made again."""
+        """The recorded call that corresponds to the current one."""
         k, calls = len(self.pre), self.tape.calls
         if k == len(calls):
             raise ValueError(f"freeze wants the {k} recorded calls, got another {kind}. {_SAME_PATH}")
         then, now = calls[k].pre.shape, z.shape
         grown = [(a, b) for a, b in zip(then, now, strict=False) if a != b]
-        whole = all(b % a == 0 and a % self.tape.batch == 0 for a, b in grown)
-        if calls[k].kind != kind or len(then) != len(now) or len(grown) > 1 or not whole:
+        divisible = all(b % a == 0 and a % self.tape.batch == 0 for a, b in grown)
+        if calls[k].kind != kind or len(then) != len(now) or len(grown) > 1 or not divisible:
             raise ValueError(
                 f"freeze wants call {k} to be {calls[k].kind} of {tuple(then)} with n rows for each of "
                 f"{self.tape.batch} examples, got {kind} of {tuple(now)}. {_SAME_PATH}"
@@ -420,7 +419,7 @@ class _Freeze(_Intercept):
         return calls[k]
 
     def spread(self, kept: Tensor, call: Call, z: Tensor) -> Tensor:
-        """Repeat what was kept of an example for each of its n rows, along the dimension that grew."""
+        """Repeat a recorded tensor for each of the n rows of an example, along the dimension that has grown."""
         for dim, (then, now) in enumerate(zip(call.pre.shape, z.shape, strict=True)):
             if then != now:
                 grouped = kept.unflatten(dim, (self.tape.batch, 1, -1))  # -1: rows folded in by a reshape

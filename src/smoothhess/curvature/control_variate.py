@@ -1,15 +1,15 @@
-"""The control variate: what the closed form knows about each row is subtracted, and its exact expectation added back.
+"""The control variate: subtract a field with a closed-form expectation from each row, and add the expectation back.
 
-From the field g̃ of `kinks`, with E[z g̃ᵀ] = W₁, two fields of known expectation are made: its linear part W₁z, and the
-rest g̃ − W₁z, which averages to nothing. Rows are sampled of
+From the field g̃ of `one_flip`, with E[z g̃ᵀ] = W₁, two fields with known expectation are made: the linear part W₁z, and
+the residual g̃ − W₁z, whose expectation is zero. Sampled is
 
-    ∇f − μ W₁z − β (g̃ − W₁z),      and μ W₁ is added back;
+    ∇f − μ W₁z − β (g̃ − W₁z),      and μ W₁ is added back.
 
-whatever μ and β, the estimate is unbiased, as long as they do not depend on the rows: they are fitted to a few pairs
-of draws of their own, the pilot. β = 0 needs no frozen passes: W₁ then serves partial blocks, and as a centre to shrink
-to. In more dimensions than a matrix can have, W₁ is kept in a few directions and serves as a line alone, for which τ
-may be estimated: whatever line is subtracted is added back. The pilot also says, before W₁ is made, how much of the
-gradient's variation single flips explain at all.
+The estimate is unbiased for all weights μ and β that do not depend on the rows; they are fitted to a few separate pairs
+of draws, the pilot. β = 0 needs no frozen passes: W₁ then reduces the variance of partial blocks and is a target for
+shrinkage. In dimensions above CONTROL_LIMIT, W₁ has low rank and is used only as a linear control variate; τ may then
+be estimated, because the same linear field is subtracted and added back. Before W₁ is computed, the pilot also
+estimates which share of the variation of the gradient single flips explain.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.linalg.low_rank import Known
 from smoothhess.model.gradients import Oracle
 
-PILOT_PAIRS = 8  # draws for the weights; twice that in few dimensions
-FEW = 16  # dimensions
-RIDGE = 0.02  # pull of the weights towards one, in units of the fields' energy
+PILOT_PAIRS = 8  # pairs of draws to fit the weights; twice as many below FEW dimensions
+FEW = 16
+RIDGE = 0.02  # ridge penalty on the distance of the weights from 1, relative to the energy of the fields
 FLIPS_PER_PAIR = 1.5  # frozen passes for a ± pair: one forward, two backward
-CONTROL_LIMIT = 8192  # dimensions up to which W₁ is kept as a matrix; beyond, in a few directions
-THIN_CALLS, THIN_LEAST, THIN_MOST = 16, 8, 128  # one direction for so many calls, and how many there are
-THIN_PROBES = 64  # random directions for its τ
-MOST_BYTES = 1 << 32  # of the closed forms of all examples that "auto" is willing to keep; four times that on a GPU
+CONTROL_LIMIT = 8192  # dimensions up to which W₁ is dense; above it, W₁ has low rank
+THIN_CALLS, THIN_LEAST, THIN_MOST = 16, 8, 128  # calls per direction; smallest and largest number of directions
+THIN_PROBES = 64  # random directions to estimate τ of a low-rank W₁
+MOST_BYTES = 1 << 32  # limit for the closed forms of all examples with control="auto"; four times as much on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,23 +43,23 @@ class Control:
     kinks: Kinks
     expected: Expectation
     linear: Tensor  # (B,) μ
-    flip: Tensor  # (B,) β; both are 0 where the closed form was not made
+    flip: Tensor  # (B,) β; both are 0 for examples without a closed form
 
     def known(self, index: Tensor) -> Known:
-        """What is added back to the Hessian for each row, whitened."""
+        """The whitened matrix that is added back to the Hessian."""
         return self._hessian(index).scaled(self.linear[index])
 
     def _hessian(self, index: Tensor) -> Known:
-        """W₁ of the examples at `index`, in rising order: all of them need no copy."""
+        """W₁ of the examples at `index`, ascending; not copied if these are all examples."""
         return self.expected.hessian if len(index) == len(self.flip) else self.expected.hessian.select(index)
 
     def among(self, index: Tensor) -> Subtraction:
-        """What is to be done with the rows of the examples at `index`."""
+        """The subtraction for the rows of the examples at `index`."""
         flipping = torch.nonzero(self.flip[index]).reshape(-1)
         owner = index[flipping]
         return Subtraction(
             hessian=self._hessian(index),
-            line=(self.linear - self.flip)[index],
+            linear=(self.linear - self.flip)[index],
             flipping=flipping,
             owner=owner,
             kinks=self.kinks.select(owner) if len(flipping) else None,
@@ -69,11 +69,11 @@ class Control:
 
     @property
     def drift(self) -> Tensor | None:
-        """(B, R, k) along random vectors: the bias that an estimated τ leaves; none without flips, whatever τ is."""
+        """(B, R, k) bias along random vectors due to an estimated τ; zero without flips."""
         return None if self.expected.drift is None else self.flip[:, None, None] * self.expected.drift
 
     def passes(self, plan: Design, rows: Tensor, index: Tensor) -> Tensor:
-        """Frozen passes for so many rows of the examples at `index`, and for their closed forms."""
+        """Frozen passes for `rows` rows of the examples at `index`, and for their closed forms."""
         each = FLIPS_PER_PAIR if plan.mirrored else 1
         made = (self.linear[index] != 0) | (self.flip[index] != 0)
         return rows * each * (self.flip[index] != 0) + self.expected.passes * made
@@ -81,25 +81,26 @@ class Control:
 
 @dataclass(frozen=True, eq=False)
 class Subtraction:
-    """What is taken off the rows of b examples, f of which have flips taken off."""
+    """The fields that are subtracted from the rows of b examples; g̃ is subtracted for f of them."""
 
     hessian: Known  # W₁, (b, …)
-    line: Tensor  # (b,) weight of W₁z
-    flipping: Tensor  # (f,) which of the examples these are,
-    owner: Tensor  # (f,) and which of the oracle's
-    kinks: Kinks | None  # of these
+    linear: Tensor  # (b,) weight of W₁z, μ − β
+    flipping: Tensor  # (f,) indices of these examples among the b
+    owner: Tensor  # (f,) their indices in the oracle
+    kinks: Kinks | None  # their frozen networks
     flip: Tensor  # (f,) β
-    gradient: Tensor | None  # (f, k) Γ₁; None where τ was estimated, which would bias it: even parts are then sampled
+    gradient: Tensor | None  # (f, k) Γ₁; None if τ was estimated: Γ₁ would be biased, so even parts are sampled
 
     def left_over(
         self, gaussian: Gaussian, points: Tensor, z: Tensor, rows: tuple[Tensor, Tensor, Tensor], mirrored: bool
     ) -> tuple[Tensor, Tensor]:
-        """Odd and (weighted) even part of what is sampled, from those of the whitened gradient and the rows' weights.
+        """Odd and (weighted) even part of the residual that is sampled.
 
-        `points` (b, r, *shape) are the rows' points at +z; `rows` are odd, even (b, r, k) and weight (1 or b, r).
+        `points` (b, r, *shape) are the points at +z; `rows` are the odd and even part of the whitened gradient,
+        (b, r, k), and the weights of the rows, (1 or b, r).
         """
         odd, even, weight = rows
-        odd = odd - self.line[:, None, None].to(odd) * self.hessian.product(z)
+        odd = odd - self.linear[:, None, None].to(odd) * self.hessian.product(z)
         if self.kinks is None:
             return odd, even
         flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
@@ -115,12 +116,12 @@ class Subtraction:
 
 
 def thin_rank(calls: float) -> int:
-    """In how many directions W₁ is kept where it is not kept as a matrix."""
+    """Rank of a low-rank W₁ for a budget of `calls` gradient calls."""
     return int(min(max(calls / THIN_CALLS, THIN_LEAST), THIN_MOST))
 
 
 def pilot_pairs(k: int) -> int:
-    """How many pairs of draws the weights are fitted to."""
+    """Number of pairs of draws in the pilot."""
     return PILOT_PAIRS if k >= FEW else 2 * PILOT_PAIRS
 
 
@@ -131,7 +132,7 @@ def pilot_passes(k: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """A few ± pairs of draws of its own for each example, and what gradient and field are there."""
+    """A few separate ± pairs of draws for each example, with the gradient and the field g̃ at these points."""
 
     z: Tensor  # (B, P, k)
     odd: Tensor  # (B, P, k) of the whitened gradient
@@ -139,7 +140,7 @@ class Pilot:
 
     @staticmethod
     def draw(oracle: Oracle, gaussian: Gaussian, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
-        """From the stream of each example's seed that no design draws from."""
+        """Draw from the pilot stream of the seed of each example, which no design uses."""
         x = kinks.inputs.flatten(1)
         shape, k = kinks.inputs.shape[1:], gaussian.rank(x.shape[1])
         pairs = pilot_pairs(k)
@@ -157,24 +158,24 @@ class Pilot:
 
     @property
     def unexplained(self) -> Tensor:
-        """Share of the gradient's odd variation that no multiple of the field explains, (B,); 0 if nothing varies."""
+        """Share of the odd variation of the gradient that no multiple of g̃ explains, (B,); 0 without variation."""
         odd, flips = (t.flatten(1).double() for t in (self.odd, self.flips))
         varied, moved = odd.square().sum(1), flips.square().sum(1)
         shared = (odd * flips).sum(1).square() / moved.clamp_min(torch.finfo(torch.float64).tiny)
         return torch.where(varied > 0, 1 - shared / varied, 0.0)
 
     def fit(self, expected: Expectation, chosen: Tensor, always: bool) -> Tensor:
-        """Weights (b, 2) of the `chosen` examples, whose W₁ is given; `always` with β, whether it pays or not."""
+        """Weights (b, 2) of the `chosen` examples, whose W₁ is given; `always`: use β even if it does not pay off."""
         z, odd, flips = self.z[chosen], self.odd[chosen], self.flips[chosen]
-        line = expected.hessian.product(z)
-        if expected.hessian.is_thin:  # it is not what the field has on average, and serves as a line alone
-            return _weights(odd, line, torch.zeros_like(line), always=False)
-        return _weights(odd, line, flips - line, always)
+        linear = expected.hessian.product(z)
+        if expected.hessian.is_thin:  # not the expectation of the field: only a linear control variate
+            return _weights(odd, linear, torch.zeros_like(linear), always=False)
+        return _weights(odd, linear, flips - linear, always)
 
 
-def _weights(odd: Tensor, line: Tensor, rest: Tensor, always: bool) -> Tensor:
-    """μ and β of each example, (b, 2); β = 0 where its frozen passes would buy more as further rows."""
-    fields = torch.stack([line, rest], 1).flatten(2).double()  # (b, 2, P k)
+def _weights(odd: Tensor, linear: Tensor, residual: Tensor, always: bool) -> Tensor:
+    """μ and β of each example, (b, 2); β = 0 if further rows reduce the variance more than frozen passes."""
+    fields = torch.stack([linear, residual], 1).flatten(2).double()  # (b, 2, P k)
     wanted = odd.flatten(1).double()
     square = fields @ fields.mT
     ridge = RIDGE * square.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
@@ -182,8 +183,8 @@ def _weights(odd: Tensor, line: Tensor, rest: Tensor, always: bool) -> Tensor:
     right = (fields @ wanted[..., None])[..., 0] + ridge[:, None]
     both = torch.linalg.solve(system, right).clamp(-2, 2)
     both[:, 1].clamp_(0, 1.5)
-    alone = right[:, 0] / system[:, 0, 0]
+    single = right[:, 0] / system[:, 0, 0]
     left = (wanted - (both[:, None] @ fields)[:, 0]).square().sum(1)
-    without = (wanted - alone[:, None] * fields[:, 0]).square().sum(1)
+    without = (wanted - single[:, None] * fields[:, 0]).square().sum(1)
     pays = (left * (2 + FLIPS_PER_PAIR) < without * 2) | always
-    return torch.where(pays[:, None], both, torch.stack([alone.clamp(-2, 2), torch.zeros_like(alone)], 1))
+    return torch.where(pays[:, None], both, torch.stack([single.clamp(-2, 2), torch.zeros_like(single)], 1))

@@ -1,15 +1,16 @@
-"""Where a network's curvature sits: the closed-form one-flip Hessian, and the control variate that it makes.
+"""The closed-form one-flip Hessian of a network, and the field g̃ of which it is the expectation.
 
-A ReLU network has ∇²f = Σ_k u_k · jump_k · Dirac(z_k − knot_k) · J_k J_kᵀ over hidden units k, with pre-activation
-z_k, its input gradient J_k, and u_k = ∂f/∂(output of unit k); a smooth activation has a''(z_k) in the place of the
-Dirac. With slopes and sensitivities frozen at x, each term can be averaged over the Gaussian: whitened, with
-j_k = LᵀJ_k and τ_k = |j_k|,
+A ReLU network has ∇²f = Σ_k u_k · jump_k · Dirac(z_k − knot_k) · J_k J_kᵀ over neurons k, with pre-activation z_k, its
+input gradient J_k, and u_k = ∂f/∂(output of neuron k); for a smooth activation the Dirac is replaced by a''(z_k). With
+slopes and sensitivities frozen at x, each term can be averaged over the Gaussian: whitened, with j_k = LᵀJ_k and
+τ_k = |j_k|,
 
     W₁ = Σ_k u_k E[a''(z_k + τ_k ξ)] j_k j_kᵀ,      Γ₁ = Σ_k u_k (E[a'(z_k + τ_k ξ)] − a'(z_k)) j_k.
 
 They are exactly the Stein expectations of the field g̃(δ) = Σ_k u_k (a'(z_k + J_kδ) − a'(z_k)) J_k. Sampling ∇f − g̃
-instead of ∇f and adding W₁, Γ₁ back is unbiased whatever the network does, and far less noisy where few units flip at
-once. One frozen forward pass gives every z_k + J_kδ, one frozen backward pass g̃; no Jacobian is needed.
+instead of ∇f and adding W₁, Γ₁ back is unbiased for every network, and has far less variance if few neurons flip at
+the same time. One frozen forward pass gives every z_k + J_kδ, one frozen backward pass g̃; no Jacobian is needed. The
+weights of the control variate are fitted in `control_variate`.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from smoothhess.linalg.memory import is_out_of_memory, release
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.state import modules_behind
 
-ROUNDING = 16  # units in the last place that gradients through a softmax may be off
-STORED_BYTES = 1 << 28  # of all j_k of a few examples; where one does not fit, W₁ takes another pass for each column
-ON_CUDA = 8  # times as much on a GPU
-DRIFT_PROBES, DRIFT_PARTS = 8, 4  # random vectors, and parts of the probes, that measure the error of an estimated τ
+ROUNDING = 16  # tolerance of gradients through a softmax, in units in the last place
+STORED_BYTES = 1 << 28  # limit for all j_k of a batch; if one example does not fit, W₁ takes one more pass per column
+ON_CUDA = 8  # factor of this limit on a GPU
+DRIFT_PROBES, DRIFT_PARTS = 8, 4  # random vectors, and subsets of the probes, to measure the error of an estimated τ
 
 
 class NoKinksError(ValueError):
-    """The model cannot be frozen, with the reason."""
+    """Raised, with the reason, if the model cannot be frozen."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """What the field g̃ of B examples has on average, whitened."""
+    """The whitened expectation of the field g̃ of B examples."""
 
     hessian: Known  # W₁, in the precision of the inputs
     gradient: Tensor  # (B, k) Γ₁, float64
-    passes: float  # of work per example that it took
-    layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call, where asked for; their sum is W₁
-    drift: Tensor | None = None  # (B, R, k) D v for random v, D the error of W₁ where τ was estimated
+    passes: float  # passes per example that it took
+    layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call if requested; their sum is W₁
+    drift: Tensor | None = None  # (B, R, k) D v for random v, with D the error of W₁ if τ was estimated
 
     def spread(self, index: Tensor, count: int) -> Expectation:
-        """The same among `count` examples, of which these are the ones at `index`; the others' are zero."""
+        """Scatter to `count` examples: these examples are at `index`, and the others are zero."""
 
         def among(t: Tensor) -> Tensor:
             return t.new_zeros(count, *t.shape[1:]).index_copy(0, index, t)
@@ -68,13 +69,13 @@ class Kinks:
     oracle: Oracle
     inputs: Tensor  # (B, *shape)
     tape: Tape
-    bent: tuple[int, ...]  # which calls have curvature that is modelled
+    bent: tuple[int, ...]  # indices of the calls whose curvature is modelled
     pre: tuple[Tensor, ...]  # pre-activations at the inputs, of the bent calls
-    sensitivity: tuple[Tensor, ...]  # u, likewise
+    sensitivity: tuple[Tensor, ...]  # u of the bent calls
 
     @staticmethod
     def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor) -> Kinks:
-        """Freeze the model at the inputs; NoKinksError where that does not give the f(x) and ∇f(x) that were found."""
+        """Freeze the model at the inputs; raises NoKinksError if that does not reproduce f(x) and ∇f(x)."""
         if any(is_opaque(m) for m in [oracle.forward_func, *modules_behind(oracle.forward_func)]):
             raise NoKinksError("the model is scripted or compiled, so its activations cannot be seen")
         owner = torch.arange(len(inputs), device=inputs.device)
@@ -97,7 +98,7 @@ class Kinks:
         )
         through = own.detach()
         if maps := [(run.pre[i], u) for i, u in zip(bent, sensitivity, strict=True) if tape.calls[i].kind == "map"]:
-            # A saturated softmax takes large gradients from each other: what is left may be their rounding alone.
+            # In a saturated softmax large gradients cancel, and the difference may consist of rounding errors.
             (through,) = torch.autograd.grad(torch.stack([(u.abs() * pre).sum() for pre, u in maps]).sum(), leaf)
         rounding = ROUNDING * torch.finfo(own.dtype).eps * through
         if not (torch.allclose(output, value, rtol=1e-3, atol=1e-5) and _close(own, gradient, slack=rounding)):
@@ -105,11 +106,11 @@ class Kinks:
         pre = tuple(run.pre[i].detach() for i in bent)
         kinks = Kinks(oracle, inputs, tape, bent, pre, tuple(u.detach() for u in sensitivity))
         if not kinks._is_affine(owner):
-            raise NoKinksError("products of activations (attention, gates) stay curved when they are frozen")
+            raise NoKinksError("products of activations (attention, gates) are not affine when they are frozen")
         return kinks
 
     def _is_affine(self, owner: Tensor) -> bool:
-        """Whether frozen pre-activations move in straight lines; if not, W₁ would not be what g̃ has on average."""
+        """Whether frozen pre-activations are affine in the input; otherwise W₁ is not the expectation of g̃."""
         rng = torch.Generator().manual_seed(0)
         shape = self.inputs[0].shape
         delta = torch.randn(shape, generator=rng, dtype=torch.float64).to(self.inputs)
@@ -127,7 +128,7 @@ class Kinks:
 
     @property
     def _reach(self) -> Tensor:
-        """A step at which rounding of the inputs does not matter, (B,)."""
+        """A step length for which rounding of the inputs is negligible, (B,)."""
         return self.inputs.flatten(1).norm(dim=1).clamp_min(1)
 
     @property
@@ -137,13 +138,13 @@ class Kinks:
 
     @property
     def unmodelled(self) -> str:
-        """The calls whose curvature is not modelled, in words; empty where there are none."""
+        """Kinds and numbers of the calls whose curvature is not modelled, as text; may be empty."""
         kinds = [c.operator or c.kind for i, c in enumerate(self.tape.calls) if i not in self.bent]
         return ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
 
     @property
     def neurons(self) -> int:
-        """How many units of an example bend."""
+        """Number of neurons per example in the bent calls."""
         return sum(p[0].numel() for p in self.pre)
 
     def price(self, k: int, probes: int | None = None) -> float:
@@ -159,18 +160,18 @@ class Kinks:
     def _room(self) -> int:
         return STORED_BYTES * (ON_CUDA if self.inputs.is_cuda else 1)
 
-    # --- the field ------------------------------------------------------------------------------------------------
+    # --- the field g̃ ---------------------------------------------------------------------------------------------
 
     def flips(self, points: Tensor, index: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
         """Odd and even part of g̃ at points (b, n, *shape) of the examples at `index`, each of that shape.
 
-        Where the design has no mirror images both are g̃ itself. The frozen network is affine, so that the mirror
-        image of a point takes no forward pass of its own.
+        If not `mirrored`, both are g̃ itself. The frozen network is affine, so the mirror image of a point needs no
+        additional forward pass.
         """
         return self.select(index).own_flips(points, index, mirrored)
 
     def own_flips(self, points: Tensor, owner: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
-        """The same for all examples of these kinks; `owner` says which ones of the oracle's they are."""
+        """`flips` for all examples of this object; `owner` are their indices in the oracle."""
         found: list[tuple[Tensor, Tensor]] = []
         start = 0
         while start < points.shape[1]:
@@ -214,21 +215,21 @@ class Kinks:
         filled = [torch.zeros_like(points) if g is None else g.reshape(points.shape) for g in gradients]
         return filled[0], filled[-1]
 
-    # --- its expectation ------------------------------------------------------------------------------------------
+    # --- expectation of g̃ ----------------------------------------------------------------------------------------
 
     def expectation(
         self, gaussian: Gaussian, layers: bool = False, probes: Tensor | None = None, index: Tensor | None = None
     ) -> Expectation:
-        """W₁ and Γ₁ of all examples or of those at `index`, with the share of each layer where asked for.
+        """W₁ and Γ₁ of all examples or of those at `index`; `layers` adds the contribution of each layer.
 
-        τ is exact, unless white `probes` (n, k) are given to estimate it from: τ² ≈ mean (j·v)² then has an error of
-        relative size √(2/n), W₁ is biased by it, and `drift` says along random vectors how much.
+        τ is exact unless white `probes` (n, k) are given to estimate it: τ² ≈ mean (j·v)² has a relative error of about
+        √(2/n), which biases W₁; `drift` measures the bias along random vectors.
         """
         k = gaussian.rank(self.inputs[0].numel())
-        together = max(1, self._room // max(self.neurons * k * self.inputs.element_size(), 1))
+        batch = max(1, self._room // max(self.neurons * k * self.inputs.element_size(), 1))
         everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
         parts: list[Expectation] = []
-        pending = deque(everyone.split(together))
+        pending = deque(everyone.split(batch))
         while pending:
             index = pending.popleft()
             try:
@@ -237,7 +238,7 @@ class Kinks:
                 if not is_out_of_memory(error) or (len(index) == 1 and self.oracle.batch_size == 1):
                     self.oracle.forget()
                     raise
-                if len(index) > 1:  # fewer examples at once, and then fewer rows of one
+                if len(index) > 1:  # reduce the number of examples, then the batch size
                     pending.extendleft(reversed(index.split(-(-len(index) // 2))))
                     release()
                 else:
@@ -292,11 +293,11 @@ class Kinks:
     def thin_expectation(
         self, gaussian: Gaussian, probes: Tensor | None, directions: Tensor, index: Tensor | None = None
     ) -> Expectation:
-        """W₁ as far as it acts in a few directions, for dimensions in which no matrix is made.
+        """A low-rank approximation of W₁, for dimensions in which no dense matrix is formed.
 
-        With Q a basis of W₁Ω for random directions Ω (q, k), it is QQᵀW₁ + W₁QQᵀ − QQᵀW₁QQᵀ: 2q products. τ comes from
-        `probes`, so it is not quite W₁, nor is anything said about Γ₁; as a linear control it need not be. Without
-        probes τ is exact, for k/2 passes.
+        With Q a basis of W₁Ω for random directions Ω (q, k), it is QQᵀW₁ + W₁QQᵀ − QQᵀW₁QQᵀ: 2q products. τ is
+        estimated from `probes`, so the result is an approximation and Γ₁ is not computed, which is sufficient for a
+        linear control variate. Without probes τ is exact, for k/2 passes.
         """
         everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
         found = [self.select(owner)._thin(gaussian, probes, directions, owner) for owner in everyone.split(1)]
@@ -306,7 +307,7 @@ class Kinks:
         return Expectation(Known.cat(found), nothing, price)
 
     def _thin(self, gaussian: Gaussian, probes: Tensor | None, directions: Tensor, owner: Tensor) -> Known:
-        """Of one example."""
+        """The low-rank W₁ of one example."""
         step = max(1, self.oracle.batch_size)
         if probes is None:
             squares = self.squares(gaussian, owner)
@@ -327,9 +328,9 @@ class Kinks:
         return Known(core[None], torch.cat([basis, turned])[None])
 
     def _drift(self, gaussian: Gaussian, owner: Tensor, squares: Sequence[Tensor]) -> Tensor:
-        """How the W₁ of each part of the probes differs from their mean, along random vectors, (b, R, k).
+        """Deviation of the W₁ of each subset of the probes from their mean, along random vectors, (b, R, k).
 
-        Scaled so that it errs, in the mean square over the R rows, like the W₁ of all probes.
+        Scaled so that its mean square over the R rows is that of the error of W₁ from all probes.
         """
         k = gaussian.rank(self.inputs[0].numel())
         rng = torch.Generator().manual_seed(0)
@@ -339,14 +340,14 @@ class Kinks:
         return torch.cat([gaussian.pull(self.back(moved * part[:, None], owner)).double() for part in off], 1)
 
     def product(self, gaussian: Gaussian, bend: Tensor, vectors: Tensor, owner: Tensor | None = None) -> Tensor:
-        """W₁ v for whitened vectors (n, k) without making W₁, (B, n, k): a frozen pass each; `bend` from `weights`."""
+        """W₁ v for whitened vectors (n, k) without forming W₁, (B, n, k): a frozen pass each; `bend` from `weights`."""
         owner = torch.arange(len(self.inputs), device=self.inputs.device) if owner is None else owner
         return gaussian.pull(self.back(self.curved(self.moves(gaussian, vectors, owner), bend), owner))
 
     def squares(self, gaussian: Gaussian, owner: Tensor, columns: range | None = None) -> Tensor:
-        """τ² of every unit, Σ (j_k · e_i)² over all white directions e_i or those in `columns`, (b, units) float64.
+        """τ² of every neuron, Σ (j_k · e_i)² over all white directions e_i or those in `columns`, (b, units) float64.
 
-        A forward pass for each, in blocks; nothing but the sum is kept.
+        It takes one forward pass per direction, in chunks; only the sum is kept.
         """
         total = torch.zeros(len(owner), self.neurons, dtype=torch.float64, device=self.inputs.device)
         for part in self._all_columns(gaussian, owner, columns):
@@ -364,11 +365,11 @@ class Kinks:
             yield self.moves(gaussian, unit, owner)
 
     def moves(self, gaussian: Gaussian, directions: Tensor, owner: Tensor) -> Tensor:
-        """j_k · v of every unit for whitened directions v (c, k), (b, c, units): frozen, hence affine, passes."""
+        """j_k · v of every neuron for whitened directions v (c, k), (b, c, units), by frozen, hence affine, passes."""
         x = self.inputs
         shift = gaussian.colour(directions.to(x))
         length = shift.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        reach = self._reach[:, None, None]  # whatever σ: an affine function does not mind, rounding does
+        reach = self._reach[:, None, None]  # independent of σ: exact for an affine function, and limits rounding errors
         with torch.no_grad():
             points = x[:, None] + (reach * shift / length).reshape(len(x), -1, *x.shape[1:])
             run = self._frozen(points.flatten(0, 1), owner.repeat_interleave(len(directions)))
@@ -404,19 +405,19 @@ class Kinks:
         return torch.autograd.grad(total, leaf)[0].reshape(b, c, -1)
 
     def weights(self, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of j_k j_kᵀ in W₁ and of j_k in Γ₁, (b, units) each; units that do not move contribute nothing."""
+        """Weights of j_k j_kᵀ in W₁ and of j_k in Γ₁, (b, units) each; zero for neurons with τ_k = 0."""
         bend, lean = [], []
         for call, pre, u, t in zip(self.calls, self.pre, self.sensitivity, self.per_call(tau), strict=True):
             found = None if call.kind == "map" else moments(call, pre, t.reshape(pre.shape))
             if call.kind != "map" and found is None:
-                raise NoKinksError(f"the curvature of a {call.kind} call could not be averaged over so wide a Gaussian")
+                raise NoKinksError(f"the curvature of a {call.kind} call could not be averaged over this Gaussian")
             both = (torch.zeros_like(t), torch.zeros_like(t)) if found is None else [f.reshape(t.shape) for f in found]
             bend.append(both[0] * u.double().reshape(t.shape))
             lean.append(both[1] * u.double().reshape(t.shape))
         return torch.cat(bend, 1), torch.cat(lean, 1)
 
     def chances(self, gaussian: Gaussian) -> tuple[Tensor, Tensor]:
-        """The probabilities that units flip, added up, and a bound of ‖W₁‖_F, (B,) each; k/2 passes an example."""
+        """Expected number of neurons that flip, and a bound of ‖W₁‖_F, (B,) each; k/2 passes per example."""
         owner = torch.arange(len(self.inputs), device=self.inputs.device)
         tau = self.squares(gaussian, owner).sqrt()
         total = torch.zeros(len(self.inputs), dtype=torch.float64, device=self.inputs.device)
@@ -427,12 +428,14 @@ class Kinks:
         bend, _ = self.weights(tau)
         return total, (bend.abs() * tau.square()).sum(1)
 
+    # --- selection of calls and examples --------------------------------------------------------------------------
+
     def per_call(self, units: Tensor) -> tuple[Tensor, ...]:
-        """(…, units) cut into the units of each call."""
+        """Split (…, units) into the neurons of each call."""
         return units.split([p[0].numel() for p in self.pre], -1)
 
     def _only(self, units: Tensor, layer: int) -> Tensor:
-        """(…, units) with those of all other calls zero."""
+        """(…, units) with the neurons of all other calls set to zero."""
         kept = [t if n == layer else torch.zeros_like(t) for n, t in enumerate(self.per_call(units))]
         return torch.cat(kept, -1)
 
@@ -462,12 +465,12 @@ class Kinks:
 
 
 def _squares(moves: Tensor) -> Tensor:
-    """Σ over directions of (j_k · v)², added up in float64, (b, units)."""
+    """Σ over directions of (j_k · v)², accumulated in float64, (b, units)."""
     return moves.square().sum(1, dtype=torch.float64)
 
 
 def _close(a: Tensor, b: Tensor, scale: Tensor | None = None, slack: Tensor | None = None) -> bool:
-    """Whether a and b agree for every example, to a thousandth of b or of `scale`, and `slack`."""
+    """Whether a and b agree for every example, to a thousandth of b or of `scale`, plus `slack`."""
     size = (b if scale is None else scale).reshape(len(b), -1).norm(dim=1)
     more = 0 if slack is None else slack.reshape(len(b), -1).norm(dim=1)
     return bool(((a - b).reshape(len(b), -1).norm(dim=1) <= 1e-3 * size + 1e-6 + more).all())

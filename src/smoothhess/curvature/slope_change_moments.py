@@ -1,12 +1,12 @@
-"""How one activation call bends: the change of its slope, and the Gaussian moments of that change.
+"""The change of slope of one activation call, and its moments under a Gaussian.
 
-For a unit a(z) whose pre-activation moves from z to z + τξ, ξ ~ N(0, 1), the one-flip Hessian needs
+For a neuron a(z) whose pre-activation changes from z to z + τξ, ξ ~ N(0, 1), the one-flip Hessian needs
 
     bend = E[a''(z + τξ)] = E[ξ a'(z + τξ)]/τ      and      lean = E[a'(z + τξ)] − a'(z).
 
-Kinks have them in closed form. Smooth activations get them by the trapezoidal rule, which for analytic functions under
-a Gaussian converges faster than any power of its step. Softmax and normalisation layers mix their units: they enter
-with their own second derivative at z.
+For kinks they have a closed form. For smooth activations they are computed by the trapezoidal rule, which for analytic
+functions under a Gaussian converges faster than any power of its step. Softmax and normalisation layers mix their
+inputs; for them the second derivative at z is used. Sums over neurons are in `one_flip`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import Call
 
-REACH = 9.0  # standard deviations that the trapezoidal rule covers
-NODES = 160  # it begins with this many intervals and doubles them
+REACH = 9.0  # range of the trapezoidal rule in standard deviations
+NODES = 160  # initial number of intervals, which is doubled until convergence
 MOST_NODES = 5120
-ACCURACY = 1e-10  # change at which it stops, relative to the largest slope
-CHUNK = 1 << 22  # evaluations of an activation at once
+ACCURACY = 1e-10  # change at convergence, relative to the largest slope
+CHUNK = 1 << 22  # evaluations of an activation per chunk
 
 
 def is_modelled(call: Call) -> bool:
-    """Whether the curvature of a call is part of the closed form; others stay frozen, which costs accuracy alone."""
+    """Whether the closed form includes the curvature of a call; other calls stay frozen, which only adds variance."""
     return bool(call.knots) or call.analytic or call.kind == "map"
 
 
 def slope_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
-    """a'(moved) − a'(pre) of each unit; `pre` broadcasts against `moved`."""
+    """a'(moved) − a'(pre) of each neuron; `pre` broadcasts against `moved`."""
     if call.knots:
         total = torch.zeros_like(moved)
         for knot, jump in call.knots:
@@ -42,7 +42,7 @@ def slope_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
 
 
 def moments(call: Call, pre: Tensor, tau: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Bend and lean of each unit in float64, shaped like `pre`; zero where τ is. None where no accuracy is reached."""
+    """Bend and lean of each neuron in float64, shaped like `pre`; zero where τ = 0. None without convergence."""
     z, moves = pre.double(), tau > 0
     spread = torch.where(moves, tau, 1.0)
     if not call.knots:
@@ -62,7 +62,7 @@ def moments(call: Call, pre: Tensor, tau: Tensor) -> tuple[Tensor, Tensor] | Non
 
 
 def second_derivative(call: Call, pre: Tensor, sensitivity: Tensor, direction: Tensor) -> Tensor:
-    """∇²(u·m)(pre) applied to `direction` (b, n, …) for a call m that mixes its units; `pre`, u are (b, …)."""
+    """∇²(u·m)(pre) applied to `direction` (b, n, …) for a call m that mixes its inputs; `pre`, u are (b, …)."""
     function = call.function
     assert function is not None
     rows = direction.flatten(0, 1)
@@ -107,5 +107,5 @@ def _slope(call: Call, z: Tensor) -> Tensor:
 
 
 def _lined_up(jump: float | Tensor, like: Tensor) -> float | Tensor:
-    """A slope jump, per channel perhaps, for pre-activations (…, C, *)."""
+    """A slope jump, one number or one per channel, for pre-activations (…, C, *)."""
     return jump.to(like) if isinstance(jump, Tensor) else jump

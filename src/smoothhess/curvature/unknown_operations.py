@@ -1,8 +1,8 @@
-"""The operations of a forward pass: does the model hold anything that could bend without being met?
+"""Find operations of a forward pass that may have a kink.
 
-A run in which no gradient changed proves nothing by itself: a kink may be rare. Where every recorded operation is
-smooth, there is no kink to be missed. Operations are recorded below autograd, so functions, modules, methods and
-scripted code are seen alike; whatever is not on the list counts as unknown.
+If no gradient changed in a run, a rare kink may have been missed; if every recorded operation is smooth, there is no
+kink to miss. Operations are recorded below autograd, so functions, modules, methods and scripted code are all included.
+Operations that are not listed here count as unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ view_as_complex real imag
 """
 SMOOTH = frozenset(_SMOOTH.split())
 
-# Those whose kinks the closed form knows, as smoothhess.curvature.activation_hooks reads them.
+# Operators whose kinks the closed form includes, see smoothhess.curvature.activation_hooks.
 _KINKED = """
 relu relu_ relu6 relu6_ leaky_relu leaky_relu_ prelu _prelu_kernel hardtanh hardtanh_ clamp clamp_ clamp_min
 clamp_min_ clamp_max clamp_max_ threshold threshold_ abs abs_ elu
@@ -47,7 +47,7 @@ KINKED = frozenset(_KINKED.split())
 
 
 class _Recorder(TorchDispatchMode):
-    """Names of all operators that are called."""
+    """Records the names of all operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         namespace, _, name = func._schema.name.partition("::")
         found = func(*args, **(kwargs or {}))
-        if namespace != "aten" or "mode" in func._schema.overload_name:  # such as division that rounds
+        if namespace != "aten" or "mode" in func._schema.overload_name:  # such as division with rounding
             name = str(func)
         elif name == "_to_copy" and args[0].is_floating_point() and not found.is_floating_point():
             name = "conversion to integers"
@@ -67,10 +67,10 @@ class _Recorder(TorchDispatchMode):
 
 
 def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: Any) -> list[str]:
-    """Recorded operations of one forward pass that may have a kink, sorted; empty where there is none.
+    """Names of the operations of one forward pass that may have a kink, sorted.
 
-    `model` is what the user passed, which `forward` calls: compiled code and functions with a backward pass of their
-    own cannot be looked into.
+    `model` is the model of the user, which `forward` calls. Compiled code and functions with a custom backward pass
+    cannot be inspected and count as unknown.
 
     >>> unknown_operations(lambda x: x.tanh().sum(1), torch.ones(1, 2), None)
     []
@@ -86,12 +86,12 @@ def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: 
     if not isinstance(output, Tensor) or output.grad_fn is None:
         return sorted(found | {"an output without a gradient"})
     own, passed = _behind(output.grad_fn)
-    # activations that the output does not depend on, such as those of layers behind a neuron, do no harm
+    # activations that the output does not depend on, such as layers after a neuron, are ignored
     return sorted({n for n in found if n not in KINKED or n.replace("_", "") in passed} | own)
 
 
 def _behind(node: Any) -> tuple[set[str], set[str]]:
-    """Functions with a backward pass of their own between an output and its inputs, and all others, by name."""
+    """Names of the functions between an output and its inputs: those with a custom backward pass, and all others."""
     seen, stack, found, passed = set(), [node], set(), set()
     while stack:
         node = stack.pop()

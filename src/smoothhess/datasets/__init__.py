@@ -1,4 +1,4 @@
-"""Data sets: every record explained into a store that survives any end and can be read while it grows."""
+"""Explain every record of a data set into a crash-safe store on disk that can be read while a job is running."""
 
 from smoothhess.datasets.explain_dataset import explain_dataset
 from smoothhess.datasets.store.record import Record

@@ -1,4 +1,8 @@
-"""Explains a data set into a store: in packs, shard by shard, and from where it stopped."""
+"""`explain_dataset`: explain the records of a data set in batches, write them to a store, and resume where it stopped.
+
+This module validates the arguments and drives the run. Batching is in `record_batches`, the explainer in
+`record_explainer`, and everything about files in `store`.
+"""
 
 from __future__ import annotations
 
@@ -54,42 +58,56 @@ def explain_dataset(
     show_progress: bool = False,
     **attribute_options: Any,
 ) -> Store:
-    """Explain every record of a data set into a folder, in one pass over a loader.
+    """Explain every record of a data set in one pass over a loader, and write the results to a folder.
 
-    Records are numbered 0, 1, 2, … in the loader's order, and each has draws of its own, a function of (seed, number)
-    alone: neither the loader's batches, nor interruptions, nor the number of ranks change a result beyond rounding.
-    Run the same call again after any end, kill −9 included: records that are in the store are skipped without a call of
-    the model, and at most the shard in progress is made anew. Other settings, other weights or other records than the
-    store was begun with are refused.
+    Records are numbered 0, 1, 2, … in the order of the loader. The draws of a record depend only on (seed, number):
+    batch sizes, interruptions and the number of processes do not change a result beyond rounding.
+
+    Shards are written atomically, so a job can be resumed after any interruption, including SIGKILL: run the same call
+    again. Records in the store are skipped without calling the model, and at most one shard per process is recomputed.
+    Settings, weights and records must be those that the store was created with; otherwise ValueError is raised.
 
     Args:
         explainer: `SmoothHess(model)`, `NeuronSmoothHess(model, layer)` with neuron_selector=…, or any function
             (inputs, target, seeds) → Interactions.
         loader: a tensor (N, *shape), a DataLoader, or another iterable of batches: tensors, tuples that begin with the
-            inputs, or dictionaries. It must give the same records in the same order each time.
-        store: the folder; made where there is none.
-        target: which output; see `smoothhess.model.targets`. "predicted" is each record's largest output; a function
-            gets the batch, `target(inputs)`, `target(*batch)` of a tuple or `target(batch)` of a dictionary.
-        additional_forward_args: further arguments of the model, the same for all records, or a function of the batch
-            like target, whose tensors with a row per record follow their record.
-        key: where a batch holds its inputs: the key of a dictionary, or the place in a tuple.
-        keep: what is kept of each record beside gradient, value and errors: "pairs" (the n_pairs strongest), "hessian"
-            (those, and the matrix with its standard errors) or "result" (everything). None: "hessian" up to 128
-            features or groups, "pairs" beyond.
-        n_pairs: pairs kept of each record.
-        summary: keep global interactions of the records as well, `Store.summary()`. A second, independent estimate of
-            each record is made for it.
-        summary_calls: gradient calls of that; few by default, as noise averages out over records.
-        seed: of all draws.
-        rank: which of `world_size` processes this is. They share the store; rank r takes the packs r, r + world_size, …
-        world_size: processes that share the data set.
-        max_bytes: most that the store may take. Refused beforehand where the records cannot fit, as it is where the
-            disk is too small; a job that meets the limit later stops with all whole shards in place.
-        pack_size: records explained together; chosen by memory when None. Kept for the life of the store.
-        shard_seconds: a shard is closed after this time, or when it holds 256 MiB: what a kill can cost.
-        device: where records are explained; where the model lies when None.
-        show_progress: a progress bar.
-        attribute_options: of `SmoothHess.attribute`: sigma or radius or gaussian, n_calls, feature_mask, …
+            inputs, or dictionaries. It must return the same records in the same order each time.
+        store: the folder of the store; created if it does not exist. Its parent must exist.
+        target: the output to explain; see `smoothhess.model.targets`. "predicted" selects the largest output of each
+            record; a function is called with the batch: `target(inputs)` for a tensor, `target(*batch)` for a tuple,
+            `target(batch)` for a dictionary.
+        additional_forward_args: further arguments of the model, the same for all records, or a function of the batch,
+            called like `target`; its tensors with one row per record are indexed like the records.
+        key: position of the inputs in a batch: the key of a dictionary, or the index of a tuple.
+        keep: what to keep of each record in addition to gradient, value and errors: "pairs" (the n_pairs strongest),
+            "hessian" (the pairs, and the matrix with its standard errors) or "result" (everything). None: "hessian" up
+            to 128 features or groups, otherwise "pairs".
+        n_pairs: number of pairs to keep of each record.
+        summary: whether to keep global interactions of the records as well, see `Store.summary`. They need a second,
+            independent estimate of each record.
+        summary_calls: gradient calls of the second estimate; few by default, because noise averages out over records.
+        seed: seed of all draws.
+        rank: index of this process among `world_size` processes that share the store. Process r explains the packs
+            r, r + world_size, …
+        world_size: number of processes that share the data set.
+        max_bytes: largest size of the store in bytes. The size is estimated before the job starts and checked before
+            each shard is written.
+        pack_size: number of records per pack, which are explained in one batch; None: chosen by the memory. It is fixed
+            when the store is created.
+        shard_seconds: a shard is written after this time, or when it holds 256 MiB or 4096 records. An interruption
+            loses at most this much work.
+        device: device on which records are explained; None: the device of the model.
+        show_progress: whether to show a progress bar.
+        **attribute_options: options of `SmoothHess.attribute`: sigma or radius or gaussian, n_calls, feature_mask, …
+
+    Returns:
+        The store, opened after the last shard was written.
+
+    Raises:
+        TypeError: the explainer, the loader or a batch has an unsupported type, or an option is unknown.
+        ValueError: an argument is out of range; the store belongs to another job, or another process writes to it with
+            the same rank; the loader shuffles; or the records do not fit into `max_bytes` or on the disk.
+        OSError: the disk is full. All shards written before stay readable.
 
     >>> import tempfile
     >>> from torch import nn
@@ -107,11 +125,11 @@ def explain_dataset(
     if isinstance(target, str) and target != "predicted":
         raise ValueError(f'target must be "predicted", a function or indices, got {target!r}.')
     question = Question.make(explainer, attribute_options)
-    asked_target = None if isinstance(target, str) else target
-    arriving = batches(loader, key, asked_target, additional_forward_args)
+    batch_target = None if isinstance(target, str) else target
+    arriving = batches(loader, key, batch_target, additional_forward_args)
     head = next(arriving, None)
     if head is None:
-        raise ValueError("wanted at least one batch, got none. An iterator that was used up before gives none.")
+        raise ValueError("wanted at least one batch, got none. An iterator can be used only once: pass a new one.")
     sizes = question.sizes(head.inputs)
     keep = keep or ("hessian" if sizes.features <= SMALL else "pairs")
     _refuse_many_features(sizes, keep, n_pairs, summary)
@@ -155,20 +173,20 @@ def explain_dataset(
 
 
 class _Run:
-    """Explains packs and hands them to the writer."""
+    """Explains packs and passes the results to the writer."""
 
     def __init__(
         self, question: Question, writer: Writer, device: torch.device, seed: int, calls: int, predicted: bool
     ) -> None:
         self.question, self.writer, self.device, self.seed = question, writer, device, seed
         self.calls, self.predicted = calls, predicted
-        self.most = writer.store.pack_size  # records that fit into the memory together
-        self.said: set[str] = set()  # kinds of warnings that were given
+        self.most = writer.store.pack_size  # records per batch that fit into memory
+        self.warned: set[str] = set()  # kinds of warnings that were issued
 
     def through(self, waiting: Iterator[Pack], bar: tqdm, measured: Callable[[int, int], None]) -> None:
-        """All packs; what is whole is written, also when something fails.
+        """Explain and write all packs; complete packs are written also when an exception is raised.
 
-        `measured` is told how many bytes a record takes, once that is known, and from how many records.
+        `measured` is called after the first pack with the bytes per record and the number of records.
         """
         try:
             for i, pack in enumerate(waiting):
@@ -179,13 +197,13 @@ class _Run:
                     measured(sum(rows.n_bytes for rows, _ in found) // len(pack), len(pack))
             self.writer.close()
         except BaseException:
-            with suppress(Exception):  # the first error is the one to tell
+            with suppress(Exception):  # report the first error
                 self.writer.close()
             raise
 
-    def check_same_function(self, witness: Pack) -> None:
-        """Raise where f(x) of a record is not what it was when it was stored."""
-        part, record = witness.to(self.device), self.writer.store[witness.numbers[0]]
+    def check_same_function(self, stored: Pack) -> None:
+        """Raise ValueError if f(x) of a stored record has changed: the model or the target differs."""
+        part, record = stored.to(self.device), self.writer.store[stored.numbers[0]]
         if self.predicted:
             part = replace(part, target=self.question.predicted(part))
         output = self.question.output(part)
@@ -196,11 +214,11 @@ class _Run:
             raise ValueError(
                 f"f(x) of record {record.number} is {output:.6g} (target {target}), but {self.writer.store.path} was "
                 f"made with {record.output:.6g} (target {record.target}): another model, target or "
-                "additional_forward_args. Use the same to go on with it, or another folder."
+                "additional_forward_args. Use the same to resume the job, or another folder."
             )
 
     def _explained(self, pack: Pack) -> Iterator[tuple[Rows, GlobalInteractions | None]]:
-        """A pack, in smaller parts where the memory is short; a size that was too large is not tried again."""
+        """Explain a pack, in smaller batches after an out-of-memory error; the smaller batch size is kept."""
         pending = deque([pack])
         while pending:
             part, *rest = pending.popleft().parts(self.most)
@@ -215,7 +233,7 @@ class _Run:
                     pending.appendleft(part)
                     continue
                 first, last = part.numbers[0], part.numbers[-1]
-                error.add_note(f"This was met among records {first} to {last} of the data set.")
+                error.add_note(f"This error occurred in records {first} to {last} of the data set.")
                 raise
             yield found
 
@@ -234,26 +252,26 @@ class _Run:
 
     @contextmanager
     def _each_once(self, part: Pack) -> Iterator[None]:
-        """Warnings of one kind are given for the first records that they concern; thousands more would hide others."""
+        """Issue each kind of warning only once per job: repetitions for every pack would hide other warnings."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
         for warning in caught:
             kind = re.sub(r"\d[\d.,e+-]*", "#", str(warning.message))
-            if kind not in self.said:
-                self.said.add(kind)
+            if kind not in self.warned:
+                self.warned.add(kind)
                 where = f"records {part.numbers[0]} to {part.numbers[-1]}"
-                text = f"{warning.message} (Among {where}; not said again of others: see `status` of each record.)"
+                text = f"{warning.message} (In {where}. This warning is not repeated: see `status` of each record.)"
                 warnings.warn(text, warning.category, stacklevel=2)
 
 
 def _left(total: int | None, known: Store | None) -> int:
-    """Records that are still to be stored; one where their number is not known."""
+    """Number of records that are not stored yet; 1 where the number of records is unknown."""
     return 1 if total is None else max(total - (0 if known is None else len(known)), 0)
 
 
 def _fair(size: int, total: int | None, world_size: int) -> int:
-    """No larger than leaves a pack for every rank."""
+    """The pack size, reduced so that every process has at least one pack."""
     return size if total is None else max(1, min(size, -(-total // world_size)))
 
 
@@ -266,7 +284,7 @@ def _refuse_many_features(sizes: Sizes, keep: str, n_pairs: int, summary: bool) 
     if sizes.features > DENSE_LIMIT and (keep == "hessian" or (keep == "pairs" and n_pairs)):
         raise ValueError(
             f"{sizes.features} features are too many for matrices, and pairs are ranked in one ({DENSE_LIMIT} at "
-            "most). Pass feature_mask, keep='result', or keep='pairs' with n_pairs=0 for the gradient alone."
+            "most). Pass feature_mask, keep='result', or keep='pairs' with n_pairs=0 to keep only the gradient."
         )
 
 

@@ -1,4 +1,7 @@
-"""What a job was asked for, in plain words and numbers, so that it can be gone on with and never mixed with another."""
+"""Settings of a job as JSON values, with hashes of weights and inputs.
+
+They are compared when a job is resumed, and between the processes of a distributed job.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from torch import Tensor, nn
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.model.state import modules_behind
 
-SAMPLED = 1 << 16  # numbers of each weight that are looked at: training moves all of them
-SILENT = ("internal_batch_size", "compile", "show_progress")  # options that change no result
+SAMPLED = 1 << 16  # entries of each weight that are hashed: training changes all of them
+SILENT = ("internal_batch_size", "compile", "show_progress")  # options that do not change the result
 
 
 def described(value: Any) -> Any:
-    """A value as JSON can hold it; tensors by shape and digest, functions by name.
+    """Convert a value to JSON; tensors become dtype, shape and hash, functions their name.
 
     >>> described((1, None, len, torch.zeros(2)))
     [1, None, 'function len', 'float32 [2] ca08ea5bca49cc18']
@@ -48,19 +51,19 @@ def described(value: Any) -> Any:
 
 
 def digest(tensor: Tensor) -> str:
-    """A short hash of the numbers of a tensor, wherever they lie."""
+    """A 64-bit hash of the entries of a tensor on any device."""
     return hashlib.blake2b(_bytes(tensor), digest_size=8).hexdigest()
 
 
 def record_digests(inputs: Tensor) -> list[int]:
-    """One 63-bit hash for each record of a batch: whether the same one comes again."""
+    """One 63-bit hash for each record of a batch, to check that a record is unchanged."""
     rows = inputs.detach().cpu().contiguous().reshape(len(inputs), -1).view(torch.uint8).numpy()
     found = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return [int.from_bytes(h, "little") >> 1 for h in found]
 
 
 def fingerprint(forward_func: Callable[..., Any]) -> str:
-    """The kind of a model and a hash of its weights, as far as a callable can be seen to use any.
+    """The class name of a model and a hash of the weights that can be found in a callable.
 
     >>> net = nn.Linear(2, 1)
     >>> fingerprint(net) == fingerprint(net), fingerprint(net) == fingerprint(nn.Linear(2, 1))
@@ -70,22 +73,22 @@ def fingerprint(forward_func: Callable[..., Any]) -> str:
     name = getattr(forward_func, "__name__", type(forward_func).__name__)
     if not modules:
         return f"function {name}"
-    whole = hashlib.blake2b(digest_size=8)
+    weights_hash = hashlib.blake2b(digest_size=8)
     for module in modules:
         for place, weight in module.state_dict().items():
             if not isinstance(weight, Tensor):
                 continue
             flat = weight.detach().reshape(-1)
             step = max(1, flat.numel() // SAMPLED)
-            whole.update(f"{place} {tuple(weight.shape)} {weight.dtype}".encode())
-            whole.update(_bytes(flat[::step]))
+            weights_hash.update(f"{place} {tuple(weight.shape)} {weight.dtype}".encode())
+            weights_hash.update(_bytes(flat[::step]))
     through = "" if isinstance(forward_func, nn.Module) else f"{name} of "
-    return f"{through}{' + '.join(type(m).__name__ for m in modules)} {whole.hexdigest()}"
+    return f"{through}{' + '.join(type(m).__name__ for m in modules)} {weights_hash.hexdigest()}"
 
 
-def differences(made_with: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Each setting that differs, with both values."""
-    plain = json.loads(json.dumps(asked))
+def differences(made_with: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """List the settings that differ, with both values."""
+    plain = json.loads(json.dumps(given))
     names = [*made_with, *(name for name in plain if name not in made_with)]
     return [
         f"{name} = {made_with.get(name)!r}, not {plain.get(name)!r}"

@@ -1,8 +1,7 @@
-"""Records of a data set as packs: as many as are explained together, whatever the batches that they come in.
+"""Regroup the batches of a loader into packs, the batches in which records are explained.
 
-Pack p holds the records p·size … (p + 1)·size − 1, so which records are explained together depends neither on the
-loader's batches nor on where a job was interrupted or how many ranks share it: rank r has the packs r, r + world_size
-and so on.
+Pack p holds the records p·size … (p + 1)·size − 1. Its contents depend neither on the batches of the loader nor on
+where a job was interrupted or how many processes share it: process r explains the packs r, r + world_size, …
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from smoothhess.datasets.job_settings import record_digests
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
 
-RANDOM = (RandomSampler, SubsetRandomSampler, Weighted)  # samplers that give another order each time
+RANDOM = (RandomSampler, SubsetRandomSampler, Weighted)  # samplers whose order changes from pass to pass
 
 
 class Argument(NamedTuple):
@@ -33,7 +32,7 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """Records that are explained together."""
+    """Records that are explained in one batch."""
 
     numbers: list[int]
     digests: list[int]
@@ -55,9 +54,10 @@ class Pack:
         )
 
     def parts(self, most: int) -> Iterator[Pack]:
-        """Parts of up to `most` records; never as many as an argument has rows that all records share.
+        """Split into packs of up to `most` records.
 
-        Such an argument would be taken for one row per record.
+        The size of a part never equals the number of rows of an argument that all records share: such an argument would
+        be mistaken for one row per record.
         """
         shared = {len(a.value) for a in self.args or () if _has_rows(a.value) and not a.follows}
         start = 0
@@ -69,7 +69,7 @@ class Pack:
             start += size
 
     def to(self, device: torch.device | str) -> Pack:
-        """With its tensors on another device."""
+        """Move the tensors to another device."""
         args = None
         if self.args is not None:
             args = tuple(a._replace(value=a.value.to(device)) if isinstance(a.value, Tensor) else a for a in self.args)
@@ -77,12 +77,12 @@ class Pack:
 
     @property
     def forward_args(self) -> tuple[Any, ...] | None:
-        """As `attribute` wants them."""
+        """The values of the arguments, as `attribute` accepts them."""
         return None if self.args is None else tuple(a.value for a in self.args)
 
     @staticmethod
     def cat(packs: list[Pack]) -> Pack:
-        """One pack of several."""
+        """Concatenate packs."""
         if len(packs) == 1:
             return packs[0]
         first = packs[0]
@@ -101,33 +101,33 @@ class Pack:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What the loader gave, and what is to be known of its records."""
+    """A batch of the loader, with the numbers, targets and arguments of its records."""
 
     first: int  # number of its first record
     inputs: Tensor  # (b, *shape)
-    item: Any  # all of it, for functions of the batch
+    item: Any  # the batch as the loader returned it, for functions of the batch
     target: Any
     args: Any
-    whole: bool  # whether it is the whole data set
-    head: Batch | None  # the first one, where this is another
+    is_dataset: bool  # whether it is the entire data set
+    head: Batch | None  # the first batch; None if this is the first
 
     @cached_property
     def rows(self) -> list[tuple[int, ...]] | None:
-        """Index into the model's output of each record."""
-        chosen = self._ask(self.target) if callable(self.target) else self.target
+        """Index into the output of the model for each record."""
+        chosen = self._call(self.target) if callable(self.target) else self.target
         entries = targets.entries(chosen, len(self.inputs))
         return None if entries is None else [tuple(r) for r in entries.tolist()]
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...] | None:
-        """Further arguments; tensors that a function gives follow their record where they have a row for each.
+        """Further arguments of the model, marked as shared or as one row per record.
 
-        Which of them do is seen in the first batch: a last one may be as short as an argument that all records share.
+        This is decided in the first batch: the last batch may have as many records as a shared argument has rows.
         """
-        given = self._ask(self.args) if callable(self.args) else self.args
+        given = self._call(self.args) if callable(self.args) else self.args
         if given is None:
             return None
-        own = callable(self.args) or self.whole
+        own = callable(self.args) or self.is_dataset
         each = given if isinstance(given, tuple) else (given,)
         fits = [own and _has_rows(a) and len(a) == len(self.inputs) for a in each]
         if self.head is None:
@@ -141,11 +141,11 @@ class Batch:
             )
         return tuple(map(Argument, each, follows))
 
-    def _ask(self, function: Callable[..., Any]) -> Any:
+    def _call(self, function: Callable[..., Any]) -> Any:
         return function(*self.item) if isinstance(self.item, tuple | list) else function(self.item)
 
     def pieces(self, size: int) -> Iterator[tuple[int, slice]]:
-        """The packs that its records belong to, and which of its rows those are."""
+        """The packs that the records of the batch belong to, and the rows of each."""
         start, end = self.first, self.first + len(self.inputs)
         while start < end:
             stop = min((start // size + 1) * size, end)
@@ -153,7 +153,7 @@ class Batch:
             start = stop
 
     def pack(self, rows: slice, digests: list[int], wanted: list[int]) -> Pack:
-        """The wanted ones of these rows."""
+        """The wanted records among these rows as a pack."""
         index = torch.tensor([rows.start + i for i in wanted])
         target, args = self.rows, self.arguments
         return Pack(
@@ -168,7 +168,7 @@ class Batch:
 
 
 def batches(loader: Any, key: str | int | None, target: Any, args: Any) -> Iterator[Batch]:
-    """The batches of a loader, numbered, all of one shape and dtype."""
+    """Number the batches of a loader and check that all have the same shape and dtype."""
     first, kind, head = 0, None, None
     for item in _items(loader):
         inputs = _inputs(item, key)
@@ -192,14 +192,14 @@ def packs(
     stored: Callable[[int], int | None],
     check: Callable[[Pack], None],
 ) -> Iterator[Pack]:
-    """Packs of `size` records that are still to be explained.
+    """Yield packs of up to `size` records that are not stored yet.
 
-    `share` is (rank, world_size). `stored` gives the digest of a record that is in the store, None of others. `check`
-    is shown one that is stored before the first pack, if there is one and anything is left to do.
+    `share` is (rank, world_size). `stored` returns the hash of a record in the store, or None. `check` is called with
+    one stored record before the first pack, if a stored record was read by then.
     """
     rank, world_size = share
     waiting: list[Pack] = []
-    witness: Callable[[], Pack] | None = None
+    stored_pack: Callable[[], Pack] | None = None
     begun = False
     for batch in arriving:
         for number, rows in batch.pieces(size):
@@ -212,15 +212,15 @@ def packs(
                 if known is None:
                     wanted.append(i)
                 elif known == digest:
-                    witness = witness or partial(batch.pack, rows, digests, [i])
+                    stored_pack = stored_pack or partial(batch.pack, rows, digests, [i])
                 else:
                     raise ValueError(
                         f"record {batch.first + rows.start + i} is not the one that was explained under this number. "
-                        "The loader must give the same records in the same order each time: no shuffling, no random "
+                        "The loader must return the same records in the same order each time: no shuffling, no random "
                         "augmentation, the same data. For other data use another store."
                     )
-            if wanted and witness is not None and not begun:
-                check(witness())
+            if wanted and stored_pack is not None and not begun:
+                check(stored_pack())
             begun = begun or bool(wanted)
             if wanted:
                 waiting.append(batch.pack(rows, digests, wanted))
@@ -232,7 +232,7 @@ def packs(
 
 
 def count(loader: Any, key: str | int | None) -> int | None:
-    """How many records there will be; None where that cannot be known beforehand."""
+    """Number of records; None where it is unknown before the loader has been read."""
     if isinstance(loader, Tensor):
         return len(loader)
     if isinstance(loader, list | tuple):
@@ -251,13 +251,13 @@ def _items(loader: Any) -> Iterable[Any]:
     samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
     if isinstance(loader, DataLoader) and any(isinstance(s, RANDOM) for s in samplers):
         raise ValueError(
-            "the loader shuffles: records would have other numbers each time, and a job could not be gone on with. "
+            "the loader shuffles: records would have other numbers each time, and a job could not be resumed. "
             "Use DataLoader(…, shuffle=False)."
         )
     if isinstance(loader, Dataset):
         raise TypeError(
-            "a data set gives single records, wanted batches. Use DataLoader(dataset, batch_size=256), or "
-            "batch_size=None where it gives batches itself."
+            "a data set returns single records, wanted batches. Use DataLoader(dataset, batch_size=256), or "
+            "batch_size=None where it returns batches itself."
         )
     if isinstance(loader, str | Mapping) or not isinstance(loader, Iterable):
         raise TypeError(
@@ -267,19 +267,19 @@ def _items(loader: Any) -> Iterable[Any]:
 
 
 def _inputs(item: Any, key: str | int | None) -> Any:
-    """The inputs of a batch: itself, the first of a tuple, or what is found under `key`."""
+    """The inputs of a batch: the tensor itself, the first entry of a tuple, or the entry at `key`."""
     if isinstance(item, Tensor):
         return item
     if isinstance(item, Mapping):
         if key is None or key not in item:
             known = ", ".join(map(repr, list(item)[:8]))
-            said = "say which entry holds the inputs" if key is None else f"there is no {key!r}"
-            raise ValueError(f"a batch is a dictionary with {known}: {said}. Pass key=…")
+            missing = "the entry of the inputs is not given" if key is None else f"there is no {key!r}"
+            raise ValueError(f"a batch is a dictionary with {known}: {missing}. Pass key=…")
         return item[key]
     if isinstance(item, tuple | list):
         place = 0 if key is None else key
         if not isinstance(place, int) or not -len(item) <= place < len(item):
-            raise ValueError(f"a batch is a tuple of {len(item)} parts, and {key!r} is none of them. Pass key=0, 1, …")
+            raise ValueError(f"a batch is a tuple of {len(item)} entries, got key={key!r}. Pass key=0, 1, …")
         return item[place]
     raise TypeError(
         f"a batch must be a tensor, a tuple or a dictionary, got {type(item).__name__}. Map it: (f(b) for b in loader)."

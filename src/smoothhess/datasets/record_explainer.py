@@ -1,4 +1,8 @@
-"""What is asked about every record: an explainer and its options."""
+"""An explainer with its options, applied to packs of records.
+
+SmoothHess, neurons and user functions have the same interface here. How records are batched and stored is not decided
+in this module.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +41,20 @@ class Question:
     """An explainer and its options, the same for all records."""
 
     explainer: SmoothHess | Explain
-    options: dict[str, Any]  # of SmoothHess.attribute, without feature_mask
+    options: dict[str, Any]  # options of SmoothHess.attribute except feature_mask
     mask: Tensor | None
-    about: dict[str, Any]  # in words, for the settings of a store
+    about: dict[str, Any]  # the same as JSON values, for the settings of a store
 
     @staticmethod
     def make(explainer: Any, options: dict[str, Any]) -> Question:
-        """From what a user gives; refuses options that will not be understood."""
+        """Validate the explainer and the options of the user."""
         options = dict(options)
         mask = options.pop("feature_mask", None)
         mask = None if mask is None else torch.as_tensor(mask)
         about: dict[str, Any] = {"explainer": type(explainer).__name__}
         if isinstance(explainer, NeuronSmoothHess):
             if "neuron_selector" not in options:
-                raise ValueError("NeuronSmoothHess wants to know the neuron. Pass neuron_selector=…")
+                raise ValueError("NeuronSmoothHess needs the neuron to explain. Pass neuron_selector=…")
             chosen = {name: options.pop(name) for name in _NEURON if name in options}
             about |= {name: described(v) for name, v in chosen.items()} | {"layer": _layer_name(explainer)}
             explainer = explainer._explainer(chosen["neuron_selector"], chosen.get("attribute_to_neuron_input", False))
@@ -59,8 +63,8 @@ class Question:
             if unknown:
                 raise TypeError(f"SmoothHess.attribute has no option {', '.join(map(repr, unknown))}.")
             about["model"] = fingerprint(explainer.forward_func)
-            said = {**_KEYWORDS, **options, "feature_mask": mask}
-            about |= {name: described(v) for name, v in said.items() if name not in SILENT}
+            given = {**_KEYWORDS, **options, "feature_mask": mask}
+            about |= {name: described(v) for name, v in given.items() if name not in SILENT}
             return Question(explainer, options, mask, about)
         if isinstance(explainer, nn.Module) or not callable(explainer):
             raise TypeError(
@@ -69,8 +73,8 @@ class Question:
             )
         if options:
             raise ValueError(
-                f"{', '.join(sorted(options))} cannot be passed on to a function: say it inside, as lambda x, target, "
-                "seeds: …"
+                f"{', '.join(sorted(options))} cannot be passed on to a function. Set the options inside it: lambda x, "
+                "target, seeds: …"
             )
         about |= {"model": fingerprint(explainer), "feature_mask": described(mask)}
         function: Any = explainer
@@ -78,29 +82,29 @@ class Question:
 
     @property
     def forward_func(self) -> Callable[..., Any]:
-        """What is called in the end."""
+        """The model, or the user function."""
         return self.explainer.forward_func if isinstance(self.explainer, SmoothHess) else self.explainer
 
     def device(self, inputs: Tensor) -> torch.device:
-        """Where records are explained: where the model lies, if it lies in one place, else where the inputs do."""
+        """The device of the model if all its parameters share one, otherwise the device of the inputs."""
         devices = {p.device for m in modules_behind(self.forward_func) for p in m.parameters()}
         return devices.pop() if len(devices) == 1 else inputs.device
 
     def sizes(self, inputs: Tensor) -> Sizes:
-        """What the records have in common; refuses what no record could be explained with."""
+        """Sizes that all records share; raises ValueError for options that fit no record."""
         shape, d = tuple(inputs.shape[1:]), inputs[0].numel()
         features = d
         if self.mask is not None:
             if self.mask.ndim >= inputs.ndim and len(self.mask) != 1:
                 raise ValueError(
-                    f"feature_mask must have the shape of one input, {shape}: groups are the same for all records, got "
+                    f"feature_mask must have the shape of one input, {shape}: all records have the same groups, got "
                     f"{tuple(self.mask.shape)}."
                 )
             features = int(self.mask.max()) + 1
         if not isinstance(self.explainer, SmoothHess):
             return Sizes(d, features, d, inputs.element_size(), None, 0)
-        asked = {name: self.options.get(name) for name in ("sigma", "radius", "gaussian")}
-        rank = Gaussian.ensure(**asked, d=d).rank(d)
+        scale = {name: self.options.get(name) for name in ("sigma", "radius", "gaussian")}
+        rank = Gaussian.ensure(**scale, d=d).rank(d)
         per_row = find_design(self.options.get("design", _KEYWORDS["design"])).calls_per_row
         n_calls = self.options.get("n_calls")
         rows = None if n_calls is None else int(n_calls) // per_row
@@ -108,22 +112,22 @@ class Question:
         return Sizes(d, features, rank, inputs.element_size(), rows, most)
 
     def explain(self, pack: Pack, seeds: list[int]) -> Interactions:
-        """What is found for the records of a pack, each from draws of its own."""
+        """Explain the records of a pack; `seeds` has one seed per record."""
         if isinstance(self.explainer, SmoothHess):
             options = {**self.options, "feature_mask": self.mask, "seed": seeds}
             return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)
         if pack.args is not None:
-            raise ValueError("additional_forward_args cannot be passed on to a function: say them inside.")
+            raise ValueError("additional_forward_args cannot be passed on to a function. Use them inside it.")
         result = self.explainer(pack.inputs, pack.target, seeds)
         if not isinstance(result, Interactions) or len(result) != len(pack):
             raise ValueError(
-                f"the explainer must return Interactions of the {len(pack)} inputs it got, got "
+                f"the explainer must return Interactions of its {len(pack)} inputs, got "
                 f"{f'{len(result)} examples' if isinstance(result, Interactions) else type(result).__name__}."
             )
         return result if self.mask is None else result.groups(self.mask)
 
     def again(self, pack: Pack, first: Interactions, drawn: list[int], seeds: list[int], calls: int) -> Any:
-        """A second, independent estimate for the summary; None where chance had no say in the first."""
+        """A second, independent estimate for the summary; None where the first is not random."""
         if isinstance(first, Exact) and first.seeds != tuple(drawn):
             return None
         if not isinstance(self.explainer, SmoothHess):
@@ -133,13 +137,13 @@ class Question:
         return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)
 
     def second_calls(self, d: int) -> int:
-        """Calls of that second estimate: whole blocks, but few, and no more than the first has."""
+        """Calls of the second estimate: few, complete blocks, and no more than the first has."""
         block = 2 * find_design("orthogonal").block_rows(d)
         calls = min(block * math.ceil(LEAST_CALLS / 2 / block), MOST_CALLS // 2)
         return min(calls, int(self.options.get("n_calls") or calls))
 
     def output(self, pack: Pack) -> float | None:
-        """f(x) of a pack's only record; None where it cannot be asked."""
+        """f(x) of the only record of a pack; None for a user function, whose model is not accessible."""
         if not isinstance(self.explainer, SmoothHess):
             return None
         precision = check_precision(self.options.get("precision", "float32"), pack.inputs.device, pack.inputs.dtype)
@@ -149,11 +153,11 @@ class Question:
 
     @property
     def agreement(self) -> float:
-        """To which f(x) must be the same when it is asked again."""
+        """Relative tolerance for f(x) of the same record in two runs."""
         return AGREEMENT[self.options.get("precision", "float32")]
 
     def predicted(self, pack: Pack) -> list[tuple[int, ...]]:
-        """Index of each record's largest output."""
+        """Index of the largest output of each record."""
         if not isinstance(self.explainer, SmoothHess):
             raise ValueError('target="predicted" needs SmoothHess(model). Pass a function of the batch instead.')
         model, rows = self.explainer.forward_func, self.options.get("internal_batch_size") or FORWARD_ROWS

@@ -1,1 +1,1 @@
-"""N(0, Σ) and where to sample it: Gaussians, designs, random streams."""
+"""Gaussians N(0, Σ), designs that draw from them, and random streams."""

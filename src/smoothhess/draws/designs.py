@@ -1,11 +1,13 @@
-"""Where the draws go: rows of white noise and their weights, a function of (seed, block) alone.
+"""Designs: streams of white-noise rows with weights, reproducible from (seed, block).
 
-A design is an endless stream of rows, cut into blocks. Row i has a point z_i in R^k, a score s_i along it and a weight
-w_i; a mirrored design evaluates the model at +z_i and −z_i. Scores and weights undo a change of the radial law, so that
+A design is an infinite stream of rows, divided into blocks. Row i has a point z_i in R^k, a score s_i along it and a
+weight w_i; a mirrored design evaluates the model at +z_i and −z_i. Scores and weights correct for a change of the
+radial distribution, so that
 
     E[s γ(z)ᵀ] = W      (Hessian)        E[w γ(z)] = Γ      (gradient)
 
-whatever the design. Rows inside one *unit* may depend on each other; units never do, so error bars are over units.
+for every design. Rows of one *unit* may depend on each other, but units are independent: standard errors are computed
+over units. Covariances are applied elsewhere, by `gaussian`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from torch import Tensor
 from smoothhess.draws.seeding import generator, generators, states
 
 Device = torch.device | str
-EXACT = torch.empty(0, dtype=torch.float64)  # draws are like this where nothing else is asked for
+EXACT = torch.empty(0, dtype=torch.float64)  # default device and dtype of draws
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Consecutive rows of a design; of several streams side by side, with the streams in front."""
+    """Consecutive rows of a design; batched over several streams, with the streams in dimension 0."""
 
     z: Tensor  # (r, k)
     score: Tensor  # (r, k)
@@ -38,26 +40,26 @@ class Draws:
         return len(self.weight)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Draws:
-        """`function` of each part."""
+        """Apply `function` to each tensor."""
         return Draws(function(self.z), function(self.score), function(self.weight))
 
 
 def _joined(parts: Sequence[Draws]) -> Draws:
-    """One after the other; a single one is not copied."""
+    """Concatenate; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
     return Draws(*(torch.cat([getattr(p, name) for p in parts]) for name in ("z", "score", "weight")))
 
 
 class Design(ABC):
-    """A stream of draws; `rows`, or `stacked` for many streams, is the only thing that others call."""
+    """A stream of draws; other modules call `rows`, or `stacked` for several streams."""
 
     name: str
-    mirrored: bool  # each row is used at ±z: two gradient calls
+    mirrored: bool  # whether each row is used at ±z, which takes two gradient calls
 
     @abstractmethod
     def block_rows(self, k: int) -> int:
-        """Rows in one block, the amount of noise that one random generator makes."""
+        """Rows in one block, which one random generator draws."""
 
     @abstractmethod
     def replicate_rows(self, k: int) -> int:
@@ -65,10 +67,10 @@ class Design(ABC):
 
     @abstractmethod
     def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
-        """Rows low … high − 1 of the block of (seed, index); they do not depend on how many are asked for.
+        """Rows low … high − 1 of the block of (seed, index); their values do not depend on low and high.
 
-        Random numbers come from the CPU in float64; what is made of them may be made on the device and in the dtype of
-        `like`, the same up to rounding.
+        Random numbers are drawn on the CPU in float64; further operations may use the device and dtype of `like`, with
+        the same result up to rounding.
         """
 
     def rows(self, seed: int, start: int, stop: int, k: int, like: Tensor = EXACT) -> Draws:
@@ -82,7 +84,7 @@ class Design(ABC):
         return _joined(parts).map(lambda t: t.to(like.device))
 
     def stacked(self, streams: Sequence[tuple[int, int]], count: int, k: int, like: Tensor) -> Draws:
-        """`count` rows of each stream (seed, first row), side by side, in the dtype and on the device of `like`."""
+        """`count` rows of each stream (seed, first row), stacked, in the dtype and on the device of `like`."""
         drawn = [
             self.rows(seed, first, first + count, k, like).map(lambda t: t.to(like)[None]) for seed, first in streams
         ]
@@ -95,7 +97,7 @@ class Design(ABC):
 
 
 def _normals(keys: Sequence[tuple[int, ...]], rows: int, k: int, device: Device = "cpu") -> Tensor:
-    """Standard normal rows of many generators, (len(keys), rows, k), made by as many threads as torch has."""
+    """Standard normal rows of many generators, (len(keys), rows, k), drawn with the number of threads of torch."""
     cuda = torch.device(device).type == "cuda"
     drawn = torch.empty(len(keys), rows, k, dtype=torch.float64, pin_memory=cuda)
     target = drawn.numpy()
@@ -127,7 +129,7 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
     >>> torch.equal(pilot_stack([3, 5], 2, 4, torch.empty(0).double())[1], pilot_rows(5, 2, 4))
     True
     """
-    own = list(dict.fromkeys(seeds))  # those that are the same are drawn once
+    own = list(dict.fromkeys(seeds))  # equal seeds are drawn once
     if len(own) == 1:
         return _pilot(own[0], rows, k).to(like, copy=True).expand(len(seeds), -1, -1)
     drawn = _stack([(seed, PILOT) for seed in own], rows, k, like)
@@ -138,7 +140,7 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
 
 
 def _stack(keys: Sequence[tuple[int, ...]], rows: int, k: int, like: Tensor) -> Tensor:
-    """As `_normals`, like `like`; not too many are held in float64 at once."""
+    """`_normals` in the dtype of `like`, in chunks that limit the memory for float64."""
     step = _together(rows, k)
     parts = [keys[i : i + step] for i in range(0, len(keys), step)]
     return torch.cat([_normals(part, rows, k, like.device).to(like) for part in parts])
@@ -146,27 +148,27 @@ def _stack(keys: Sequence[tuple[int, ...]], rows: int, k: int, like: Tensor) -> 
 
 @lru_cache(maxsize=2)
 def _pilot(seed: int, rows: int, k: int) -> Tensor:
-    """The last ones, which are those of the next input too where it has the same seed."""
+    """Cached pilot rows: the next input often has the same seed."""
     return pilot_rows(seed, rows, k)
 
 
 def _together(rows: int, k: int) -> int:
-    """Streams whose numbers are held in float64 at once."""
+    """Number of streams per chunk of float64 numbers."""
     return max(1, STACK_BYTES // (8 * rows * k))
 
 
 def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
-    """Standard normal rows apart from all designs and pilots, the same for every seed, (rows, k)."""
+    """Standard normal rows independent of all designs and pilots, the same for every seed, (rows, k)."""
     return _stack([(0, TAU, row) for row in range(rows)], 1, k, like)[:, 0]
 
 
-PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # in the place of a block's number
-FILLED = 8  # streams that a thread goes through at a time
-STACK_BYTES = 1 << 28  # of random numbers of several streams
+PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # keys of other streams, instead of a block number
+FILLED = 8  # streams per task of a thread
+STACK_BYTES = 1 << 28  # size of a chunk of float64 numbers
 
 
 class Independent(Design):
-    """Independent standard normal rows: Eq. 8 of the paper to the letter.
+    """Independent standard normal rows: Eq. 8 of the paper.
 
     >>> design = Independent()
     >>> design.rows(seed=0, start=0, stop=5, k=3).z.shape
@@ -177,11 +179,11 @@ class Independent(Design):
     mirrored = False
 
     def block_rows(self, k: int) -> int:
-        """64, for bookkeeping alone."""
+        """64; rows are independent, so the size has no statistical meaning."""
         return 64
 
     def replicate_rows(self, k: int) -> int:
-        """Each row stands alone."""
+        """1: rows are independent."""
         return 1
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
@@ -198,14 +200,14 @@ class Antithetic(Independent):
 
 
 class Orthogonal(Design):
-    """Blocks of orthonormal directions u at ±, each with a radius R of its own.
+    """Blocks of orthonormal directions u at ±, with independent radii R.
 
-    The radii follow χ_{k+2}, and since E[F(R)] over χ_k is E[k/R² F(R)] over χ_{k+2}, the score is (k/R) u. Scores
-    times points, k u uᵀ, then add up to the identity over a block whatever the radii: a quadratic is exact from one.
+    The radii follow χ_{k+2}, and since E[F(R)] over χ_k is E[k/R² F(R)] over χ_{k+2}, the score is (k/R) u. The mean of
+    score times point, k u uᵀ, over a block is then the identity for any radii: quadratics are exact from one block.
 
-    The weights k/R² of the gradient have heavy tails in few dimensions. Up to SMALL of them a block holds two bases in
-    random order: one with χ_{k+2} and twice the score, one with χ_k and none; the gradient sees the mixture of both
-    laws, and its weight 2/(1 + R²/k) stays below 2.
+    The weights k/R² of the gradient have heavy tails in few dimensions. Up to SMALL dimensions a block holds two bases
+    in random order: one with χ_{k+2} and twice the score, one with χ_k and score 0. The gradient is averaged over the
+    mixture of both distributions, with weight 2/(1 + R²/k) < 2.
 
     >>> rows = Orthogonal().rows(seed=0, start=0, stop=8, k=8)
     >>> torch.allclose(rows.score.mT @ rows.z / 8, torch.eye(8).double())
@@ -216,13 +218,13 @@ class Orthogonal(Design):
     mirrored = True
 
     def block_rows(self, k: int) -> int:
-        """k: as many directions as can be orthogonal; twice that in few dimensions."""
+        """k, the largest number of orthogonal directions; 2k in few dimensions."""
         return 2 * k if k <= SMALL else k
 
     replicate_rows = block_rows
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
-        """Rows of a random orthogonal matrix, times radii from a stream of their own."""
+        """Rows of a random orthogonal matrix times radii from a separate stream."""
         radii = generator((*key, 1))
         if k > SMALL:
             if k <= QR_LIMIT:
@@ -241,7 +243,7 @@ class Orthogonal(Design):
         return Draws(*(torch.from_numpy(x) for x in (z, score, weight)))
 
     def stacked(self, streams: Sequence[tuple[int, int]], count: int, k: int, like: Tensor) -> Draws:
-        """As always; streams that begin at the same row are made orthogonal together."""
+        """As in `Design`; streams that begin at the same row are orthogonalised in one batch."""
         starts = {first for _, first in streams}
         if len(streams) == 1 or len(starts) > 1 or not SMALL < k <= QR_LIMIT:
             return super().stacked(streams, count, k, like)
@@ -256,7 +258,7 @@ class Orthogonal(Design):
 
 
 def _blocks(keys: Sequence[tuple[int, int]], low: int, high: int, k: int, like: Tensor) -> tuple[Tensor, ...]:
-    """Points, scores and weights of rows low … high − 1 of several blocks, as `Orthogonal.block` makes them."""
+    """Points, scores and weights of rows low … high − 1 of several blocks, equal to `Orthogonal.block`."""
     rows = _orthonormal(_normals(keys, high, k, like.device))[:, low:]
     radii = generators(states([(*key, 1) for key in keys]))
     chi2 = np.stack([numbers.chisquare(k + 2, high)[low:] for numbers in radii])
@@ -264,20 +266,20 @@ def _blocks(keys: Sequence[tuple[int, int]], low: int, high: int, k: int, like: 
     return (chi * rows).to(like), (k / chi * rows).to(like), (k / chi**2)[..., 0].to(like)
 
 
-SMALL = 4  # dimensions
-QR_LIMIT = 1024  # coordinates; a fixed number, so that the draws never depend on a machine's speed
+SMALL = 4  # dimensions up to which a block holds two bases
+QR_LIMIT = 1024  # dimensions up to which directions come from a QR decomposition; fixed for reproducible draws
 
 
 def _haar_rows(key: tuple[int, ...], low: int, high: int, k: int) -> np.ndarray:
     """Rows of a uniformly random orthogonal matrix: Gram–Schmidt of normal rows, in order."""
-    if low == 0 and high < k:  # a part of a block needs no more than itself
+    if low == 0 and high < k:  # the first rows of a block do not depend on the others
         return _gram_schmidt(key, high, k)
     return _haar_basis(key, k)[low:high]
 
 
 @lru_cache(maxsize=2)
 def _haar_basis(key: tuple[int, ...], k: int) -> np.ndarray:
-    """A whole basis; the last one is kept for the next rows of the same block."""
+    """A complete basis, cached for further rows of the same block."""
     return _gram_schmidt(key, k, k)
 
 
@@ -290,8 +292,8 @@ def _orthonormal(rows: Tensor) -> Tensor:
     """Gram–Schmidt of each of (s, r, k), in order."""
     few = 2 * rows.shape[1] <= rows.shape[2]
     if few or rows.is_cuda:
-        # rows = LQ, with L from the Cholesky factor of their products: a GPU makes many of them at once. Products
-        # square the condition, which is small where rows are few; else a second round takes what the first has left.
+        # Cholesky QR: rows = LQ, with L the Cholesky factor of their Gram matrix, batched on a GPU. The Gram matrix
+        # squares the condition number, which is small for few rows; otherwise a second round removes the error.
         found, fine = rows, torch.ones((), dtype=torch.bool, device=rows.device)
         for _ in range(1 if few else 2):
             factor, failed = torch.linalg.cholesky_ex(found @ found.mT)
@@ -303,9 +305,9 @@ def _orthonormal(rows: Tensor) -> Tensor:
 
 
 def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor) -> Tensor:
-    """Rows of three rounds of cosine transform, random signs and permutation: O(k log k) each.
+    """Rows of an orthogonal matrix from three rounds of DCT, random signs and permutation: O(k log k) per row.
 
-    Not exactly uniform: visibly so in few dimensions, no bias seen from 64 on.
+    The distribution is not exactly uniform: measurably so in few dimensions, with no bias observed from 64 on.
     """
     place, turn, rounds = _mixer(key, k, like.device)
     vectors = torch.zeros(high - low, k, dtype=like.dtype, device=like.device)
@@ -318,14 +320,15 @@ def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor)
 
 @lru_cache(maxsize=2)
 def _mixer(key: tuple[int, ...], k: int, device: torch.device) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """What the rounds of one block are made of; it is kept for its further rows, and for other inputs.
+    """Index tensors and factors for the rounds of one block, cached for its further rows and for other inputs.
 
-    The orthonormal DCT-II of a row is one Fourier transform of its even entries followed by its odd ones, reversed, and
-    a turn of each result. That of real numbers is known from its first half: entry k − j is the conjugate of entry j.
-    Its real and imaginary parts lie side by side, so picking the entries of the transform, permuting them and folding
-    them for the next one is a single selection.
+    The orthonormal DCT-II of a row is the Fourier transform of its even entries followed by its odd entries in reverse,
+    times a complex factor per frequency. The transform of real numbers is determined by its first half: entry k − j is
+    the conjugate of entry j. Real and imaginary parts are adjacent in memory, so selecting the entries of the
+    transform, permuting them and reordering them for the next round is one index selection.
 
-    Where the unit vector that row i begins with has its one, the turns, and what to take in each round and which sign.
+    Returns the position of the 1 in the unit vector that row i starts from, the complex factors, and for each round the
+    indices and signs.
     """
     fold = torch.cat([torch.arange(0, k, 2), torch.arange(1, k, 2).flip(0)])
     n_real = k // 2 + 1
@@ -343,7 +346,7 @@ def _mixer(key: tuple[int, ...], k: int, device: torch.device) -> tuple[Tensor, 
 
 
 def mixing(k: int, device: Device = "cpu") -> Tensor:
-    """A fixed orthogonal matrix without a preferred direction, (k, k) float64, apart from all draws.
+    """A fixed random orthogonal matrix, (k, k) float64, independent of all draws.
 
     >>> torch.allclose(mixing(6) @ mixing(6).mT, torch.eye(6).double())
     True
@@ -352,7 +355,7 @@ def mixing(k: int, device: Device = "cpu") -> Tensor:
 
 
 class Sobol(Design):
-    """Scrambled Sobol points through the normal quantile, at ±; each scrambling of 64 points is a unit.
+    """Scrambled Sobol points mapped by the normal quantile function, at ±; each scrambling of 64 points is a unit.
 
     >>> Sobol().rows(seed=0, start=0, stop=64, k=2).z.mean(0).abs().max() < 0.05
     tensor(True)
@@ -366,19 +369,19 @@ class Sobol(Design):
         return 64
 
     def replicate_rows(self, k: int) -> int:
-        """The whole scrambling."""
+        """64: all points of one scrambling."""
         return 64
 
     def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
-        """Points of the block's own scrambling."""
+        """Points of the scrambling of this block."""
         if k > torch.quasirandom.SobolEngine.MAXDIM:
             raise ValueError(
-                f"design='sobol' serves up to {torch.quasirandom.SobolEngine.MAXDIM} dimensions, got {k}. "
+                f"design='sobol' supports up to {torch.quasirandom.SobolEngine.MAXDIM} dimensions, got {k}. "
                 "Use design='orthogonal'."
             )
         scrambling = int(generator(key).integers(2**62))
         points = torch.quasirandom.SobolEngine(k, scramble=True, seed=scrambling).draw(64, dtype=torch.float64)
-        # A point is the corner of its cell of width 2⁻³⁰; its middle keeps the quantile finite and the law centred.
+        # A point is the corner of a cell of width 2⁻³⁰; the centre keeps the quantile finite and the mean at zero.
         z = torch.special.ndtri(points[low:high] + 2.0**-31)
         return Draws(z, z, torch.ones(high - low, dtype=torch.float64))
 

@@ -1,13 +1,13 @@
-"""N(0, Σ): how far to look around an input.
+"""Gaussians N(0, Σ): the neighbourhood of an input over which f is averaged.
 
-Every Gaussian is its square root: Σ = L Lᵀ with L of shape (d, k), k the rank of Σ. Draws are made as z ~ N(0, I_k)
-and coloured, δ = L z. Vectors (perturbations) go through L and L⁺, covectors (gradients, rows of a Hessian) through
+Every Gaussian is represented by a root: Σ = L Lᵀ with L of shape (d, k), k the rank of Σ. Draws are z ~ N(0, I_k), and
+perturbations δ = L z. Vectors (perturbations) are mapped by L and L⁺, covectors (gradients, rows of a Hessian) by
 their transposes:
 
     colour    z (k) → δ (d)    L z          whiten   δ (d) → z (k)    L⁺ δ
     pull      g (d) → γ (k)    Lᵀ g         push     γ (k) → g (d)    L⁺ᵀ γ
 
-Whitened, the Hessian is W = Lᵀ H L, so H = L⁺ᵀ W L⁺ restricted to the range of Σ.
+The whitened Hessian is W = Lᵀ H L, so H = L⁺ᵀ W L⁺ on the range of Σ. The draws z come from `designs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def _real(value: object, name: str) -> Tensor:
-    """`value` as a finite float64 CPU tensor, detached from whatever it was part of."""
+    """`value` as a finite, detached float64 tensor on the CPU."""
     try:
         tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -41,11 +41,11 @@ class Gaussian(ABC):
     @property
     @abstractmethod
     def dimension(self) -> int | None:
-        """Number of features it is made for; None when it fits any."""
+        """Number of features that it was created for; None if it fits any."""
 
     @abstractmethod
     def rank(self, d: int) -> int:
-        """Rank k of Σ among d features: the number of dimensions that the draws live in."""
+        """Rank k of Σ for d features: the dimension of the draws z."""
 
     @abstractmethod
     def colour(self, z: Tensor) -> Tensor:
@@ -77,28 +77,28 @@ class Gaussian(ABC):
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether features are independent of each other."""
+        """Whether Σ is diagonal: features are perturbed independently."""
         return False
 
     @property
     def has_mean_curvature(self) -> bool:
-        """Whether a multiple of Σ⁻¹ is a Hessian that functions have: not with strongly correlated features.
+        """Whether a multiple of Σ⁻¹ is a plausible Hessian; not so for strongly correlated features.
 
-        Σ⁻¹ is then largest along directions in which nothing moves, and functions hardly curve.
+        Their Σ⁻¹ is largest along directions of small variance, in which functions have little curvature.
         """
         return self.is_diagonal
 
     def check(self, d: int) -> Self:
-        """Itself, after making sure that it fits inputs of d features."""
+        """Return itself if it fits inputs of d features, otherwise raise ValueError."""
         if self.dimension is not None and self.dimension != d:
             raise ValueError(
                 f"{type(self).__name__} is made for {self.dimension} features but an input has {d}. "
-                "Give it one entry per flattened feature."
+                "Create it with one entry per flattened feature."
             )
         return self
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Gaussian:
-        """The same Gaussian with its numbers on `device` in `dtype`; indices stay integers."""
+        """The same Gaussian with its tensors on `device` in `dtype`; index tensors stay integers."""
         state = {
             name: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
             for name, v in self.state().items()
@@ -106,11 +106,11 @@ class Gaussian(ABC):
         return Gaussian.from_state(type(self).__name__, state)
 
     def state(self) -> dict[str, Any]:
-        """Its fields by name, tensors and floats; `Gaussian.from_state` makes it again."""
+        """Its fields by name, tensors and floats; the inverse is `Gaussian.from_state`."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def same_as(self, other: Gaussian) -> bool:
-        """Whether it is the same Gaussian, number for number."""
+        """Whether both have the same class and exactly equal fields."""
         mine, theirs = self.state(), other.state()
         return type(self) is type(other) and all(
             torch.equal(v, theirs[name]) if isinstance(v, Tensor) else v == theirs[name] for name, v in mine.items()
@@ -129,7 +129,17 @@ class Gaussian(ABC):
 
     @staticmethod
     def ensure(*, sigma: Any = None, radius: Any = None, gaussian: Gaussian | None = None, d: int) -> Gaussian:
-        """The one Gaussian that the caller asked for, by exactly one of its three names.
+        """The Gaussian given by exactly one of three arguments.
+
+        Args:
+            sigma: standard deviation, one number or one per feature.
+            radius: radius r, for σ = r/√d.
+            gaussian: a Gaussian.
+            d: number of features of an input.
+
+        Raises:
+            TypeError: `gaussian` is not a Gaussian.
+            ValueError: none or several of the arguments are given, or they do not fit d features.
 
         >>> Gaussian.ensure(radius=2.0, d=16)
         Isotropic(sigma=0.5)
@@ -138,7 +148,7 @@ class Gaussian(ABC):
         if len(given) != 1:
             got = " and ".join(given) if given else "none of them"
             raise ValueError(
-                f"how far to look: pass exactly one of sigma (standard deviation), radius or gaussian, got {got}. "
+                f"pass exactly one of sigma (standard deviation), radius or gaussian, got {got}. "
                 "radius=r sets sigma = r/√d."
             )
         if radius is not None:
@@ -157,7 +167,13 @@ class Gaussian(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Isotropic(Gaussian):
-    """Σ = σ² I: the same standard deviation `sigma` for every feature.
+    """Σ = σ² I: the same standard deviation for every feature.
+
+    Args:
+        sigma: standard deviation, positive.
+
+    Raises:
+        ValueError: sigma is not a positive finite number.
 
     >>> Isotropic(0.1).colour(torch.ones(3))
     tensor([0.1000, 0.1000, 0.1000])
@@ -173,7 +189,15 @@ class Isotropic(Gaussian):
 
     @classmethod
     def from_radius(cls, radius: float, d: int) -> Isotropic:
-        """σ = radius/√d: in d dimensions the noise then sits near the sphere of that radius."""
+        """σ = radius/√d: in d dimensions, the length of the noise is then close to `radius`.
+
+        Args:
+            radius: typical length of a perturbation, positive.
+            d: number of features.
+
+        Raises:
+            ValueError: radius is not one positive number.
+        """
         r = _real(radius, "radius")
         if r.ndim != 0 or r <= 0:
             raise ValueError(f"radius must be one positive number, got {radius!r}.")
@@ -181,7 +205,7 @@ class Isotropic(Gaussian):
 
     @property
     def dimension(self) -> int | None:
-        """Fits any number of features."""
+        """None: it fits any number of features."""
         return None
 
     @property
@@ -222,10 +246,16 @@ class Isotropic(Gaussian):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Gaussian):
-    """Independent features with standard deviations `sigma`, one per feature; zero freezes a feature.
+    """Independent features with one standard deviation each.
 
-    The array may have the shape of one input or be flat. A frozen column (one-hot, category, identifier) is never
-    moved: its gradient and its rows and columns of the Hessian are 0 with standard error 0.
+    A feature with standard deviation 0 (one-hot, category, identifier) is frozen: it is never perturbed, and its
+    gradient and its rows and columns of the Hessian are 0 with standard error 0.
+
+    Args:
+        sigma: standard deviations, with the shape of one input or flat.
+
+    Raises:
+        ValueError: a standard deviation is negative or not finite, or all are zero.
 
     >>> Diagonal([0.5, 0.0, 2.0]).rank(3)
     2
@@ -240,7 +270,7 @@ class Diagonal(Gaussian):
             raise ValueError(f"sigma must not be negative, a standard deviation, got {float(sigmas.min()):g}.")
         if not (sigmas > 0).any():
             raise ValueError(
-                "sigma is zero for every feature: nothing would move. Give at least one feature sigma > 0."
+                "sigma is zero for every feature: nothing would be perturbed. At least one feature needs sigma > 0."
             )
         object.__setattr__(self, "sigma", sigmas)
         object.__setattr__(self, "moving", torch.nonzero(sigmas).reshape(-1))
@@ -256,7 +286,7 @@ class Diagonal(Gaussian):
         return True
 
     def rank(self, d: int) -> int:
-        """Number of features that move."""
+        """Number of features that are not frozen."""
         return self.moving.numel()
 
     def _spread(self, values: Tensor) -> Tensor:
@@ -274,11 +304,11 @@ class Diagonal(Gaussian):
         return self._spread(z * self._gather(self.sigma))
 
     def pull(self, g: Tensor) -> Tensor:
-        """σ_i g_i of the features that move."""
+        """σ_i g_i of the features that are not frozen."""
         return self._gather(g) * self._gather(self.sigma)
 
     def whiten(self, delta: Tensor) -> Tensor:
-        """δ_i / σ_i of the features that move."""
+        """δ_i / σ_i of the features that are not frozen."""
         return self._gather(delta) / self._gather(self.sigma)
 
     def push(self, g: Tensor) -> Tensor:
@@ -290,7 +320,7 @@ class Diagonal(Gaussian):
         return self.sigma
 
     def precisions(self, d: int) -> Tensor:
-        """1/σ_i² of the features that move."""
+        """1/σ_i² of the features that are not frozen."""
         return self._gather(self.sigma).double() ** -2
 
     def precision_diagonal(self, d: int) -> Tensor:
@@ -300,7 +330,13 @@ class Diagonal(Gaussian):
 
 @dataclass(frozen=True, eq=False)
 class Dense(Gaussian):
-    """Any positive definite covariance matrix, (d, d).
+    """A Gaussian with a dense covariance matrix.
+
+    Args:
+        covariance: symmetric positive definite matrix, (d, d).
+
+    Raises:
+        ValueError: the matrix is not square, not symmetric, not finite or not positive definite.
 
     >>> Dense([[1.0, 0.5], [0.5, 1.0]]).rank(2)
     2
@@ -322,17 +358,24 @@ class Dense(Gaussian):
             lowest = float(torch.linalg.eigvalsh(matrix)[0])
             raise ValueError(
                 f"covariance must be positive definite, its lowest eigenvalue is {lowest:.3g}. "
-                "For directions that must not move use Eigenbasis(rest=0) or Diagonal with zeros."
+                "To freeze directions use Eigenbasis(rest=0), or Diagonal with zeros."
             )
         object.__setattr__(self, "covariance", matrix)
         object.__setattr__(self, "root", root)
 
     @classmethod
     def from_data(cls, samples: Any, scale: float = 1.0, ridge: float = 0.0) -> Dense:
-        """Σ = scale² (S + ridge · mean variance · I), S the covariance of `samples` (n, *input shape).
+        """Σ = scale² (S + ridge · mean variance · I), with S the covariance of the samples.
 
-        The noise then moves features together as the data do. `ridge` is needed where columns are constant or
-        collinear, or where there are fewer samples than features.
+        The noise then has the correlations of the data.
+
+        Args:
+            samples: data, (n, *input shape).
+            scale: standard deviation of the noise relative to the data.
+            ridge: regularisation, needed if columns are constant or collinear, or with fewer samples than features.
+
+        Raises:
+            ValueError: there are fewer than two samples, scale or ridge is out of range, or Σ is not positive definite.
 
         >>> Dense.from_data(torch.randn(100, 3), scale=0.1).dimension
         3
@@ -392,11 +435,18 @@ class Dense(Gaussian):
 
 @dataclass(frozen=True, eq=False)
 class Eigenbasis(Gaussian):
-    """A few directions with their own standard deviations, and `rest` for everything orthogonal to them.
+    """A few directions with one standard deviation each, and `rest` for all directions orthogonal to them.
 
-    `directions` (k, *input shape) are made orthonormal in the given order (Gram–Schmidt); along the i-th the standard
-    deviation is `sigmas[i]`, along all others `rest`. `rest=0` looks inside their span alone: then hessian = P∇²hP with
-    P the projector on the span. No d × d matrix is made.
+    With rest=0 the noise stays in the span of the directions: then hessian = P∇²hP with P the projector on the span. No
+    d × d matrix is formed.
+
+    Args:
+        directions: linearly independent directions, (k, *input shape); orthonormalised in this order (Gram–Schmidt).
+        sigmas: standard deviation along each direction, (k,), positive.
+        rest: standard deviation along all orthogonal directions, 0 or more.
+
+    Raises:
+        ValueError: the shapes do not match, a standard deviation is out of range, or directions are dependent.
 
     >>> Eigenbasis(torch.eye(1000)[:2], [0.3, 0.1], rest=0.0).rank(1000)
     2
@@ -422,7 +472,7 @@ class Eigenbasis(Gaussian):
         basis, triangle = torch.linalg.qr(vectors.mT)
         diagonal = triangle.diagonal()
         if len(vectors) > vectors.shape[1] or (diagonal.abs() <= 1e-10 * vectors.norm(dim=1)).any():
-            raise ValueError("directions must be linearly independent and not zero. Drop those that repeat others.")
+            raise ValueError("directions must be linearly independent and not zero. Drop the dependent ones.")
         object.__setattr__(self, "basis", (basis * diagonal.sign()).mT.contiguous())
         object.__setattr__(self, "sigmas", sigmas)
         object.__setattr__(self, "rest", rest)
@@ -434,7 +484,7 @@ class Eigenbasis(Gaussian):
 
     @property
     def has_mean_curvature(self) -> bool:
-        """Where nothing moves outside of the directions that were chosen."""
+        """True if rest = 0."""
         return not self.rest
 
     def rank(self, d: int) -> int:
@@ -442,7 +492,7 @@ class Eigenbasis(Gaussian):
         return d if self.rest > 0 else len(self.basis)
 
     def _stretch(self, vectors: Tensor, sigmas: Tensor, rest: float) -> Tensor:
-        """(rest·I + Qᵀ diag(sigmas − rest) Q) v: the symmetric root when nothing is frozen."""
+        """(rest·I + Qᵀ diag(sigmas − rest) Q) v: the symmetric square root of Σ if rest > 0."""
         return rest * vectors + ((vectors @ self.basis.mT) * (sigmas - rest)) @ self.basis
 
     def colour(self, z: Tensor) -> Tensor:
@@ -484,11 +534,11 @@ class Eigenbasis(Gaussian):
 
 @dataclass(frozen=True, eq=False)
 class SegmentShift(Gaussian):
-    """All features of a segment shift by one N(0, σ²), the segments independently: Σ = Σ_I σ_I² 1_I 1_Iᵀ.
+    """All features of a segment are shifted by the same N(0, σ_I²), segments independently: Σ = Σ_I σ_I² 1_I 1_Iᵀ.
 
-    Made and validated by `smoothhess.segments.noise`. L has the columns σ_I 1_I, so whitened coordinates are the shifts
-    of the segments over their σ_I; sums over a segment and gathers by its id stand in for products with L. A segment
-    with σ_I = 0 does not move.
+    Created and validated by `smoothhess.segments.noise`. L has the columns σ_I 1_I, so whitened coordinates are the
+    shifts of the segments divided by σ_I, and products with L are sums over segments and gathers by segment id. A
+    segment with σ_I = 0 is frozen.
     """
 
     mask: Tensor  # (d,) segment ids 0 … K−1, each of them used
@@ -508,13 +558,13 @@ class SegmentShift(Gaussian):
         return len(self.mask)
 
     def check(self, d: int) -> Self:
-        """Itself, after making sure that its mask has the shape of one input."""
+        """Return itself if its mask has the shape of one input, otherwise raise ValueError."""
         if self.dimension == d:
             return self
         remedy = "Pass a mask with the shape of one input; segments.from_mask(mask, shape) repeats it for all channels."
         if self.dimension % d == 0:
             remedy = (
-                "One Gaussian serves all examples, so it takes one mask. Where examples have segments of their own, "
+                "One Gaussian is used for all examples, so it has one mask. If examples have different segments, "
                 "explain them one by one: attribute(inputs[i : i + 1], gaussian=segments.noise(masks[i], sigma), "
                 "feature_mask=masks[i])."
             )
@@ -526,18 +576,18 @@ class SegmentShift(Gaussian):
         return True
 
     def rank(self, d: int) -> int:
-        """Number of segments that move."""
+        """Number of segments that are not frozen."""
         return len(self.moving)
 
     def _spread(self, values: Tensor) -> Tensor:
-        """Numbers of the segments that move, (…, k), to their features, (…, d); zero elsewhere."""
+        """Copy values of the segments, (…, k), to their features, (…, d); zero in frozen segments."""
         if len(self.moving) < len(self.sigmas):
             every = values.new_zeros(*values.shape[:-1], len(self.sigmas))
             values = every.index_copy(-1, self.moving, values)
         return values.index_select(-1, self.mask)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Sums (…, k) of the features (…, d) of each segment that moves."""
+        """Sums (…, k) over the features (…, d) of each segment that is not frozen."""
         sums = values.new_zeros(*values.shape[:-1], len(self.sigmas)).index_add(-1, self.mask, values)
         return sums if len(self.moving) == len(self.sigmas) else sums.index_select(-1, self.moving)
 
@@ -550,7 +600,7 @@ class SegmentShift(Gaussian):
         return self._sum(g) * self.sigmas[self.moving]
 
     def whiten(self, delta: Tensor) -> Tensor:
-        """The mean of δ over segment I, over σ_I."""
+        """The mean of δ over segment I, divided by σ_I."""
         return self._sum(delta) / (self.sigmas * self.sizes)[self.moving]
 
     def push(self, g: Tensor) -> Tensor:
@@ -562,7 +612,7 @@ class SegmentShift(Gaussian):
         return self.sigmas[self.mask]
 
     def precisions(self, d: int) -> Tensor:
-        """1/(σ_I² n_I) of the segments that move."""
+        """1/(σ_I² n_I) of the segments that are not frozen."""
         return (self.sigmas.double().square() * self.sizes)[self.moving].reciprocal()
 
     def precision_diagonal(self, d: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""Many random generators at once: each the same, bit for bit, as numpy's own of its key, at a tenth of the time.
+"""Seed many NumPy generators in one batch, bit for bit equal to `default_rng`, ten times faster.
 
-`default_rng(SeedSequence(seed, spawn_key))` hashes its key to the state of a PCG64. To make one takes longer than to
-draw a few thousand numbers, and nothing else can run meanwhile. Here the keys of many are hashed together, and one
-generator per thread goes from state to state. The hash is O'Neill's, https://www.pcg-random.org/posts/developing-a-
-seed_seq-alternative.html, as numpy documents and freezes it.
+`default_rng(SeedSequence(seed, spawn_key))` hashes its key to the state of a PCG64. Creating one generator takes longer
+than drawing a few thousand numbers, and holds the GIL. Here the hashes of many keys are vectorised, and one generator
+per thread is set from state to state. The hash is O'Neill's, https://www.pcg-random.org/posts/developing-a-
+seed_seq-alternative.html; NumPy documents it and guarantees that it does not change.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ PCG_MULTIPLIER, PCG_MASK = 0x2360ED051FC65DA44385DF649FCCF645, (1 << 128) - 1
 
 
 class State(NamedTuple):
-    """Where a PCG64 begins."""
+    """Initial state of a PCG64."""
 
     state: int
     increment: int
 
 
 def generator(key: Key) -> np.random.Generator:
-    """The random numbers of a key: no two keys share any, however large the seed."""
+    """The generator of a key; different keys give independent streams, for seeds of any size."""
     return np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
 
 
 def states(keys: Sequence[Key]) -> list[State]:
-    """Where the generators of these keys begin; keys must be of one length.
+    """Initial states of the generators of these keys, which must have the same length.
 
     >>> found = next(generators(states([(3, 7)])))
     >>> bool(found.random() == generator((3, 7)).random())
@@ -56,13 +56,13 @@ def states(keys: Sequence[Key]) -> list[State]:
     found = []
     for high, low, sequence_high, sequence_low in seeds.tolist():
         increment = ((sequence_high << 64 | sequence_low) << 1 | 1) & PCG_MASK
-        start = (increment + (high << 64 | low)) & PCG_MASK  # the first step of a state of zero leaves the increment
+        start = (increment + (high << 64 | low)) & PCG_MASK  # one step from a state of zero gives the increment
         found.append(State((start * PCG_MULTIPLIER + increment) & PCG_MASK, increment))
     return found
 
 
 def generators(found: Sequence[State]) -> Iterator[np.random.Generator]:
-    """One generator after the other, in the same place: each lasts until the next is asked for."""
+    """Yield one generator per state; they share one object, so each is valid until the next is requested."""
     bits = np.random.PCG64(0)
     one = np.random.Generator(bits)
     for state, increment in found:
@@ -101,7 +101,7 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def _generate(pool: np.ndarray) -> np.ndarray:
-    """Four numbers of 64 bits for each key, (n, 4)."""
+    """Four 64-bit integers for each key, (n, 4)."""
     constant, words = INIT_B, []
     for i in range(2 * POOL):
         value = pool[i % POOL] ^ np.uint32(constant)

@@ -1,1 +1,4 @@
-"""Batched numerics that know nothing of the method: products, low-rank matrices, eigenpairs, trust regions, memory."""
+"""Batched linear algebra: Gram matrices, low-rank matrices, eigenpairs, trust regions and memory limits.
+
+Nothing in this package depends on the estimator.
+"""

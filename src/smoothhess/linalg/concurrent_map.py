@@ -1,4 +1,4 @@
-"""The same work on several matrices; on a GPU several of them at once."""
+"""Apply a function to each matrix of a batch, concurrently on a GPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-AT_ONCE = 8  # a factorisation of one matrix waits for itself most of the time, and leaves a GPU idle
+AT_ONCE = 8  # streams: the factorisation of one matrix is sequential and leaves most of a GPU idle
 
 
 def concurrently(work: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
-    """`work` of each of (b, …), which must keep shape and dtype, as one tensor.
+    """Apply `work`, which must preserve shape and dtype, to each of (b, …), and stack the results.
 
     >>> concurrently(torch.linalg.inv, torch.diag_embed(torch.tensor([[1.0, 2.0], [4.0, 4.0]])))
     tensor([[[1.0000, 0.0000],
@@ -31,7 +31,7 @@ def concurrently(work: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
     workers = _workers(matrices.device)[: len(matrices)]
 
     def on(which: int) -> None:
-        with torch.inference_mode(inference), torch.cuda.stream(workers[which][1]):  # both are a thread's own
+        with torch.inference_mode(inference), torch.cuda.stream(workers[which][1]):  # both settings are thread-local
             for i in range(which, len(matrices), len(workers)):
                 found[i].copy_(work(matrices[i]))
 
@@ -40,7 +40,7 @@ def concurrently(work: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
     jobs = [thread.submit(on, which) for which, (thread, _) in enumerate(workers)]
     try:
         wait(jobs)
-    finally:  # whatever failed: what is freed from here on must not be in use any more
+    finally:  # also after an error: memory freed from here on must not be in use
         for _, stream in workers:
             main.wait_stream(stream)
     for job in jobs:
@@ -50,6 +50,6 @@ def concurrently(work: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
 
 @cache
 def _workers(device: torch.device) -> list[tuple[ThreadPoolExecutor, torch.cuda.Stream]]:
-    """Always the same threads and streams, in pairs: torch keeps memory and workspaces for each pair."""
-    torch.linalg.qr(torch.ones(1, 1, device=device))  # loads a library, which threads must not do at the same time
+    """A fixed set of pairs (thread, stream): torch keeps memory and workspaces for each pair."""
+    torch.linalg.qr(torch.ones(1, 1, device=device))  # loads a library, which is not thread-safe
     return [(ThreadPoolExecutor(1), torch.cuda.Stream(device)) for _ in range(AT_ONCE)]

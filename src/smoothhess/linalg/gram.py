@@ -1,4 +1,4 @@
-"""Products of many long rows with each other, in float64 without a float64 copy of any as a whole."""
+"""Gram matrices of long rows, accumulated in float64 by chunks, without a float64 copy of all rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Grams(NamedTuple):
 
     @staticmethod
     def of(odd: Tensor, score: Tensor) -> Grams:
-        """All three at once: each number is converted once."""
+        """Compute all three; each entry is converted to float64 once."""
         found = None
         for g, s in zip(odd.split(_step(odd), -1), score.split(_step(odd), -1), strict=True):
             g, s = g.double(), s.double()

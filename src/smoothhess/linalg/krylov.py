@@ -1,4 +1,4 @@
-"""Leading eigenpairs of a symmetric operator that is known by its products alone."""
+"""Leading eigenpairs of symmetric operators from matrix-vector products, by a restarted block Krylov method."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-SPARE = 4  # directions in a block beside those that are asked for, so that close eigenvalues are told apart
-TOLERANCE = 100  # rounding errors that an eigenpair's residual may have, relative to the largest |eigenvalue|
-KEPT_BLOCKS, FULL_BLOCKS = 4, 24  # a space of so many blocks is full, and goes on with the best ones
-MOST_BLOCKS = 400  # products for each direction of a block, at most
-LOOK_AGAIN = 1.25  # times the blocks that there were at the last look, where products are cheap
-INDEPENDENT = 1e-5  # of a row's length, what must be left beside the rows before it
+SPARE = 4  # additional directions in a block, to separate close eigenvalues
+TOLERANCE = 100  # residual at convergence, in units of eps times the largest |eigenvalue|
+KEPT_BLOCKS, FULL_BLOCKS = 4, 24  # a space of FULL_BLOCKS blocks is restarted with the best KEPT_BLOCKS
+MOST_BLOCKS = 400  # largest number of products for each direction of a block
+LOOK_AGAIN = 1.25  # growth of the number of blocks between two convergence checks, if products are cheap
+INDEPENDENT = 1e-5  # smallest relative length of a row after projection for it to count as independent
 
 
 def leading_eigenpairs(
@@ -22,11 +22,11 @@ def leading_eigenpairs(
 ) -> tuple[Tensor, Tensor]:
     """The k eigenpairs of largest |λ| of B operators, (B, k) and (B, k, d).
 
-    `product` maps rows (B, n, d) to H times them; the vectors are of the dtype and on the device of `like` (B, d). The
-    operator is projected on a Krylov space that grows block by block, and is cut down to its best directions when it is
-    full, until the residuals |Hv − λv| are below `tolerance` times the largest |λ|, or of the size of rounding errors.
-    It begins with fixed random directions, so the same operator gives the same answer. Where products are `cheap` it is
-    looked less often whether they suffice.
+    `product` maps rows (B, n, d) to H times each row; the vectors have the dtype and device of `like` (B, d). The
+    operator is projected on a Krylov space that grows block by block and is restarted with its best directions when it
+    is full, until the residuals |Hv − λv| are below `tolerance` times the largest |λ|, or at the level of rounding. The
+    starting directions are random but fixed, so the result is reproducible. If products are `cheap`, convergence is
+    checked less often.
 
     >>> h = torch.diag(torch.tensor([0.0, 3.0, -5.0] + [1e-3] * 97)).double()
     >>> values, vectors = leading_eigenpairs(lambda rows: rows @ h, torch.zeros(1, 100).double(), 2)
@@ -36,7 +36,7 @@ def leading_eigenpairs(
     batch, d = like.shape
     size = min(k + SPARE, d)
     block = _start(size, d).to(like).expand(batch, -1, -1)
-    for _ in range(2):  # the second takes what rounding left
+    for _ in range(2):  # twice, to remove rounding errors
         block = _orthonormal(block)
     basis, image = like.new_zeros(batch, 0, d), like.new_zeros(batch, 0, d)
     rotation = like.new_zeros(batch, 0, 0)
@@ -56,9 +56,9 @@ def leading_eigenpairs(
                 break
         block = turned[:, : d - basis.shape[1]]
         still = ~block.flatten(1).any(1)[:, None, None]
-        if bool(still.any()):  # H is zero: any direction is as good as another
+        if bool(still.any()):  # H times the block is zero: continue with arbitrary directions
             block = torch.where(still, _anything(block.shape[1], d, seed=done).to(block), block)
-        for _ in range(3):  # twice is enough for a block of full rank; one that is exhausted leaves only rounding
+        for _ in range(3):  # two are enough for a block of full rank; an exhausted block consists of rounding errors
             block = _orthonormal(block - (block @ basis.mT) @ basis)
         if full:
             best = rotation[:, : KEPT_BLOCKS * size]
@@ -66,8 +66,8 @@ def leading_eigenpairs(
     if not reached:
         worst = float((residual / values.abs().amax(1, keepdim=True)).max())
         warnings.warn(
-            f"the {k} leading eigenpairs are known to {worst:.1g} of the largest after {MOST_BLOCKS * size} products. "
-            "Ask for more of them, or for fewer: close ones are hard to tell apart.",
+            f"the {k} leading eigenpairs have a relative residual of {worst:.1g} after {MOST_BLOCKS * size} products. "
+            "Pass a larger or a smaller k: close eigenvalues converge slowly.",
             stacklevel=3,
         )
     return values, vectors
@@ -87,12 +87,12 @@ def _anything(rows: int, d: int, seed: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _start(rows: int, d: int) -> Tensor:
-    """Those that all begin with."""
+    """The starting directions."""
     return _anything(rows, d, seed=0)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """Gram–Schmidt of a few long rows, (B, n, d); on a GPU by their products, where they are independent."""
+    """Orthonormalise a few long rows, (B, n, d); on a GPU by Cholesky QR if the rows are independent."""
     found = _by_products(rows) if rows.is_cuda else None
     return torch.linalg.qr(rows.mT)[0].mT if found is None else found
 

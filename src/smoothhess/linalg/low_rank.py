@@ -1,4 +1,7 @@
-"""What is known of W before anything is sampled: a symmetric matrix, whole or as a few directions."""
+"""Batches of symmetric matrices, dense or low-rank.
+
+`Known` holds the part of the whitened Hessian W that has a closed form and is not sampled.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """K = FᵀCF of B examples; without a factor F, K is C itself.
+    """K = FᵀCF of B examples (low-rank), or K = C without a factor F (dense).
 
-    >>> whole = Known(torch.eye(3).expand(2, 3, 3))
-    >>> thin = Known(torch.ones(2, 1, 1), torch.ones(2, 1, 3))
-    >>> thin.product(torch.eye(3).expand(2, 3, 3)).shape, thin.diagonal()[0]
+    >>> dense = Known(torch.eye(3).expand(2, 3, 3))
+    >>> low_rank = Known(torch.ones(2, 1, 1), torch.ones(2, 1, 3))
+    >>> low_rank.product(torch.eye(3).expand(2, 3, 3)).shape, low_rank.diagonal()[0]
     (torch.Size([2, 3, 3]), tensor([1., 1., 1.]))
-    >>> torch.equal((whole.scaled(torch.tensor([2.0, 1.0]))).dense()[0], 2 * torch.eye(3))
+    >>> torch.equal((dense.scaled(torch.tensor([2.0, 1.0]))).dense()[0], 2 * torch.eye(3))
     True
     """
 
@@ -26,7 +29,7 @@ class Known:
 
     @property
     def is_thin(self) -> bool:
-        """Whether it is kept as factors."""
+        """Whether it is low-rank, stored as factors."""
         return self.factor is not None
 
     def product(self, rows: Tensor) -> Tensor:
@@ -36,11 +39,11 @@ class Known:
         return (rows @ self.factor.to(rows).mT) @ self.core.to(rows) @ self.factor.to(rows)
 
     def dense(self) -> Tensor:
-        """(B, k, k)."""
+        """K as dense matrices, (B, k, k)."""
         return self.core if self.factor is None else self.factor.mT @ self.core @ self.factor
 
     def diagonal(self) -> Tensor:
-        """(B, k)."""
+        """The diagonal of K, (B, k)."""
         if self.factor is None:
             return self.core.diagonal(dim1=-2, dim2=-1)
         return (self.factor * (self.core @ self.factor)).sum(1)
@@ -52,16 +55,16 @@ class Known:
         return self.factor, self.core @ self.factor
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Known:
-        """In other coordinates: one linear map of rows on both sides; as factors where these are many more."""
+        """Apply a linear map of rows on both sides; the result is low-rank if it has more than 2k coordinates."""
         if self.factor is not None:
             return Known(self.core, linear(self.factor))
         k = self.core.shape[-1]
-        if linear(self.core[:, :1]).shape[-1] <= 2 * k:  # no products: they would follow the user's TF32 or autocast
+        if linear(self.core[:, :1]).shape[-1] <= 2 * k:  # no matmul: it would use the TF32 or autocast mode of the user
             return Known(linear(linear(self.core).mT).mT)
         return Known(self.core, linear(torch.eye(k).to(self.core).expand(len(self.core), -1, -1)))
 
     def scaled(self, weight: Tensor) -> Known:
-        """Times a number for each example, (B,)."""
+        """K times one weight per example, (B,)."""
         return Known(weight.to(self.core)[:, None, None] * self.core, self.factor)
 
     def select(self, index: Tensor) -> Known:
@@ -69,17 +72,17 @@ class Known:
         return Known(self.core[index], None if self.factor is None else self.factor[index])
 
     def nothing(self, count: int) -> Known:
-        """Zero for so many examples, in the same form."""
+        """Zero matrices for `count` examples, with the same rank and size."""
         factor = None if self.factor is None else self.factor.new_zeros(count, *self.factor.shape[1:])
         return Known(self.core.new_zeros(count, *self.core.shape[1:]), factor)
 
     @property
     def is_zero(self) -> Tensor:
-        """Whose it is zero, (B,)."""
+        """Which examples have K = 0, (B,)."""
         return ~self.core.flatten(1).any(1)
 
     def same_as(self, other: Known) -> bool:
-        """Whether all numbers agree, up to rounding."""
+        """Whether all entries agree up to rounding."""
         if self is other:
             return True
         mine, others = ([t for t in (k.core, k.factor) if t is not None] for k in (self, other))
@@ -89,7 +92,7 @@ class Known:
         )
 
     def plus(self, other: Known) -> Known:
-        """The sum; thin where both are."""
+        """The sum; low-rank if both are."""
         if self.factor is None or other.factor is None:
             return Known(self.dense() + other.dense())
         core = torch.stack([torch.block_diag(a, b) for a, b in zip(self.core, other.core.to(self.core), strict=True)])
@@ -97,7 +100,7 @@ class Known:
 
     @staticmethod
     def cat(parts: Sequence[Known]) -> Known:
-        """Of different examples, side by side."""
+        """Concatenate the examples."""
         factors = [p.factor for p in parts if p.factor is not None]
         if len(factors) < len(parts):
             return Known(torch.cat([p.dense() for p in parts]))
@@ -109,12 +112,12 @@ class Known:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, for files."""
+        """The tensors by name, for files."""
         return {"known": self.core} | ({} if self.factor is None else {"known.factor": self.factor})
 
 
 def mean(a: Known | None, n_a: Tensor, b: Known | None, n_b: Tensor) -> Known | None:
-    """Over the rows of both; what is not there is zero."""
+    """Mean weighted by the numbers of rows; None counts as zero."""
     if a is None and b is None:
         return None
     if a is not None and b is not None and a.same_as(b):

@@ -1,4 +1,4 @@
-"""Memory: what fits, what is free, and what counts as running out of it."""
+"""Memory: limits for batch sizes, free memory of a device, and detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-ROW_BYTES = 1 << 26  # inputs of about this many bytes go through the model at once, unless told otherwise
+ROW_BYTES = 1 << 26  # default size of the inputs of one batch
 
 
-ACTIVATION_BYTES = 1 << 30  # of which so much is kept at once; a quarter of the free memory on a GPU
+ACTIVATION_BYTES = 1 << 30  # limit for saved tensors of one pass; on a GPU at least a quarter of the free memory
 
 
 def with_bytes_kept(work: Callable[[], T], rows: int) -> tuple[T, int]:
-    """What `work` makes, and how many bytes its graph keeps for each of so many rows, at least 1."""
+    """The result of `work`, and the bytes that its autograd graph saves per row, at least 1."""
     kept: dict[int, int] = {}
 
     def keep(t: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def with_bytes_kept(work: Callable[[], T], rows: int) -> tuple[T, int]:
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             found = work()
-    except RuntimeError as error:  # some models cannot be watched, such as those with torch.func.grad inside
+    except RuntimeError as error:  # hooks fail for some models, such as those that use torch.func.grad
         if is_out_of_memory(error):
             raise
         found = work()
@@ -37,27 +37,27 @@ def with_bytes_kept(work: Callable[[], T], rows: int) -> tuple[T, int]:
 
 
 def room(device: torch.device) -> int:
-    """Bytes that the graph of one pass may keep."""
+    """Bytes that the autograd graph of one pass may save."""
     return max(ACTIVATION_BYTES, free_bytes(device) // 4) if device.type == "cuda" else ACTIVATION_BYTES
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether smaller batches may help."""
+    """Whether an error means that memory ran out, so that smaller batches may help."""
     return isinstance(error, torch.OutOfMemoryError) or any(
-        said in str(error) for said in ("not enough memory", "can't allocate memory")
+        text in str(error) for text in ("not enough memory", "can't allocate memory")
     )
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a GPU that new tensors can have: what the driver has left, and what torch keeps of freed ones."""
+    """Memory of a GPU that is available to new tensors: free in the driver, or cached by torch."""
     free = torch.cuda.mem_get_info(device)[0]
     try:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    except RuntimeError:  # an allocator that keeps no account
+    except RuntimeError:  # an allocator without statistics
         return free
 
 
 def release() -> None:
-    """Hand back what the allocator of the device keeps."""
+    """Return cached memory to the device."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

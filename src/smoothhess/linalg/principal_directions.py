@@ -1,4 +1,4 @@
-"""Orthonormal directions in which a matrix of second moments is large, strongest first."""
+"""Principal directions of a matrix of second moments, exact in low and approximate in high dimensions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from smoothhess.linalg.concurrent_map import concurrently
 
 EIGENBASIS = 1024  # dimensions up to which directions are eigenvectors
-POWERS = 1, 1, 2  # beyond that they are products with the moments, made orthonormal after so many each time
-FLOOR = 1e-6  # of all energy, what every direction has at least, so that rounding does not choose among empty ones
-ORTHONORMAL, PROBES = 1e-9, 8  # largest entry by which QᵀQv may differ from v, for so many v of length 1
-SMALL_TRIANGLE = 64  # rows that are inverted one after the other
+POWERS = 1, 1, 2  # above it: subspace iteration, orthonormalised after 1, 1 and 2 products
+FLOOR = 1e-6  # added to the spectrum, relative to the trace, so that empty directions are not chosen by rounding
+ORTHONORMAL, PROBES = 1e-9, 8  # largest entry of QᵀQv − v, checked for this many unit vectors v
+SMALL_TRIANGLE = 64  # size of blocks that are inverted by substitution
 
 
 def strongest_directions(moments: Tensor, mix: Callable[[int, torch.device], Tensor]) -> Tensor:
-    """Orthonormal columns for positive semidefinite M, (b, k, k), in which it is large first.
+    """Orthonormal columns for positive semidefinite M, (b, k, k), in descending order of second moments.
 
-    Eigenvectors; in many dimensions, where they would take longer than the model, an orthonormal basis of M⁴Ω with a
-    fixed orthogonal Ω = `mix(k, device)`, which differs from them between neighbours alone.
+    These are eigenvectors. In high dimensions, where an eigendecomposition would be slower than the model, they are an
+    orthonormal basis of M⁴Ω with a fixed orthogonal Ω = `mix(k, device)`, which mixes only adjacent eigenvectors.
 
     >>> moments = torch.diag(torch.tensor([1.0, 3.0, 2.0]).double())[None]
     >>> strongest_directions(moments, torch.eye)[0].abs().argmax(0)
@@ -42,23 +42,23 @@ def _powered(moments: Tensor, mix: Tensor) -> Tensor:
         if bool((found.mT @ (found @ seen) - seen).abs().amax() < ORTHONORMAL):
             return found
         if not repaired:
-            found = 1.5 * found - 0.5 * found @ (found.mT @ found)  # squares what is missing
+            found = 1.5 * found - 0.5 * found @ (found.mT @ found)  # Newton–Schulz step: squares the error
     return _in_steps(scaled, mix, _by_reflections)
 
 
 def _in_steps(scaled: Tensor, mix: Tensor, gram_schmidt: Callable[[Tensor], Tensor]) -> Tensor:
-    """M⁴Ω made orthonormal on the way: at once, weak directions would be lost to rounding."""
+    """M⁴Ω, orthonormalised between products: otherwise weak directions would be lost to rounding."""
     columns = mix
     for power in POWERS:
         for _ in range(power):
             columns = scaled @ columns
-        # After the first time hardly turned any more: of length 1, their products are near the identity.
+        # From the second step on, the Gram matrix of the normalised columns is close to the identity.
         columns = gram_schmidt(torch.nn.functional.normalize(columns, dim=0, eps=1e-100))
     return columns
 
 
 def _by_products(columns: Tensor) -> Tensor:
-    """The Q of a QR decomposition by the Cholesky factor of products, which is fast; not a number where that fails."""
+    """Q of a QR decomposition by Cholesky QR, which is fast; NaN if the factorisation fails."""
     factor, failed = torch.linalg.cholesky_ex(columns.mT @ columns)
     if columns.is_cuda:
         found = columns @ triangular_inverse(factor).mT
@@ -68,9 +68,9 @@ def _by_products(columns: Tensor) -> Tensor:
 
 
 def triangular_inverse(lower: Tensor) -> Tensor:
-    """Of a lower triangular matrix (k, k): of small blocks on its diagonal, then of ever larger ones by products.
+    """Inverse of a lower triangular matrix (k, k): small diagonal blocks first, then larger ones by products.
 
-    Solving row after row, a large GPU has little to do.
+    Substitution row by row would leave a large GPU idle.
 
     >>> triangular_inverse(torch.tensor([[2.0, 0.0], [1.0, 4.0]]))
     tensor([[ 0.5000,  0.0000],
@@ -79,15 +79,15 @@ def triangular_inverse(lower: Tensor) -> Tensor:
     k = len(lower)
     doublings = max(0, (k // SMALL_TRIANGLE).bit_length() - 1)
     size = -(-k // 2**doublings)
-    whole = torch.eye(size << doublings, dtype=lower.dtype, device=lower.device)
-    whole[:k, :k] = lower
+    padded = torch.eye(size << doublings, dtype=lower.dtype, device=lower.device)
+    padded[:k, :k] = lower
     count = 1 << doublings
     which = torch.arange(count, device=lower.device)
-    blocks = whole.reshape(count, size, count, size)[which, :, which]
+    blocks = padded.reshape(count, size, count, size)[which, :, which]
     eye = torch.eye(size, dtype=lower.dtype, device=lower.device)
     inverses = torch.linalg.solve_triangular(blocks, eye.expand_as(blocks), upper=False)
     while count > 1:
-        below = whole.reshape(count, size, count, size)[which[1::2], :, which[::2]]
+        below = padded.reshape(count, size, count, size)[which[1::2], :, which[::2]]
         first, second = inverses[::2], inverses[1::2]
         joined = inverses.new_zeros(count // 2, 2 * size, 2 * size)
         joined[:, :size, :size], joined[:, size:, size:] = first, second
@@ -98,6 +98,6 @@ def triangular_inverse(lower: Tensor) -> Tensor:
 
 
 def _by_reflections(columns: Tensor) -> Tensor:
-    """The same, always; columns keep their side."""
+    """Q of a QR decomposition by Householder reflections, with the signs of `_by_products`."""
     q, r = torch.linalg.qr(columns)
     return q * r.diagonal().sign()

@@ -1,1 +1,1 @@
-"""The user's model → values and gradients; the model is given back as it was."""
+"""Values and gradients of the user's model, whose state is restored afterwards."""

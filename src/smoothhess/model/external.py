@@ -1,4 +1,4 @@
-"""Models of other frameworks: a function that returns values and gradients, as a forward_func."""
+"""Models of other frameworks: convert a function that returns values and gradients to a forward_func."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from torch import Tensor
 
 
 def from_gradient(fn: Callable[..., tuple[Any, Any]], *, numpy: bool = True) -> Callable[..., Tensor]:
-    """A forward_func from a function that returns values *and* gradients, so that any framework can be explained.
+    """Make a forward_func from a function that returns values *and* gradients, for models of any framework.
 
-    `fn(points)` gets an array of points (N, *shape), numpy by default or a torch tensor with numpy=False, and returns
-    values (N,) and gradients (N, *shape), as anything numpy can read.
+    Args:
+        fn: function of points (N, *shape), followed by the additional_forward_args. It returns a pair: values (N,) and
+            gradients (N, *shape), as arrays that NumPy can convert or as tensors.
+        numpy: whether `fn` is called with a NumPy array (default) or a torch tensor.
+
+    Returns:
+        A differentiable function of a tensor of points, to be passed to `SmoothHess`. It can be differentiated once.
+
+    Raises:
+        TypeError: `fn` is not callable.
+        ValueError: raised by calls of the returned function if `fn` does not return such a pair.
 
     >>> import numpy as np
     >>> f = from_gradient(lambda x: ((x**2).sum(1), 2 * x))

@@ -1,11 +1,11 @@
-"""Batch norms that no longer learn, with a quicker way back on a GPU.
+"""A faster backward pass for batch norm in evaluation mode, on a GPU.
 
-Their gradient is a multiplication of each channel. torch makes it in another memory format than convolutions want, so
-that a third of the time of a ResNet's gradient goes into rearranging it. Values stay those of the model; in half
-precision the factor of a channel is rounded like the gradient that it multiplies.
+The gradient is a multiplication per channel. torch returns it in another memory format than convolutions need, and a
+third of the time of a ResNet gradient is spent on the conversion. Values are those of the model; in half precision the
+factor of a channel is rounded like the gradient that it multiplies.
 
-It is for gradients with respect to the input alone, and a model may do things inside that no substitute foresees
-(checkpoints, derivatives of its own, other modes): whoever uses it compares it with torch's first.
+It computes only gradients with respect to the input, and it may be wrong inside checkpoints, custom derivatives or
+other modes: callers must compare it with torch on a few rows first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.overrides import TorchFunctionMode
 
 
 def may_pay(points: Tensor) -> bool:
-    """Whether these are images on a GPU."""
+    """Whether the inputs are images on a GPU, where the fast backward pass may save time."""
     return points.is_cuda and points.ndim == 4
 
 
 class QuickNorms(TorchFunctionMode):
-    """Batch norms of images in evaluation mode, inside, go the quicker way back; `count` of them have done so."""
+    """Uses the fast backward pass for batch norms of images in evaluation mode; `count` is the number of uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class QuickNorms(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         known = not training and running_mean is not None and running_var is not None
-        # Weights that are made from the input have a share in its gradient.
+        # Weights that are computed from the input contribute to its gradient.
         given = all(t is None or t.is_leaf for t in (running_mean, running_var, weight, bias))
         if not (known and given and x.ndim == 4 and x.requires_grad):
             return batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)

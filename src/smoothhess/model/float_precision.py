@@ -1,9 +1,10 @@
-"""How exactly the model is evaluated. Draws, statistics and frozen passes always keep the inputs' precision.
+"""The `precision` argument: the floating-point precision in which the model is evaluated.
 
-Half-differences of gradients cancel, so less exact arithmetic puts noise on each of them: with TF32 5 to 20 %, with
-bfloat16 16 to 53 % on a CIFAR10 ResNet-18, the more the smaller σ is. float16 is as fast as bfloat16 and, with about
-twice the noise of TF32, less coarse, but its numbers end at 65504. The noise is random, and the error bars see it as
-they see all noise; how large it is, is measured on a few pairs of points and kept with the result.
+Draws, statistics and frozen passes always use the precision of the inputs. Half-differences of gradients cancel, so
+reduced precision adds noise to each of them: 5 to 20 % with TF32 and 16 to 53 % with bfloat16 on a CIFAR10 ResNet-18,
+more for smaller σ. float16 is as fast as bfloat16 and more accurate, with about twice the noise of TF32, but overflows
+at 65504. The noise is random and included in the standard errors; its size is measured on a few pairs of points and
+stored in the result.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import torch
 
 PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-AGREEMENT = {"float32": 1e-4, "tf32": 2e-2, "bf16": 0.1, "fp16": 2e-2}  # to which f(x) must be the same among others
-SCALE = {"fp16": 2.0**10}  # of gradients on their way back, so that small ones are not lost,
-LARGE = 2.0**13  # unless they come near the end of such numbers with it
+AGREEMENT = {"float32": 1e-4, "tf32": 2e-2, "bf16": 0.1, "fp16": 2e-2}  # relative tolerance for f(x) of the same input
+SCALE = {"fp16": 2.0**10}  # loss scale in the backward pass, so that small gradients do not underflow
+LARGE = 2.0**13  # scaled gradients above this size are recomputed without a scale
 
 
 def check_precision(precision: Any, device: torch.device, dtype: torch.dtype) -> str:
-    """`precision`, after making sure that the device and the inputs can have it."""
+    """Return `precision` if the device and the dtype of the inputs support it, otherwise raise ValueError."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}.")
     if precision != "float32" and dtype != torch.float32:
@@ -34,7 +35,7 @@ def check_precision(precision: Any, device: torch.device, dtype: torch.dtype) ->
 
 @contextmanager
 def evaluated(precision: str, device: torch.device) -> Iterator[None]:
-    """Model calls inside are made with that precision; everything is as before afterwards."""
+    """Evaluate model calls in this context with that precision; the previous modes are restored on exit."""
     if precision == "tf32":
         with tf32(True):
             yield
@@ -47,7 +48,7 @@ def evaluated(precision: str, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Whether float32 products may be rounded to ten bits on a CUDA device."""
+    """Allow or forbid TF32 for float32 products (ten-bit mantissa) on a CUDA device."""
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32

@@ -1,4 +1,7 @@
-"""Model + target (or layer + neuron) → values and per-example gradients, in batches, counted."""
+"""`Oracle`: values and per-example gradients of a model, in batches that fit into memory.
+
+The state of the model is restored by `state`; which output is explained is decided by `targets`.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ from smoothhess.model import targets
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
 from smoothhess.model.float_precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
 
-FIRST_ROWS = 32  # rows of the very first pass, which shows what a row takes inside the model,
-TRIED_ROWS = 4  # on which another way back is compared with torch's
-MOST_ROWS = {"cpu": 4096, "cuda": 32_768}  # a GPU waits for its orders when they are small
+FIRST_ROWS = 32  # rows of the first pass, which measures the memory per row
+TRIED_ROWS = 4  # rows on which the fast backward pass is compared with torch
+MOST_ROWS = {"cpu": 4096, "cuda": 32_768}  # small batches leave a GPU idle
 
 T = TypeVar("T")
 
 
 class Oracle:
-    """f at many points around B inputs, and its gradients.
+    """Values and gradients of f at many points around B inputs.
 
-    `owner` says which of the B inputs a point belongs to, so that targets and additional arguments given per example
-    follow their example. Gradients of all rows come from one backward pass of the summed outputs: rows do not mix.
+    `owner` is the index of the input that a point belongs to; it selects targets and additional arguments that are
+    given per example. Gradients of all rows come from one backward pass of the summed outputs, since the output of a
+    row depends only on that row.
 
-    How many rows fit into the memory, and which way back may be taken, is found once. An oracle that is given the same
-    `found_out` begins with it.
+    The number of rows that fit into memory, and whether the fast backward pass can be used, are determined once and
+    stored in `found_out`, which can be shared between oracles.
     """
 
     def __init__(
@@ -59,18 +63,19 @@ class Oracle:
         self._kind = (inputs.shape[1:], inputs.dtype, inputs.device, precision, compiled)
         known = self._found_out.get(self._kind)
         self.batch_size = internal_batch_size or known or min(most, max(1, ROW_BYTES // row_bytes))
-        self.measured = (internal_batch_size or known) is not None  # whether what a row takes in the model is known
-        self.n_rows = 0  # rows that went through a forward and a backward pass
-        self._doubts: list[Tensor] = []  # whether outputs and gradients are finite, of calls that were not looked at
+        self.measured = (internal_batch_size or known) is not None  # whether the memory per row is known
+        self.n_rows = 0  # rows of forward and backward passes so far
+        self._doubts: list[Tensor] = []  # flags of calls whose outputs and gradients were not checked yet
 
     def __call__(self, points: Tensor, owner: Tensor, wait: bool = True) -> tuple[Tensor, Tensor]:
         """Values (N,) and gradients (N, *shape) at points (N, *shape).
 
-        What is not finite is refused at once, which waits for the device, or else by the next `refuse_infinite`.
+        NaN and infinity raise ValueError immediately if `wait`, which synchronises the device; otherwise in the next
+        `refuse_infinite`.
         """
         value, gradient = self.in_batches(self._differentiated, points, owner)
         if wait and self.scale > 1 and not bool(gradient.abs().amax() * self.scale < LARGE):
-            self._scales[self.precision] = 1.0  # gradients that are, or may become, too large with it may fit without
+            self._scales[self.precision] = 1.0  # gradients may overflow with the scale and not without
             value, gradient = self.in_batches(self._differentiated, points, owner)
         self.n_rows += len(points)
         self._doubts.append(torch.stack([torch.isfinite(t).all() for t in (value, gradient)]))
@@ -80,18 +85,18 @@ class Oracle:
 
     @property
     def scale(self) -> float:
-        """What gradients are multiplied with on their way back."""
+        """Factor of the gradients in the backward pass."""
         return self._scales.get(self.precision, 1.0)
 
     def refuse_infinite(self) -> None:
-        """Raise where an output or a gradient since the last time was NaN or infinite."""
+        """Raise ValueError if an output or a gradient since the last check was NaN or infinite."""
         doubts, self._doubts = self._doubts, []
         if doubts:
             for fine, what in zip(torch.stack(doubts).all(0).tolist(), ("output", "gradient"), strict=True):
                 _refuse(fine, what, self.precision)
 
     def values(self, points: Tensor, owner: Tensor) -> Tensor:
-        """Values (N,) alone: forward passes, no gradients."""
+        """Values (N,) without gradients: forward passes only."""
         with torch.no_grad():
             value = self.in_batches(lambda p, o: (self._output(p, o),), points, owner, cautious=False)[0]
         _refuse(bool(torch.isfinite(value).all()), "output", self.precision)
@@ -104,9 +109,9 @@ class Oracle:
         owner: Tensor,
         cautious: bool = True,
     ) -> tuple[Tensor, ...]:
-        """As many rows at a time as the memory takes; what was found out is kept for later calls.
+        """Evaluate in batches, which are halved after an out-of-memory error; the batch size is kept for later calls.
 
-        `cautious` begins with few rows where it is not known yet what a row takes.
+        `cautious` starts with a small batch if the memory per row is not known yet.
         """
         found, start = [], 0
         while start < len(points):
@@ -124,11 +129,11 @@ class Oracle:
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
     def forget(self) -> None:
-        """What was found out about the memory: it may be free again next time."""
+        """Forget the batch size: more memory may be free next time."""
         self._found_out.pop(self._kind, None)
 
     def take_fewer(self, rows: int) -> None:
-        """From now on at most half of these rows at once: they did not fit into the memory."""
+        """Reduce the batch size to half of `rows`, which did not fit into memory."""
         self._take(max(1, min(self.batch_size, rows) // 2))
         release()
 
@@ -154,7 +159,7 @@ class Oracle:
 
     def _differentiated(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         leaf = points.detach()
-        if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster so, whatever the format of their weights
+        if leaf.is_cuda and leaf.ndim == 4:  # convolutions are faster in this format, for weights of any format
             leaf = leaf.contiguous(memory_format=torch.channels_last)
         leaf.requires_grad_()
         norms = QuickNorms() if self._norms_are_quick(leaf, owner) else None
@@ -176,7 +181,7 @@ class Oracle:
         return gradient if gradient is None or scale == 1 else gradient / scale
 
     def _norms_are_quick(self, leaf: Tensor, owner: Tensor) -> bool:
-        """Whether there are batch norms whose quicker way back leads to torch's gradient: tried once, on a few rows."""
+        """Whether the fast backward pass of batch norms reproduces the gradient of torch; tried once, on a few rows."""
         kind = self._kind, "norms"
         if not may_pay(leaf) or self.called is not self.forward_func:
             return False
@@ -197,16 +202,16 @@ class Oracle:
         return bool(self._found_out[kind])
 
     def _measure(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
-        """As `_output`, with a batch size found from what the pass keeps for each row."""
+        """`_output`, and set the batch size from the memory that the pass saves per row."""
         value, per_row = with_bytes_kept(lambda: self._output(points, owner, norms), len(points))
         self._take(max(1, min(self.batch_size, room(points.device) // per_row)))
         self.measured = True
         return value
 
     def bound(self, owner: Tensor, forward_func: Callable[..., Any] | None = None) -> Callable[[Tensor], Any]:
-        """The model as a function of points alone, with the additional arguments of each point's example.
+        """The model as a function of points only, with the additional arguments of the example of each point.
 
-        A copy goes in, so that a model which works in place on its input can be explained too.
+        The model gets a copy of the points, because it may modify its input in place.
         """
         called = self.forward_func if forward_func is None else forward_func
         return lambda points: called(points.clone(), *self._of(owner))
@@ -217,7 +222,7 @@ class Oracle:
         return [a.index_select(0, owner.to(a.device)) if follows else a for a, follows in each]
 
     def select(self, index: Tensor) -> Oracle:
-        """The same around the inputs at `index` alone."""
+        """The oracle of the inputs at `index`."""
         chosen = copy(self)
         chosen.batch, chosen.n_rows, chosen._doubts = len(index), 0, []
         chosen.entries = None if self.entries is None else self.entries[index.cpu()]
@@ -227,18 +232,18 @@ class Oracle:
 
     @property
     def most_examples(self) -> int:
-        """As many as fitted into the memory together, as far as is known."""
+        """Number of examples that fit into memory in one batch, as far as is known."""
         return self._found_out.get((self._kind, "examples"), self.batch)
 
     @most_examples.setter
     def most_examples(self, count: int | None) -> None:
-        if count is None:  # not even one: it may be free again next time
+        if count is None:  # not even one example fitted: more memory may be free next time
             self._found_out.pop((self._kind, "examples"), None)
         else:
             self._found_out[self._kind, "examples"] = count
 
     def begin_again(self, rows: int, measured: bool) -> None:
-        """With as many rows at once as before, found anew where they were not known."""
+        """Reset the batch size to `rows`; it is measured again if it was not `measured`."""
         self.forget()
         self.batch_size, self.measured = rows, measured
         if measured:
@@ -246,11 +251,11 @@ class Oracle:
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Calls inside are made with the inputs' own precision, by the model as it was given."""
+        """Evaluate calls in this context in the precision of the inputs, with the uncompiled model."""
         precision, called, rows = self.precision, self.called, self.batch_size
         self.precision, self.called = "float32", self.forward_func
         if precision in HALVES:
-            self.batch_size = max(1, rows // 2)  # what the model keeps of a row is twice as long
+            self.batch_size = max(1, rows // 2)  # activations take twice the memory
         try:
             yield
         finally:
@@ -264,7 +269,7 @@ class Oracle:
 
 
 def check_inputs(inputs: Any) -> None:
-    """Raise unless `inputs` are one batch of finite floating point examples."""
+    """Raise an error unless `inputs` is one batch of finite floating-point examples."""
     if not isinstance(inputs, Tensor):
         raise TypeError(
             f"inputs must be one torch tensor with examples in dimension 0, got {type(inputs).__name__}. Use "
@@ -282,14 +287,14 @@ def check_inputs(inputs: Any) -> None:
         )
     if inputs.is_inference():
         raise ValueError(
-            "inputs were made in torch.inference_mode() and cannot carry gradients. Make or clone them outside."
+            "inputs were made in torch.inference_mode() and cannot have gradients. Create or clone them outside."
         )
     if not torch.isfinite(inputs).all():
         raise ValueError("inputs contain NaN or infinity. Fill or drop those values first.")
 
 
 def check_batch_size(rows: int | None) -> int | None:
-    """`internal_batch_size`, after making sure that it is a number of rows."""
+    """Return `internal_batch_size` if it is None or a positive integer, otherwise raise ValueError."""
     if rows is not None and (not hasattr(rows, "__index__") or rows < 1):
         raise ValueError(f"internal_batch_size must be a whole number of rows, at least 1, got {rows}.")
     return rows
@@ -300,8 +305,8 @@ def _refuse(fine: bool, what: str, precision: str) -> None:
         return
     if precision == "fp16":
         raise ValueError(
-            f"the model's {what} is NaN or infinite with precision='fp16', whose numbers end at 65504. Use 'bf16', "
-            "which is as fast, or 'tf32'; if it is so with them too, check the inputs' scale."
+            f"the model's {what} is NaN or infinite with precision='fp16', which overflows at 65504. Use 'bf16', "
+            "which is as fast, or 'tf32'; if the error remains, check the scale of the inputs."
         )
     raise ValueError(
         f"the model's {what} is NaN or infinite near these inputs. Check the inputs' scale, or use a smaller sigma "

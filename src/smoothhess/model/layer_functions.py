@@ -1,4 +1,8 @@
-"""Token ids have no neighbourhood; their embeddings do: the part of a model that comes after one of its layers."""
+"""Functions of a model that start or end at one of its layers.
+
+`Embedded` takes the output of a layer as input, for token ids and categories, which cannot be perturbed themselves.
+`Neuron` returns a neuron of a layer as output.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,20 @@ __all__ = ["Embedded"]
 
 
 class Embedded:
-    """A model as a function of what one of its layers gives, such as the embeddings of token ids.
+    """A model as a function of the output of one of its layers, such as the embeddings of token ids.
 
-    `embed(*args)` is the layer's output for the model's own arguments. The object itself takes such an output in place
-    of the layer's, and the same arguments after it: pass them as additional_forward_args. It borrows the model: a hook
-    sits on the layer for the time of a call, and the layer must run once in it.
+    `embed(*args)` returns the output of the layer for the arguments of the model. Calling the object replaces the
+    output of the layer by its first argument; the arguments of the model follow, so pass them to `attribute` as
+    additional_forward_args. The layer has a forward hook during a call, which is removed afterwards, and must run
+    exactly once per call.
+
+    Args:
+        forward_func: the model.
+        layer: the layer, or its name in `named_modules()`.
+
+    Raises:
+        TypeError: `layer` is neither a module nor a name, or a name was given for a model that is not a module.
+        ValueError: the model has no layer of this name.
 
     >>> class Text(nn.Module):
     ...     def __init__(self):
@@ -40,23 +53,41 @@ class Embedded:
         self.layer = find_layer(forward_func, layer)
 
     def embed(self, *args: Any, **keywords: Any) -> Tensor:
-        """What the layer gives for these arguments of the model."""
+        """The output of the layer for these arguments of the model.
+
+        Args:
+            *args: arguments of the model.
+            **keywords: keyword arguments of the model.
+
+        Raises:
+            TypeError: the output of the layer is not one tensor.
+            ValueError: the layer does not run exactly once.
+        """
         seen: list[Any] = []
         with torch.no_grad():
             self._run(lambda output: seen.append(output), *args, **keywords)
         if not isinstance(seen[0], Tensor):
-            raise TypeError(f"the layer must give one tensor, got {type(seen[0]).__name__}.")
+            raise TypeError(f"the layer must return one tensor, got {type(seen[0]).__name__}.")
         return seen[0].detach().clone()
 
     def __call__(self, embeddings: Tensor, *args: Any, **keywords: Any) -> Any:
-        """The model's output for its arguments, with `embeddings` in place of what the layer gives."""
+        """The output of the model for its arguments, with `embeddings` as the output of the layer.
+
+        Args:
+            embeddings: tensor with the shape of the output of the layer.
+            *args: arguments of the model.
+            **keywords: keyword arguments of the model.
+
+        Raises:
+            ValueError: the shape differs, or the layer does not run exactly once.
+        """
 
         def put(output: Any) -> Tensor:
             if not isinstance(output, Tensor) or output.shape != embeddings.shape:
                 got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
                 raise ValueError(
-                    f"wanted embeddings of the shape that the layer gives, {got}, got {tuple(embeddings.shape)}. Pass "
-                    "the model's own arguments as additional_forward_args, as many rows as there are examples."
+                    f"wanted embeddings of the shape that the layer returns, {got}, got {tuple(embeddings.shape)}. "
+                    "Pass the arguments of the model as additional_forward_args, with one row per example."
                 )
             return embeddings
 
@@ -77,13 +108,13 @@ class Embedded:
         if len(runs) != 1:
             raise ValueError(
                 f"the layer ran {len(runs)} times in one forward pass, wanted once. "
-                + ("Is it part of this model?" if not runs else "Wrap the call you mean in a module of its own.")
+                + ("Is it part of this model?" if not runs else "Wrap the call to explain in a separate module.")
             )
         return output
 
 
 def find_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.Module:
-    """The layer itself, or that of the model with this name."""
+    """The layer itself, or the layer of the model with this name."""
     if isinstance(layer, str):
         if not isinstance(forward_func, nn.Module):
             raise TypeError("a layer can be given by name only when forward_func is a torch.nn.Module.")
@@ -98,10 +129,10 @@ def find_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.M
 
 
 class Neuron:
-    """f = one neuron of a layer of a model, as a callable of the model's inputs.
+    """One neuron of a layer as a function of the inputs of the model.
 
-    The layer's output, or its input when `attribute_to_neuron_input` (the paper's neurons are pre-activations), is seen
-    by a hook that lives as long as one call. `selector` is an int, a tuple of ints and slices (a slice sums), or a
+    The output of the layer, or its input if `attribute_to_neuron_input` (the neurons of the paper are pre-activations),
+    is captured by a hook during each call. `selector` is an int, a tuple of ints and slices (slices are summed), or a
     callable from the captured tensor (N, …) to (N,).
     """
 
@@ -118,10 +149,10 @@ class Neuron:
         self.attribute_to_neuron_input = attribute_to_neuron_input
 
     def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
-        """The neuron's value for each row."""
+        """The value of the neuron for each row."""
         seen: list[Any] = []
 
-        # Copies: a later in-place ReLU must not turn a pre-activation into an activation.
+        # Clone: a later in-place ReLU must not change the captured pre-activation.
         def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
             seen.append(_first_tensor(arguments).clone())
 
@@ -140,7 +171,7 @@ class Neuron:
         if len(seen) != 1:
             raise ValueError(
                 f"the layer ran {len(seen)} times in one forward pass, wanted once. "
-                + ("Is it part of this model?" if not seen else "Wrap the call you mean in a module of its own.")
+                + ("Is it part of this model?" if not seen else "Wrap the call to explain in a separate module.")
             )
         return self._select(seen[0])
 
@@ -168,5 +199,5 @@ class Neuron:
 def _first_tensor(value: Any) -> Tensor:
     first = value[0] if isinstance(value, tuple | list) and value else value
     if not isinstance(first, Tensor):
-        raise TypeError(f"the layer must give a tensor (or a tuple that begins with one), got {type(value).__name__}.")
+        raise TypeError(f"the layer must return a tensor or a tuple that begins with one, got {type(value).__name__}.")
     return first

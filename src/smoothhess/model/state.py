@@ -1,4 +1,7 @@
-"""The user's model is borrowed: looked at before it is called, and given back as it was."""
+"""Check the state of the user's model before it is called, and restore it afterwards.
+
+Modes of torch (gradients, autocast, TF32, random state) are set here as well; values and gradients are in `gradients`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from torch import nn
 
 from smoothhess.model.float_precision import tf32
 
-# Layers whose output depends on chance or on the rest of the batch while training.
+# Layers whose output is random or depends on other rows of the batch in training mode.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def modules_behind(forward_func: Callable[..., Any]) -> list[nn.Module]:
-    """The modules that a callable can be seen to use: itself, its owner, what it closes over, the globals it names.
+    """Find the modules that a callable uses: itself, its owner, its closure, and globals that it names.
 
     >>> net = nn.Linear(2, 1)
     >>> modules_behind(lambda x: net(x).sigmoid())
@@ -49,24 +52,24 @@ def modules_behind(forward_func: Callable[..., Any]) -> list[nn.Module]:
 def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
-    except ValueError:  # a variable that is not assigned yet
+    except ValueError:  # an empty cell: the variable is not assigned yet
         return False
 
 
 def refuse_training_mode(forward_func: Callable[..., Any]) -> None:
-    """Raise, naming the layer, where dropout or batch-norm is in training mode."""
+    """Raise ValueError, with the name of the layer, if dropout or batch norm is in training mode."""
     for root in modules_behind(forward_func):
         for name, layer in root.named_modules():
             random = isinstance(layer, _DROPOUTS) and layer.p > 0
             if layer.training and (random or isinstance(layer, _NORMS)):
                 raise ValueError(
-                    f"layer {name or '(the model)'!r} ({type(layer).__name__}) is in training mode, so f(x) is not a "
-                    "function of x alone. Call model.eval() first."
+                    f"layer {name or '(the model)'!r} ({type(layer).__name__}) is in training mode, so f(x) does not "
+                    "depend on x only. Call model.eval() first."
                 )
 
 
 def refuse_other_device(forward_func: Callable[..., Any], device: torch.device) -> None:
-    """Raise where the whole model lives on another device than the inputs."""
+    """Raise ValueError if all parameters are on another device type than the inputs."""
     for root in modules_behind(forward_func):
         devices = {p.device for p in root.parameters()}
         if devices and all(d.type != device.type for d in devices):
@@ -78,7 +81,7 @@ def refuse_other_device(forward_func: Callable[..., Any], device: torch.device) 
 
 @contextmanager
 def borrowed(forward_func: Callable[..., Any], device: torch.device) -> Iterator[None]:
-    """Gradients on, autocast and TF32 off, and the global random state put back afterwards, also after an error."""
+    """Enable gradients, disable autocast and TF32; restore modes, buffers and random state on exit, also on errors."""
     if torch.is_inference_mode_enabled():
         raise ValueError("gradients cannot be taken inside torch.inference_mode(). Leave it, or use torch.no_grad().")
     refuse_training_mode(forward_func)
@@ -96,7 +99,7 @@ def borrowed(forward_func: Callable[..., Any], device: torch.device) -> Iterator
 
 @contextmanager
 def _same_buffers(forward_func: Callable[..., Any]) -> Iterator[None]:
-    """A model may count its calls, or keep running estimates, in its buffers."""
+    """Restore buffers: a model may count calls or update running estimates in them."""
     buffers = {id(b): b for root in modules_behind(forward_func) for b in root.buffers()}
     kept = [(b, b.detach().clone()) for b in buffers.values()]
     try:

@@ -1,8 +1,8 @@
-"""Which scalar of the model's output is explained: the rules of `target`, said once.
+"""The `target` argument: which scalar of the output of a model is explained.
 
-Captum's forms, for an output of shape (N, …):
+All functions of the library accept the forms of Captum, for an output of shape (N, …):
 
-    None                 the output is (N,) or (N, 1) already
+    None                 the output has shape (N,) or (N, 1)
     int                  the same column for every example, output (N, C)
     tuple of ints        the same entry for every example, output with more dimensions
     list of B ints, or a tensor of B (or 1) integers     one column per example
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 def entries(target: Any, batch: int) -> Tensor | None:
-    """`target` as a (B, q) tensor of indices into the q trailing output dimensions, None when there is no target.
+    """Convert `target` to a (B, q) tensor of indices into the q trailing output dimensions, or None.
 
     >>> entries([3, 1], 2)
     tensor([[3],
@@ -69,10 +69,10 @@ def _is_index(value: Any) -> bool:
 
 
 def check(rows: Tensor | None, output: Tensor) -> None:
-    """Raise where an (N, …) output cannot be indexed by `rows` (B, q)."""
+    """Raise an error if an (N, …) output cannot be indexed by `rows` (B, q)."""
     if not isinstance(output, Tensor):
         raise TypeError(
-            f"the model must return one tensor, got {type(output).__name__}. Wrap it in a function that does."
+            f"the model must return one tensor, got {type(output).__name__}. Wrap it in a function that returns one."
         )
     shape = tuple(output.shape)
     if rows is None:
@@ -93,7 +93,7 @@ def check(rows: Tensor | None, output: Tensor) -> None:
 
 
 def pick(output: Tensor, rows: Tensor | None) -> Tensor:
-    """The (N,) scalars of an (N, …) output that passed `check`; `rows` (N, q) are the indices of each row."""
+    """The (N,) scalars of an (N, …) output that has passed `check`; `rows` (N, q) are the indices of each row."""
     if rows is None:
         return output.reshape(len(output))
     return output[(torch.arange(len(output), device=output.device), *rows.unbind(1))]

@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors of our own, and the files others published."""
+"""Read and write files of weights: safetensors, and .pth files of other projects (read only)."""
 
 import os
 import pickle
@@ -14,7 +14,7 @@ __all__ = ["load_weights", "read_weights", "save_tensors", "save_weights"]
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file under a temporary name, then move it into place: it is never half-written."""
+    """Write a safetensors file atomically."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -38,7 +38,7 @@ def save_weights(network: nn.Module, path: Path | str, **metadata: str) -> None:
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by name and metadata of a .safetensors, .pth or .pt file; nothing in it is ever executed."""
+    """Tensors by name and metadata of a .safetensors, .pth or .pt file; no code in the file is executed."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}: wanted a .safetensors, .pth or .pt file")
@@ -47,11 +47,11 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
             with safe_open(path, framework="pt", device="cpu") as stored:
                 return {key: stored.get_tensor(key) for key in stored.keys()}, dict(stored.metadata() or {})  # noqa: SIM118
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file ({error}); fetch or write it again") from error
+            raise ValueError(f"{path} is not a complete safetensors file ({error}); replace it") from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is not a whole file of plain weights ({error}); fetch it again") from error
+        raise ValueError(f"{path} is not a complete file of plain weights ({error}); replace it") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
             f"{path}: wanted a state dict of tensors, got {type(state).__name__}; save network.state_dict()"
@@ -60,9 +60,9 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load_weights(network: nn.Module, *paths: Path | str) -> dict[str, str]:
-    """Fill a network from one file or from the shards of one; returns the metadata.
+    """Load the weights of a network from one file or several shards; returns the metadata.
 
-    Names and shapes must fit exactly. Numbers are cast to the network's own types, so float16 files will do.
+    Names and shapes must match exactly. Weights are cast to the dtypes of the network, so float16 files can be used.
     """
     stored: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
@@ -82,9 +82,11 @@ def load_weights(network: nn.Module, *paths: Path | str) -> dict[str, str]:
     ]
     faults = [("lacks", missing), ("has unknown", unknown), ("has other shapes for", shapes)]
     if any(names for _, names in faults):
-        told = "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names)
+        problems = "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names)
         files = ", ".join(str(path) for path in paths)
-        raise ValueError(f"{files} does not fit {type(network).__name__}: it {told}. Build the network to its sizes.")
+        raise ValueError(
+            f"{files} does not fit {type(network).__name__}: it {problems}. Create it with the sizes of the file."
+        )
     network.load_state_dict({key: value.to(wanted[key].dtype) for key, value in stored.items()})
     return metadata
 

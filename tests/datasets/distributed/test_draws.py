@@ -8,7 +8,7 @@ from torch import nn
 
 from smoothhess import Interactions, SmoothHess
 from smoothhess.datasets import distributed
-from smoothhess.datasets.distributed.distributed_attribute import refuse_talking
+from smoothhess.datasets.distributed.distributed_attribute import refuse_distributed_model
 from smoothhess.datasets.distributed.shared_sampler import Stretch
 from tests.datasets.distributed.cases import CASES, OPTIONS, Counter, X, network, plain
 from tests.datasets.distributed.launch import torchrun
@@ -139,8 +139,8 @@ def test_a_model_that_talks_to_other_ranks_is_refused():
 
     wrapped = nn.Sequential(DistributedDataParallel(Counter()))
     with pytest.raises(ValueError, match=r"'0' is a DistributedDataParallel.*model.module"):
-        refuse_talking(lambda x: wrapped(x))
-    refuse_talking(wrapped[0].module)
+        refuse_distributed_model(lambda x: wrapped(x))
+    refuse_distributed_model(wrapped[0].module)
 
 
 def test_something_else_than_an_explainer_is_refused():

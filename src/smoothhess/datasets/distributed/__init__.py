@@ -1,7 +1,8 @@
-"""Many processes, on many GPUs or machines, as one: torch.distributed (torchrun, Slurm, mpirun).
+"""Run one job on many processes, GPUs or machines with torch.distributed (torchrun, Slurm, mpirun).
 
-`attribute` shares the draws of the same inputs, `explain_dataset` the records of a data set. No process group is made
-here: call torch.distributed.init_process_group() first, or call nothing and have a single process do the work.
+`attribute` splits the draws of the same inputs, `explain_dataset` splits the records of a data set. This package does
+not create a process group: call torch.distributed.init_process_group() first. Without a group, a single process does
+all the work.
 """
 
 from smoothhess.datasets.distributed.distributed_attribute import attribute

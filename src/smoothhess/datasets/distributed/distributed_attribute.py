@@ -1,4 +1,7 @@
-"""The draws of one set of inputs, split over the processes of a torch.distributed group."""
+"""`attribute` with the draws split over the processes of a torch.distributed group.
+
+The communication is in `process_group`, the distributed sampler in `shared_sampler`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from smoothhess.datasets.distributed.process_group import is_alone, same_everywhere, together
+from smoothhess.datasets.distributed.process_group import check_same_arguments, connected, is_single_process
 from smoothhess.datasets.distributed.shared_sampler import Follower, Leader
 from smoothhess.datasets.job_settings import SILENT, described
 from smoothhess.explainers.adaptive import Run
@@ -18,7 +21,8 @@ from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.model.state import borrowed, modules_behind
 from smoothhess.result.interactions import Interactions
 
-TALKING = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")  # models whose ranks call in step
+# Modules that communicate in every call.
+DISTRIBUTED_MODELS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 def attribute(
@@ -30,24 +34,30 @@ def attribute(
     group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> Interactions:
-    """`explainer.attribute(inputs, target, …)`, with the draws shared by all ranks of a torch.distributed group.
+    """`explainer.attribute(inputs, target, …)` with the draws split over all processes of a torch.distributed group.
 
-    Every rank calls it with the same model, inputs and options, each on its own device, and gets the same result: that
-    of a single process with the same seed, up to rounding. n_calls, tol and max_calls count the calls of all ranks
-    together; n_passes counts work that every rank repeats once. Where no group was made, or it has one rank, this
-    process does everything.
+    Every process calls it with the same model, inputs and options, on its own device, and gets the same result: that of
+    a single process with the same seed, up to rounding. n_calls, tol and max_calls refer to the calls of all processes
+    in total; n_passes counts work that every process repeats only once. Without a group, or in a group of one process,
+    this is `explainer.attribute`.
 
     Args:
-        explainer: SmoothHess(model), or NeuronSmoothHess(model, layer) with its neuron_selector in the place of target.
-        inputs: the same on all ranks.
+        explainer: SmoothHess(model), or NeuronSmoothHess(model, layer) with its neuron_selector as target.
+        inputs: batch of examples, the same in all processes.
         target: as in `SmoothHess.attribute`.
-        additional_forward_args: likewise.
-        group: the ranks that share the work; None for all of them.
-        **options: those of `SmoothHess.attribute`. Only internal_batch_size, compile and show_progress may differ
-            between ranks.
+        additional_forward_args: as in `SmoothHess.attribute`.
+        group: the process group; None: the default group.
+        **options: options of `SmoothHess.attribute`. Only internal_batch_size, compile and show_progress may differ
+            between processes.
+
+    Returns:
+        The same `Interactions` in every process.
 
     Raises:
-        RankError: another rank failed; it says which and why. The rank that failed raises its own error.
+        RankError: another process failed; `rank` and `reason` say which and why. The process that failed raises its
+            original error.
+        ValueError: the arguments or the models differ between processes, the model itself communicates
+            (DistributedDataParallel, FSDP), or several processes were started without a process group.
 
     >>> import torch
     >>> from smoothhess import SmoothHess
@@ -63,38 +73,39 @@ def attribute(
         target = None
     if not isinstance(explainer, SmoothHess):
         raise TypeError(f"explainer must be SmoothHess(model), got {type(explainer).__name__}.")
-    if is_alone(group):
+    if is_single_process(group):
         return explainer.attribute(inputs, target, additional_forward_args, **options)
-    with together(group) as ranks:
+    with connected(group) as processes:
         bound = inspect.signature(SmoothHess.attribute).bind(
             explainer, inputs, target, additional_forward_args, **options
         )
         bound.apply_defaults()
-        asked = bound.arguments
-        same_everywhere(
-            ranks, {name: described(value) for name, value in asked.items() if name not in ("self", *SILENT)}
+        arguments = bound.arguments
+        check_same_arguments(
+            processes, {name: described(value) for name, value in arguments.items() if name not in ("self", *SILENT)}
         )
-        refuse_talking(explainer.forward_func)
-        show = asked.pop("show_progress")
-        del asked["self"]
-        run = Run.prepare(explainer.forward_func, found_out=explainer._found_out, **asked)
+        refuse_distributed_model(explainer.forward_func)
+        show = arguments.pop("show_progress")
+        del arguments["self"]
+        run = Run.prepare(explainer.forward_func, found_out=explainer._found_out, **arguments)
         with borrowed(explainer.forward_func, run.sampler.inputs.device):
-            if not ranks.leads:
-                return run.finish(Follower(run.sampler, ranks).follow())
-            leader = Leader.of(run.sampler, ranks)
+            if not processes.is_leader:
+                return run.finish(Follower(run.sampler, processes).follow())
+            leader = Leader.of(run.sampler, processes)
             with run.progress(show) as bar:
                 result = run.finish(leader.release(run.lead(leader, bar)))
         warn_of(result, run.budget.tol)
         return result
 
 
-def refuse_talking(forward_func: Callable[..., Any]) -> None:
-    """Raise where the model itself talks to other ranks: it would wait for calls that they do not make."""
+def refuse_distributed_model(forward_func: Callable[..., Any]) -> None:
+    """Raise ValueError if the model communicates with other processes: it would wait for calls they do not make."""
     for root in modules_behind(forward_func):
         for name, module in root.named_modules():
             kinds = {kind.__name__ for kind in type(module).__mro__}
-            if found := kinds.intersection(TALKING):
+            if found := kinds.intersection(DISTRIBUTED_MODELS):
                 raise ValueError(
-                    f"{name or 'the model'!r} is a {found.pop()}, which talks to the other ranks in every call, while "
-                    "here each rank makes its own calls. Pass the model inside it (model.module), whole on each rank."
+                    f"{name or 'the model'!r} is a {found.pop()}, which communicates with all ranks in every call, "
+                    "while here each rank makes different calls. Pass the model inside it (model.module), complete on "
+                    "each rank."
                 )

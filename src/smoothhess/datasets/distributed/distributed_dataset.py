@@ -1,4 +1,8 @@
-"""The records of a data set, split over the processes of a torch.distributed group."""
+"""`explain_dataset` with the records split over the processes of a torch.distributed group.
+
+The work itself is done by `smoothhess.datasets.explain_dataset`; here the arguments, the folder and failures of other
+processes are checked.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +18,41 @@ from torch.utils.data import DistributedSampler
 
 from smoothhess import datasets
 from smoothhess.datasets import Store
-from smoothhess.datasets.distributed.process_group import Processes, is_alone, same_everywhere, together
+from smoothhess.datasets.distributed.process_group import Processes, check_same_arguments, connected, is_single_process
 from smoothhess.datasets.job_settings import SILENT, described
 from smoothhess.datasets.store.shard_files import MANIFEST
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 
 PATIENCE = 30.0  # seconds that a shared folder may take to show a new file on another machine
-OWN = (*SILENT, "device")  # options that may differ between ranks
+OWN = (*SILENT, "device")  # options that may differ between processes
 
 
 def explain_dataset(
     explainer: Any, loader: Any, store: str | Path | Store, *, group: dist.ProcessGroup | None = None, **options: Any
 ) -> Store:
-    """`smoothhess.explain_dataset(explainer, loader, store, …)`, with the records shared by all ranks of a group.
+    """`smoothhess.explain_dataset(explainer, loader, store, …)` with the records split over all processes of a group.
 
-    Every rank calls it with the same model, the same whole loader and a folder that all of them see; each explains some
-    packs of records into shards of its own, and all return when the last is done. Each record has draws of its own, so
-    the numbers do not depend on how many ranks there are. When a rank fails, all fail: what is stored stays, and the
-    same call, from as many ranks or fewer, goes on from there.
+    Every process calls it with the same model, the same complete loader and a folder on a shared file system. Each
+    process explains some packs of records and writes its own shards; all return when the last one is done. The draws of
+    a record do not depend on the number of processes. If a process fails, all processes raise an error; what is stored
+    stays, and the same call with any number of processes resumes the job.
 
     Args:
         explainer: as in `smoothhess.explain_dataset`.
-        loader: likewise; every rank reads all of it, so do not split it with a DistributedSampler.
-        store: the folder, on a file system that all ranks share.
-        group: the ranks that share the work; None for all of them.
-        **options: those of `smoothhess.explain_dataset` but rank and world_size, the same on all ranks.
+        loader: as in `smoothhess.explain_dataset`; every process reads all of it, so do not use a DistributedSampler.
+        store: the folder, on a file system that all processes share.
+        group: the process group; None: the default group.
+        **options: options of `smoothhess.explain_dataset` except rank and world_size. Only internal_batch_size,
+            compile, show_progress and device may differ between processes.
+
+    Returns:
+        The store, opened after the last shard of all processes was written.
 
     Raises:
-        RankError: another rank failed; it says which and why. The rank that failed raises its own error.
+        RankError: another process failed; `rank` and `reason` say which and why. The process that failed raises its
+            original error.
+        ValueError: the arguments or folders differ between processes, the loader has a DistributedSampler, or rank or
+            world_size was passed.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,33 +65,38 @@ def explain_dataset(
         raise ValueError(f"{' and '.join(given)} come from the process group here. Leave them out.")
     if isinstance(getattr(loader, "sampler", None), DistributedSampler):
         raise ValueError(
-            "the loader gives each rank other records (DistributedSampler), so that numbers would mean different "
-            "records. Pass the same loader on every rank, DataLoader(…, shuffle=False): the records are split here."
+            "the loader returns different records on each rank (DistributedSampler), so record numbers would be "
+            "ambiguous. Pass the same loader on every rank, DataLoader(…, shuffle=False): the records are split here."
         )
-    if is_alone(group):
+    if is_single_process(group):
         return datasets.explain_dataset(explainer, loader, store, **options)
     path = store.path if isinstance(store, Store) else Path(store)
-    with together(group) as ranks:
-        same_everywhere(ranks, {name: described(v) for name, v in options.items() if name not in OWN})
-        _refuse_other_folder(ranks, path)
-        _let_the_leader_begin(ranks, path)
+    with connected(group) as processes:
+        check_same_arguments(processes, {name: described(v) for name, v in options.items() if name not in OWN})
+        _refuse_other_folder(processes, path)
+        _wait_for_manifest(processes, path)
         if options.get("show_progress"):
-            options["show_progress"] = ranks.leads
+            options["show_progress"] = processes.is_leader
         datasets.explain_dataset(
-            _watched(explainer, ranks), loader, path, rank=ranks.rank, world_size=ranks.count, **options
+            _watched(explainer, processes),
+            loader,
+            path,
+            rank=processes.process_rank,
+            world_size=processes.count,
+            **options,
         )
     return Store(path)
 
 
-def _refuse_other_folder(ranks: Processes, path: Path) -> None:
-    """Raise where a rank does not see what the leader writes: every machine would have a store of its own."""
+def _refuse_other_folder(processes: Processes, path: Path) -> None:
+    """Raise ValueError if a process does not see the files of process 0: the folder is not shared."""
     mark = None
-    if ranks.leads and path.parent.is_dir():  # where it is not, the job itself says so
+    if processes.is_leader and path.parent.is_dir():  # if it does not exist, explain_dataset raises
         path.mkdir(exist_ok=True)
         mark = path / f".shared-{os.urandom(8).hex()}"
         mark.touch()
     try:
-        name = ranks.exchange(None if mark is None else mark.name)[0]
+        name = processes.exchange(None if mark is None else mark.name)[0]
         deadline = time.monotonic() + PATIENCE
         while name is not None and not (path / name).exists():
             if time.monotonic() > deadline:
@@ -90,42 +106,44 @@ def _refuse_other_folder(ranks: Processes, path: Path) -> None:
                 )
             time.sleep(0.1)
             if path.is_dir():
-                os.listdir(path)  # makes a network file system look again
-        ranks.exchange(None)
+                os.listdir(path)  # refreshes the cache of a network file system
+        processes.exchange(None)
     finally:
         if mark is not None:
             mark.unlink(missing_ok=True)
 
 
-def _let_the_leader_begin(ranks: Processes, path: Path) -> None:
-    """Wait for the store, for a while: one rank begins it, and the others find it whole."""
+def _wait_for_manifest(processes: Processes, path: Path) -> None:
+    """Wait up to PATIENCE seconds until process 0 has created the store."""
     deadline = time.monotonic() + PATIENCE
-    while not ranks.leads and not (path / MANIFEST).is_file() and time.monotonic() < deadline:
-        ranks.check()
+    while not processes.is_leader and not (path / MANIFEST).is_file() and time.monotonic() < deadline:
+        processes.check()
         time.sleep(0.05)
 
 
-def _watched(explainer: Any, ranks: Processes) -> Any:
-    """The same explainer, which asks before each pack whether another rank has failed.
+def _watched(explainer: Any, processes: Processes) -> Any:
+    """The same explainer, which checks before each pack whether another process has failed.
 
-    It keeps its kind and name: they are among the settings that a store is begun with.
+    Class and name stay the same, because they are part of the settings of a store.
     """
     if isinstance(explainer, NeuronSmoothHess):
-        return _twin(explainer, "_explainer", lambda *args: _watched(explainer._explainer(*args), ranks))
-    asked = explainer.attribute if isinstance(explainer, SmoothHess) else explainer
-    if not inspect.isroutine(asked):
+        return _copy_with_method(
+            explainer, "_explainer", lambda *args: _watched(explainer._explainer(*args), processes)
+        )
+    function = explainer.attribute if isinstance(explainer, SmoothHess) else explainer
+    if not inspect.isroutine(function):
         return explainer
 
-    @functools.wraps(asked)
+    @functools.wraps(function)
     def watched(*args: Any, **options: Any) -> Any:
-        ranks.check()
-        return asked(*args, **options)
+        processes.check()
+        return function(*args, **options)
 
-    return _twin(explainer, "attribute", watched) if isinstance(explainer, SmoothHess) else watched
+    return _copy_with_method(explainer, "attribute", watched) if isinstance(explainer, SmoothHess) else watched
 
 
-def _twin(explainer: Any, name: str, method: Any) -> Any:
-    """An object of the same kind and contents with one method changed."""
+def _copy_with_method(explainer: Any, name: str, method: Any) -> Any:
+    """A copy of an object with the same class name and attributes, and one method replaced."""
     kind = type(explainer)
     twin = object.__new__(type(kind.__name__, (kind,), {name: staticmethod(method)}))
     twin.__dict__.update(explainer.__dict__)

@@ -1,9 +1,9 @@
-"""A sampler whose rows are evaluated by all ranks: the one that leads, and those that follow.
+"""A sampler whose rows are evaluated by all processes: one leader and its followers.
 
-Rows of a design are a function of (seed, block) alone, so any rank can make any of them. The leader asks for further
-rows; rank r evaluates the r-th part of them and sends what a single process would have kept: the rows of the head, put
-in line in their order, and sums over all rows, which are added up. So the statistics are those of one process, up to
-the order in which numbers are added.
+The rows of a design depend only on (seed, block), so every process can generate any of them. The leader requests
+further rows; process r evaluates the r-th part of them and sends what a single process would have kept: the rows of the
+head, which are concatenated in order, and sums over all rows, which are added. The statistics are those of a single
+process, up to the order of additions. How messages are sent is not decided here but in `process_group`.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ from smoothhess.linalg.memory import is_out_of_memory
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.result.interactions import Interactions
 
-FREEZING = ((ValueError, RuntimeError, TypeError, IndexError), NoKinksError)  # what may go wrong, and what it means
-TROUBLE = {"freeze": FREEZING, "expect": FREEZING, "extend": ((OtherPathError,), OtherPathError)}  # without H₁ it goes
-Found = tuple[dict[str, Tensor], dict[str, Tensor]]  # of one rank: pieces that are put in line, and sums
+# Recoverable errors of each request, and the error that the leader raises for them: sampling is possible without H₁.
+FREEZING = ((ValueError, RuntimeError, TypeError, IndexError), NoKinksError)
+RECOVERABLE = {"freeze": FREEZING, "expect": FREEZING, "extend": ((OtherPathError,), OtherPathError)}
+Found = tuple[dict[str, Tensor], dict[str, Tensor]]  # of one process: pieces to concatenate, and sums
 
 
 class Report(NamedTuple):
-    """What a rank says when it has done what the leader asked for."""
+    """The answer of a process to a request of the leader."""
 
     pieces: Forms
-    trouble: str = ""  # that the leader may know a way around
+    failure: str = ""  # message of a recoverable error
 
 
 class Stretch(NamedTuple):
-    """Further rows of some examples, all of which have seen equally many."""
+    """Further rows of some examples that all have the same number of rows so far."""
 
     examples: tuple[int, ...]
-    places: tuple[tuple[int, int], ...]  # seed and first row of each
+    places: tuple[tuple[int, int], ...]  # seed and first row of each example
     seen: int  # rows so far
     rows: int
 
     def share(self, rank: int, count: int) -> range:
-        """The part of the rows that a rank evaluates; the leader's is never empty, nor smaller than others.
+        """The rows that a process evaluates; the share of the leader is never empty and never smaller than others.
 
         >>> [list(Stretch((0,), ((7, 100),), 100, 5).share(rank, 2)) for rank in (0, 1)]
         [[0, 1, 2], [3, 4]]
@@ -59,22 +60,22 @@ class Stretch(NamedTuple):
 
 
 class Watch:
-    """In the place of a progress bar: between two chunks of rows, asks whether another rank has failed meanwhile."""
+    """A progress bar that also checks, after every chunk of rows, whether another process has failed."""
 
-    def __init__(self, ranks: Processes, bar: tqdm | None = None) -> None:
-        self.ranks, self.bar = ranks, bar
+    def __init__(self, processes: Processes, bar: tqdm | None = None) -> None:
+        self.processes, self.bar = processes, bar
 
     def update(self, rows: int) -> None:
-        """After so many rows."""
-        self.ranks.check()
+        """Count `rows` more rows, and raise RankError if another process has failed."""
+        self.processes.check()
         if self.bar is not None:
             self.bar.update(rows)
 
 
-def evaluate(sampler: Sampler, blank: Statistics, stretch: Stretch, ranks: Processes, watch: Watch) -> Found:
-    """This rank's share of a stretch; `blank` are statistics of nothing."""
+def evaluate(sampler: Sampler, blank: Statistics, stretch: Stretch, processes: Processes, watch: Watch) -> Found:
+    """Evaluate the share of this process; `blank` are empty statistics."""
     index = torch.tensor(stretch.examples, device=sampler.inputs.device)
-    share = stretch.share(ranks.rank, ranks.count)
+    share = stretch.share(processes.process_rank, processes.count)
     places = [DrawRange(seed, start + share.start, start + share.start) for seed, start in stretch.places]
     part = replace(blank.select(index), stream=tuple((place,) for place in places))
     part = Sampler.extend(sampler, part, len(share), index, watch)  # type: ignore[arg-type]
@@ -90,7 +91,7 @@ def evaluate(sampler: Sampler, blank: Statistics, stretch: Stretch, ranks: Proce
 def appended(
     stats: Statistics, stretch: Stretch, heads: Sequence[Mapping[str, Tensor]], sums: Mapping[str, Tensor], known: Any
 ) -> Statistics:
-    """`stats` with a stretch of rows, of which the ranks found `heads` and `sums`; `known` was subtracted from each."""
+    """`stats` with a stretch of rows, from `heads` and `sums` of all processes; `known` was subtracted per row."""
     joined = [Rows(**head) for head in heads if head["odd"].shape[1]]
     total = None
     if "total" in sums:
@@ -110,84 +111,84 @@ def appended(
     )
 
 
-# --- rank 0 -----------------------------------------------------------------------------------------------------------
+# --- leader -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Leader(Sampler):
-    """A sampler like any other to whoever uses it; `release` must come last."""
+    """The sampler of process 0, with the interface of `Sampler`; `release` must be called last."""
 
-    ranks: Processes = None  # type: ignore[assignment]
+    processes: Processes = None  # type: ignore[assignment]
     blank: Statistics = None  # type: ignore[assignment]
 
     @staticmethod
-    def of(sampler: Sampler, ranks: Processes) -> Leader:
-        """In the place of `sampler`."""
-        return Leader(**{f.name: getattr(sampler, f.name) for f in fields(Sampler)}, ranks=ranks)
+    def of(sampler: Sampler, processes: Processes) -> Leader:
+        """A leader with the fields of `sampler`."""
+        return Leader(**{f.name: getattr(sampler, f.name) for f in fields(Sampler)}, processes=processes)
 
-    def ask(
+    def request(
         self, name: str, work: Callable[[], Found], given: Mapping[str, Tensor] | None = None, **about: Any
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """Have `name` done by the followers and `work` here; the pieces of all ranks, and the sums over them."""
+        """Run `name` in the followers and `work` here; returns the pieces of all processes, and sums over them."""
         given = given or {}
-        self.ranks.tell((name, forms(given), about))
-        self.ranks.give(given)
-        (pieces, sums), trouble = _try(name, work)
-        reports: list[Report] = self.ranks.exchange(_report(pieces, trouble))
-        if trouble is not None:
-            raise trouble
+        self.processes.broadcast_message((name, forms(given), about))
+        self.processes.broadcast(given)
+        (pieces, sums), failure = _try(name, work)
+        reports: list[Report] = self.processes.exchange(_report(pieces, failure))
+        if failure is not None:
+            raise failure
         for rank, report in enumerate(reports):
-            if report.trouble:
-                raise TROUBLE[name][1](f"rank {rank}: {report.trouble}")
-        others = [self.ranks.receive(r.pieces, i, self.inputs.device) for i, r in enumerate(reports) if i]
-        return [pieces, *others], self.ranks.sum(sums)
+            if report.failure:
+                raise RECOVERABLE[name][1](f"rank {rank}: {report.failure}")
+        others = [self.processes.receive(r.pieces, i, self.inputs.device) for i, r in enumerate(reports) if i]
+        return [pieces, *others], self.processes.sum(sums)
 
     def begin(self, seeds: Sequence[int]) -> Statistics:
-        """As always; everybody gets the control variate."""
+        """As in `Sampler`; also sends the control variate to all processes."""
         self.blank = super().begin(seeds)
         given, control = {"f(x)": self.blank.value}, self.control
         if control is not None:
             given |= _tensors(control.expected) | {"linear": control.linear, "flip": control.flip}
         passes = None if control is None else control.expected.passes
-        self.ask("begin", lambda: ({}, {}), given, seeds=tuple(seeds), passes=passes)
+        self.request("begin", lambda: ({}, {}), given, seeds=tuple(seeds), passes=passes)
         return self.blank
 
     def see_kinks(self, most: float) -> Kinks:
-        """As always; where the model can be frozen here, everybody freezes it."""
+        """As in `Sampler`; if the model can be frozen here, all processes freeze it."""
         kinks = super().see_kinks(most)
-        self.ask("freeze", lambda: ({}, {}))
+        self.request("freeze", lambda: ({}, {}))
         return SharedKinks(**{f.name: getattr(kinks, f.name) for f in fields(Kinks)}, leader=self)
 
     def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
-        """As always, by everybody."""
+        """As in `Sampler`, with the rows split over all processes."""
         places = tuple((p.seed, p.start) for p in map(stats.next_row, range(len(stats))))
         stretch = Stretch(tuple(index.tolist()), places, int(stats.n.max()), rows)
         if stretch.seen + rows > stats.head_rows:
             stats.refuse_large(stretch.seen + rows, self.inputs[0].numel() if self.grouping is None else None)
-        work = partial(evaluate, self, self.blank, stretch, self.ranks, Watch(self.ranks, bar))
-        heads, sums = self.ask("extend", work, stretch=stretch)
-        bar.update((rows - len(stretch.share(0, self.ranks.count))) * len(index))
+        work = partial(evaluate, self, self.blank, stretch, self.processes, Watch(self.processes, bar))
+        heads, sums = self.request("extend", work, stretch=stretch)
+        bar.update((rows - len(stretch.share(0, self.processes.count))) * len(index))
         known = None if self.control is None else self._group_known(self.control.known(index), index)
         return appended(stats, stretch, heads, sums, known)
 
     def release(self, result: Interactions) -> Interactions:
-        """Give everybody the result, and let them go."""
+        """Send the result to all processes, which ends their loops."""
         given, about = _packed(result)
-        self.ranks.tell(("finish", forms(given), about))
-        self.ranks.give(given)
+        self.processes.broadcast_message(("finish", forms(given), about))
+        self.processes.broadcast(given)
         return result
 
 
 @dataclass(frozen=True, eq=False)
 class SharedKinks(Kinks):
-    """The frozen network at the leader, whose closed forms are made by all ranks, some examples each."""
+    """The frozen network of the leader; all processes compute the closed forms of some examples each."""
 
     leader: Leader
 
     def expectation(
         self, gaussian: Gaussian, layers: bool = False, probes: Tensor | None = None, index: Tensor | None = None
     ) -> Expectation:
-        """As always; of each layer alone, not shared."""
+        """As in `Kinks`; computed only in the leader if `layers`."""
         if layers:
             return super().expectation(gaussian, layers, probes, index)
         own = partial(Kinks.expectation, self, gaussian, False, probes)
@@ -196,7 +197,7 @@ class SharedKinks(Kinks):
     def thin_expectation(
         self, gaussian: Gaussian, probes: Tensor | None, directions: Tensor, index: Tensor | None = None
     ) -> Expectation:
-        """As always."""
+        """As in `Kinks`."""
         own = partial(Kinks.thin_expectation, self, gaussian, probes, directions)
         return self._shared(own, {"directions": directions} | ({} if probes is None else {"probes": probes}), index)
 
@@ -204,17 +205,17 @@ class SharedKinks(Kinks):
         self, own: Callable[[Tensor], Expectation], given: Mapping[str, Tensor], index: Tensor | None
     ) -> Expectation:
         everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
-        if len(everyone) == 1:  # one closed form is not divided
+        if len(everyone) == 1:  # the closed form of one example is not split
             return own(everyone)
         passes = math.nan
 
         def work() -> Found:
             nonlocal passes
-            expected = own(_part(everyone, self.leader.ranks))
+            expected = own(_part(everyone, self.leader.processes))
             passes = expected.passes
             return _tensors(expected), {}
 
-        pieces, _ = self.leader.ask("expect", work, given, index=tuple(everyone.tolist()))
+        pieces, _ = self.leader.request("expect", work, given, index=tuple(everyone.tolist()))
         parts = [_expectation(p, passes) for p in pieces if p]
         return Expectation(
             Known.cat([p.hessian for p in parts]),
@@ -225,40 +226,40 @@ class SharedKinks(Kinks):
         )
 
 
-# --- the others -------------------------------------------------------------------------------------------------------
+# --- followers --------------------------------------------------------------------------------------------------------
 
 
 class Follower:
-    """Does what the leader asks for, until it gives the result; the methods are what can be asked."""
+    """Executes the requests of the leader until it sends the result; each method is one kind of request."""
 
-    def __init__(self, sampler: Sampler, ranks: Processes) -> None:
-        self.sampler, self.ranks = sampler, ranks
+    def __init__(self, sampler: Sampler, processes: Processes) -> None:
+        self.sampler, self.processes = sampler, processes
         self.blank: Statistics | None = None
         self.kinks: Kinks | None = None
 
     def follow(self) -> Interactions:
-        """The leader's result."""
+        """Execute requests; returns the result of the leader."""
         device = self.sampler.inputs.device
         while True:
-            name, expected, about = self.ranks.hear()
-            given = self.ranks.take(expected, device)
+            name, expected, about = self.processes.receive_message()
+            given = self.processes.receive_broadcast(expected, device)
             if name == "finish":
                 return _restored(self.sampler, given, about)
-            (pieces, sums), trouble = _try(name, partial(getattr(self, name), given, **about))
-            reports: list[Report] = self.ranks.exchange(_report(pieces, trouble))
-            if not any(report.trouble for report in reports):  # else the leader decides what comes next
-                self.ranks.send(pieces)
-                self.ranks.sum(sums)
+            (pieces, sums), failure = _try(name, partial(getattr(self, name), given, **about))
+            reports: list[Report] = self.processes.exchange(_report(pieces, failure))
+            if not any(report.failure for report in reports):  # otherwise the leader decides how to continue
+                self.processes.send(pieces)
+                self.processes.sum(sums)
 
     def begin(self, given: dict[str, Tensor], seeds: tuple[int, ...], passes: float | None) -> Found:
-        """Take over the leader's control variate, after making sure that the model is the same."""
+        """Check that the model is the same as in the leader, and use its control variate."""
         sampler, value = self.sampler, given.pop("f(x)")
         own, _ = sampler._unperturbed()
         if not torch.allclose(own, value, rtol=AGREEMENT[sampler.oracle.precision], atol=1e-6):
             worst = int((own - value).abs().argmax())
             raise ValueError(
                 f"f(x) of example {worst} is {float(own[worst]):.6g} on this rank and {float(value[worst]):.6g} on "
-                "rank 0: the models differ. Load the same weights on every rank, or make them from the same seed."
+                "rank 0: the models differ. Load the same weights on every rank, or initialise them with the same seed."
             )
         sampler.control = None
         if passes is not None:
@@ -274,9 +275,9 @@ class Follower:
         return {}, {}
 
     def expect(self, given: dict[str, Tensor], index: tuple[int, ...]) -> Found:
-        """The closed forms of some of the examples at `index`."""
+        """The closed forms of the share of this process of the examples at `index`."""
         assert self.kinks is not None
-        chosen = _part(torch.tensor(index, device=self.sampler.inputs.device), self.ranks)
+        chosen = _part(torch.tensor(index, device=self.sampler.inputs.device), self.processes)
         if not len(chosen):
             return {}, {}
         gaussian, probes = self.sampler.gaussian, given.get("probes")
@@ -285,28 +286,31 @@ class Follower:
         return _tensors(self.kinks.expectation(gaussian, False, probes, chosen)), {}
 
     def extend(self, given: dict[str, Tensor], stretch: Stretch) -> Found:
-        """A share of the rows."""
+        """Evaluate the share of this process of the rows."""
         assert self.blank is not None
-        return evaluate(self.sampler, self.blank, stretch, self.ranks, Watch(self.ranks))
+        return evaluate(self.sampler, self.blank, stretch, self.processes, Watch(self.processes))
+
+
+# --- shared by leader and followers -----------------------------------------------------------------------------------
 
 
 def _try(name: str, work: Callable[[], Found]) -> tuple[Found, Exception | None]:
-    """What was found, or the trouble that the leader may know a way around: it can do without a control variate."""
+    """The result of `work`, or a recoverable error: the leader can continue without a control variate."""
     try:
         return work(), None
-    except TROUBLE.get(name, ((), None))[0] as error:
+    except RECOVERABLE.get(name, ((), None))[0] as error:
         if is_out_of_memory(error):
             raise
         return ({}, {}), error
 
 
-def _report(pieces: Mapping[str, Tensor], trouble: Exception | None) -> Report:
-    return Report(forms(pieces), "" if trouble is None else str(trouble) or type(trouble).__name__)
+def _report(pieces: Mapping[str, Tensor], failure: Exception | None) -> Report:
+    return Report(forms(pieces), "" if failure is None else str(failure) or type(failure).__name__)
 
 
-def _part(index: Tensor, ranks: Processes) -> Tensor:
-    """The examples whose closed form is this rank's to make."""
-    return index.tensor_split(ranks.count)[ranks.rank]
+def _part(index: Tensor, processes: Processes) -> Tensor:
+    """The examples whose closed form this process computes."""
+    return index.tensor_split(processes.count)[processes.process_rank]
 
 
 def _tensors(expected: Expectation) -> dict[str, Tensor]:
@@ -319,11 +323,11 @@ def _expectation(tensors: Mapping[str, Tensor], passes: float) -> Expectation:
     return Expectation(known, tensors["gradient"], passes, (), tensors.get("drift"))
 
 
-_OWN = ("inputs", "statistics", "gaussian", "grouping")  # what every rank has itself, or gets in parts
+_OWN = ("inputs", "statistics", "gaussian", "grouping")  # available in every process, or sent separately
 
 
 def _packed(result: Interactions) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A result as tensors and the rest, without what every rank has itself."""
+    """Split a result into tensors and other values, without what every process has."""
     stats = result.statistics
     values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in _OWN}
     tensors = {name: v for name, v in values.items() if isinstance(v, Tensor)}

@@ -1,1 +1,1 @@
-"""The folder that explanations of a data set are kept in: shards, manifest, records, running summary."""
+"""The folder in which explanations of a data set are stored: manifest, shards, records and running summary."""

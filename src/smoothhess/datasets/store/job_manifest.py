@@ -1,4 +1,4 @@
-"""The job that a store belongs to: begun once, and never mixed with another."""
+"""The manifest of a store: create it for a job, and check that a later call belongs to the same job."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from smoothhess.datasets.store.store_folder import Store
 
 
 def known_store(path: Path) -> Store | None:
-    """The store at `path`, where there is one and something in it."""
+    """The store at `path`, or None where there is none or it is empty."""
     if not (path / MANIFEST).is_file():
         others = [entry.name for entry in path.iterdir() if entry.name[0] != "."] if path.is_dir() else []
         if not others:
             return None
-        if not (path / MANIFEST).is_file():  # unless another process has begun the store meanwhile
+        if not (path / MANIFEST).is_file():  # another process may have created the store meanwhile
             raise ValueError(
-                f"{path} is no store, and not empty: it has {', '.join(sorted(others)[:3])}. Use a folder of its own."
+                f"{path} is not a store and not empty: it has {', '.join(sorted(others)[:3])}. Use an empty folder."
             )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what cannot be read is refused later
+        warnings.simplefilter("ignore")  # damaged shards raise an error later
         store = Store(path)
     return store if store.shards or store.damaged else None
 
 
 def begin(path: Path, settings: dict[str, Any], pack_size: int, rank: int) -> None:
-    """Make an empty store; one that was begun with other settings, and never used, is begun anew."""
+    """Create an empty store; an unused manifest with other settings is replaced."""
     text = json.dumps(settings, sort_keys=True)
     job = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     unused = (path / MANIFEST).is_file() and known_store(path) is None
@@ -39,20 +39,20 @@ def begin(path: Path, settings: dict[str, Any], pack_size: int, rank: int) -> No
 
 
 def refuse_other_job(store: Store, settings: dict[str, Any], pack_size: int | None) -> None:
-    """Raise unless the store is of this job, and whole."""
+    """Raise ValueError unless the store belongs to this job and all its shards can be read."""
     if store.estimator_version != settings["estimator_version"]:
         raise ValueError(
             f"{store.path} was made by version {store.estimator_version} of the estimator, this smoothhess has version "
             f"{settings['estimator_version']}: their records are not comparable and cannot be mixed. Begin another "
-            "folder, or go on with the smoothhess that began this one; it can still be read."
+            "folder, or resume with the version of smoothhess that created this one; it can still be read."
         )
     differ = differences(store.settings, settings)
     if pack_size is not None and store.pack_size != pack_size:
         differ.append(f"pack_size = {store.pack_size}, not {pack_size}")
     if differ:
         raise ValueError(
-            f"{store.path} is the store of another job: it was begun with {'; '.join(differ)}. Use the same settings "
-            "to go on with it, or another folder."
+            f"{store.path} is the store of another job: it was created with {'; '.join(differ)}. Use the same "
+            "settings to resume it, or another folder."
         )
     if store.damaged:
         raise ValueError(store.damaged[0].problem)

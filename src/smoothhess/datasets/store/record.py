@@ -1,4 +1,7 @@
-"""One record of a store: what was found for one input, in as much detail as was kept."""
+"""Records of a store: the `Record` class, and its conversion to and from the tensors of a shard.
+
+File names and atomic writes are in `shard_files`.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,14 @@ _PAIR = Columns._fields
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Record:
-    """What was found for one input of a data set.
+    """The explanation of one input of a data set.
 
-    Numbers are those of the same names of `Interactions`, for one example and without the dimension of examples.
+    Attributes have the same meaning as those of `Interactions` with the same name, for one example and without the
+    batch dimension. Which of `hessian`, `stderr`, `top_pairs` and `result` can be read depends on the `keep` argument
+    of `explain_dataset`.
     """
 
-    number: int  # place in the data set
+    number: int  # index in the data set, from 0
     status: str  # why sampling stopped
     target: tuple[int, ...] | None
     output: float
@@ -42,17 +47,25 @@ class Record:
     gradient: Tensor  # (*feature shape)
     gradient_stderr: Tensor  # (*feature shape)
     keep: str
-    n_pairs: int  # that were asked for
+    n_pairs: int  # largest number of pairs that were kept
     kept: dict[str, Any]  # "pairs", "hessian", "stderr" or "result"
 
     @property
     def hessian(self) -> Tensor:
-        """(F, F); denoised where the job was asked to shrink."""
+        """The Hessian, (F, F); denoised if the job was run with shrink=True.
+
+        Raises:
+            ValueError: keep="pairs": matrices were not kept.
+        """
         return self._matrix("hessian")
 
     @property
     def stderr(self) -> Tensor:
-        """Standard errors of the unbiased estimate, (F, F)."""
+        """Standard errors of the unbiased estimate, (F, F).
+
+        Raises:
+            ValueError: keep="pairs": matrices were not kept.
+        """
         return self._matrix("stderr")
 
     def _matrix(self, name: str) -> Tensor:
@@ -63,7 +76,15 @@ class Record:
         return self.kept[name]
 
     def top_pairs(self, k: int = 10, names: Sequence[str] | None = None) -> list[Pair]:
-        """The k strongest pairs, as `Interactions.top_pairs`; no more than were kept."""
+        """The k strongest pairs, as in `Interactions.top_pairs`.
+
+        Args:
+            k: number of pairs, at most the `n_pairs` of the job unless keep="result".
+            names: names of the features; None: their indices.
+
+        Raises:
+            ValueError: k is larger than the number of pairs that were kept.
+        """
         if self.keep == "result":
             return self.result.top_pairs(k, names)[0]
         if not 1 <= k <= self.n_pairs:
@@ -76,9 +97,13 @@ class Record:
 
     @property
     def result(self) -> Interactions:
-        """The whole result, a batch of one, with all that it can be asked."""
+        """The complete result, a batch of one example.
+
+        Raises:
+            ValueError: the job was not run with keep="result".
+        """
         if "result" not in self.kept:
-            raise ValueError(_not_kept("whole results", self.keep, "result"))
+            raise ValueError(_not_kept("results", self.keep, "result"))
         return self.kept["result"]
 
     def __repr__(self) -> str:
@@ -91,30 +116,30 @@ def _not_kept(what: str, keep: str, wanted: str) -> str:
     return f"{what} were not kept (keep={keep!r}). Explain into another store with keep={wanted!r}."
 
 
-# --- to tensors -------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Records of one pack as they go into a shard."""
+    """Records of one pack as tensors, ready to be written to a shard."""
 
     numbers: list[int]
     status: list[str]
     columns: dict[str, Tensor]  # (n, …) on the CPU
-    results: list[Parts]  # one for each record, or none at all
+    results: list[Parts]  # one per record if keep="result", otherwise empty
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
     def n_bytes(self) -> int:
-        """That the numbers take."""
+        """Size of the tensors in bytes."""
         each = [*self.columns.values(), *(t for _, tensors in self.results for t in tensors.values())]
         return sum(t.numel() * t.element_size() for t in each)
 
 
 def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int], keep: str, n_pairs: int) -> Rows:
-    """What is kept of a pack's result."""
+    """Convert the result of a pack to the rows of a shard."""
     count = len(result)
     columns = {"number": torch.tensor(numbers), "digest": torch.tensor(digests)}
     status, parts, results = [""] * count, [], [Parts({}, {})] * count
@@ -127,11 +152,11 @@ def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int]
         if keep == "hessian":
             found |= {"hessian": _triangle(part.hessian), "stderr": _triangle(part.stderr())}
         parts.append((index, {name: t.cpu() for name, t in found.items()}))
-        whole = part.to("cpu") if keep == "result" else None
+        on_cpu = part.to("cpu") if keep == "result" else None
         for row, i in enumerate(index.tolist()):
             status[i] = part.status[row]
-            if whole is not None:
-                results[i] = _parts(whole[row])
+            if on_cpu is not None:
+                results[i] = _parts(on_cpu[row])
     order = torch.cat([index for index, _ in parts]).argsort()
     for name in parts[0][1]:
         columns[name] = torch.cat([found[name] for _, found in parts])[order].contiguous()
@@ -139,7 +164,7 @@ def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int]
 
 
 def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
-    """Examples with a control variate and those without, each as if it had been explained alone."""
+    """Examples with a control variate and examples without one, each as if explained in a batch of one."""
     everyone = torch.arange(len(result))
     if result.control_weights is None:
         yield everyone, result
@@ -147,7 +172,7 @@ def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
     applied = result.control_weights.any(1).cpu()
     if applied.any():
         yield everyone[applied], result if applied.all() else result[everyone[applied]]
-    if not applied.all():  # a closed form that others in the pack have is zero here, and is not kept
+    if not applied.all():  # their closed form is zero, a placeholder for other examples of the pack
         plain = result[everyone[~applied]]
         statistics = replace(plain.statistics, known=None, drift=None, drift_norm2=None)
         yield (
@@ -157,7 +182,7 @@ def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
                 statistics=statistics,
                 control=None,
                 control_weights=None,
-                control_note=plain.control_note or "single flips leave too much of the gradient's variation open",
+                control_note=plain.control_note or "single flips explain too little of the gradient's variation",
                 tau_probes=None,
                 unbiased=True,
             ),
@@ -165,16 +190,16 @@ def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
 
 
 def _pair_columns(ranked: list[Columns]) -> dict[str, Tensor]:
-    """The pairs of all records, (n, k) each; none of a single feature."""
+    """The pairs of all records as columns (n, k); empty for a single feature."""
     if not ranked[0].i.shape[1]:
         return {}
     kinds = {"i": torch.int32, "j": torch.int32, "significant": torch.uint8}
-    whole = zip(_PAIR, zip(*ranked, strict=True), strict=True)
-    return {f"pair.{name}": torch.cat(parts).to(kinds.get(name, torch.float64)) for name, parts in whole}
+    columns = zip(_PAIR, zip(*ranked, strict=True), strict=True)
+    return {f"pair.{name}": torch.cat(parts).to(kinds.get(name, torch.float64)) for name, parts in columns}
 
 
 def _triangle(matrix: Tensor) -> Tensor:
-    """The upper half of symmetric matrices, (n, F(F + 1)/2)."""
+    """The upper triangle of symmetric matrices, (n, F(F + 1)/2)."""
     i, j = torch.triu_indices(*matrix.shape[1:], device=matrix.device)
     return matrix[:, i, j]
 
@@ -182,18 +207,18 @@ def _triangle(matrix: Tensor) -> Tensor:
 def _square(triangle: Tensor, size: int) -> Tensor:
     """The inverse of `_triangle`, for one matrix."""
     i, j = torch.triu_indices(size, size)
-    whole = triangle.new_empty(size, size)
-    whole[i, j] = triangle
-    whole[j, i] = triangle
-    return whole
+    matrix = triangle.new_empty(size, size)
+    matrix[i, j] = triangle
+    matrix[j, i] = triangle
+    return matrix
 
 
 def _parts(result: Interactions) -> Parts:
-    """A result as text and tensors, which `smoothhess.result.files` makes a result of again."""
+    """A result as text and tensors; the inverse is `smoothhess.result.files.restore`."""
     if isinstance(result, Exact) and callable(result.derivatives.curvature):
         raise ValueError(
-            "a matrix-free Hessian calls the model and cannot be kept. Use keep='hessian', feature_mask, or an "
-            "explainer that gives dense results."
+            "a matrix-free Hessian calls the model and cannot be stored. Use keep='hessian', feature_mask, or an "
+            "explainer that returns dense results."
         )
     return result.parts()
 
@@ -212,18 +237,18 @@ def shard_of(packs: Sequence[Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
                     known = tensors.setdefault(shared, tensor.contiguous().clone())
                     own = shared if torch.equal(known, tensor) else own
                 if own not in tensors:
-                    tensors[own] = tensor.contiguous().clone()  # no two names for the same memory
+                    tensors[own] = tensor.contiguous().clone()  # safetensors refuses two names for the same memory
                 where[name] = own
             results.append([about, where])
     status = [s for p in packs for s in p.status]
     return tensors, {"columns": json.dumps(names), "status": json.dumps(status), "results": json.dumps(results)}
 
 
-# --- and back ---------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_records(file: Any, keep: str, n_pairs: int, rows: Sequence[int]) -> Iterator[Record]:
-    """The records in these rows of an open shard, one after the other."""
+    """Yield the records in these rows of an open shard."""
     names, status, results = (json.loads(file.metadata()[name]) for name in ("columns", "status", "results"))
     slices = {name: file.get_slice(f"column.{name}") for name in names}
     for row in rows:

@@ -1,4 +1,4 @@
-"""The global summary of a store, added to as packs are explained."""
+"""The global summary of a store: computed per pack, merged as packs are explained, and loaded again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
 from smoothhess.result.exact import Exact
 from smoothhess.result.interactions import Interactions
 
-TRIALS = 10  # of reading the summaries of a running job
+TRIALS = 10  # attempts to read the summaries of a running job
 
 
 def tally(
     first: Interactions, second: Interactions | None, seed: int, numbers: Sequence[int], chosen: Sequence[int]
 ) -> GlobalInteractions:
-    """Summary of the `chosen` examples of a pack, from two independent estimates of each (one where nothing is chance).
+    """Summary of the `chosen` examples of a pack from two independent estimates, or from one that is not random.
 
     As in `global_interactions`; where the two have different numbers of calls, n′ and n″, `mean` and `mean_abs_upper`
-    are made of (n′H′ + n″H″)/(n′ + n″), and `noise` holds as far as variances go with 1/n.
+    are computed from (n′H′ + n″H″)/(n′ + n″), and `noise` assumes that variances are proportional to 1/n.
     """
     rows = torch.as_tensor(chosen, device=first.device)
     one = unbiased_features(first)[rows]
@@ -59,9 +59,9 @@ def _share(first: Interactions, second: Interactions | None) -> Tensor:
 
 
 def standing(folder: Path, shards: Sequence[Shard]) -> list[GlobalInteractions]:
-    """The summaries that stand beside these shards, one for each rank that has stored anything."""
+    """The valid summaries for these shards, one per process that has written records."""
     for _ in range(TRIALS):
-        with suppress(FileNotFoundError):  # a running job has just replaced it
+        with suppress(FileNotFoundError):  # a running job replaced the file after it was listed
             return [GlobalInteractions.load(path) for path in summaries(folder, shards).values()]
     raise ValueError(f"the summaries in {folder} change faster than they can be read. Wait for the job to end.")
 

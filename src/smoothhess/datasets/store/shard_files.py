@@ -1,12 +1,12 @@
-"""The files of a store: shards that are whole or not there, an index of them, and the job that they belong to.
+"""The files of a store: atomically written shards, an index of them, and the manifest of the job.
 
-    store.json                                  what the job is; written once
-    shard-RANK-SERIAL-TOKEN.safetensors         records; never changed, and no name is used twice
-    summary-RANK-SERIAL-TOKEN.safetensors       global summary of all that RANK has stored, up to and with that shard
-    index-RANK.jsonl                            which records are in which shard; made again where it is missing
+    store.json                                  manifest: settings of the job; written once
+    shard-RANK-SERIAL-TOKEN.safetensors         records; never changed, and names are unique
+    summary-RANK-SERIAL-TOKEN.safetensors       global summary of all records of process RANK, including that shard
+    index-RANK.jsonl                            the records in each shard; rebuilt if it is missing
 
-A summary is written before its shard, and the shard is what counts: a summary whose shard is not there was cut off by
-a kill, and the one before it stands.
+A summary is written before its shard. A summary without its shard was interrupted and is ignored: the previous summary
+is valid. The contents of shards and summaries are defined in `record` and `running_summary`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME = re.compile(r"(shard|summary)-(\d{4,})-(\d{6,})-([0-9a-f]{8})\.safetensor
 
 
 def spans(numbers: Sequence[int]) -> Spans:
-    """Numbers in rising order as stretches.
+    """Convert ascending numbers to half-open intervals.
 
     >>> spans([0, 1, 2, 7, 8])
     ((0, 3), (7, 9))
@@ -48,14 +48,14 @@ def spans(numbers: Sequence[int]) -> Spans:
     return tuple(found)
 
 
-def numbers_in(stretches: Spans) -> np.ndarray:
+def numbers_in(intervals: Spans) -> np.ndarray:
     """The inverse of `spans`."""
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b, dtype=np.int64) for a, b in stretches)])
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b, dtype=np.int64) for a, b in intervals)])
 
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """That of a shard, and of the summary which goes with it."""
+    """The parts of the file name that a shard and its summary share."""
 
     rank: int
     serial: int
@@ -63,27 +63,27 @@ class Name:
 
     @staticmethod
     def read(file_name: str, kind: str) -> Name | None:
-        """From the name of a file; None where it is not of that kind."""
+        """Parse a file name; None if it is not of that kind."""
         match = _NAME.fullmatch(file_name)
         return Name(int(match[2]), int(match[3]), match[4]) if match and match[1] == kind else None
 
     def file(self, kind: str) -> str:
-        """Name of the file, of kind "shard" or "summary"."""
+        """File name; `kind` is "shard" or "summary"."""
         return f"{kind}-{self.rank:04d}-{self.serial:06d}-{self.token}.safetensors"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of records."""
+    """A file of records."""
 
     name: Name
     n_bytes: int
     spans: Spans
-    problem: str = ""  # why it cannot be read
+    problem: str = ""  # why it cannot be read; empty if it can
 
     @property
     def file(self) -> str:
-        """Name of the file."""
+        """File name."""
         return self.name.file("shard")
 
 
@@ -91,7 +91,7 @@ class Shard:
 
 
 def commit(path: Path, write: Callable[[Path], None]) -> None:
-    """A file that is complete the moment it is there, and stays so when the power goes; `write` makes it elsewhere."""
+    """Write a file atomically and durably: `write` creates a temporary file, which is synced and renamed."""
     temporary = path.with_name(f".{path.name}")
     try:
         write(temporary)
@@ -100,7 +100,7 @@ def commit(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, SafetensorError) and "os error" in str(error):  # what the writer makes of an OSError
+        if isinstance(error, SafetensorError) and "os error" in str(error):  # errno is only in the text
             code = re.search(r"os error (\d+)", str(error))
             raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
         raise
@@ -108,10 +108,10 @@ def commit(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make what was renamed last."""
+    """Sync a folder, so that a rename in it is durable."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # folders cannot be opened everywhere
+    except OSError:  # not all systems can open folders
         return
     try:
         os.fsync(handle)
@@ -122,7 +122,7 @@ def _sync(folder: Path) -> None:
 
 
 def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool = False) -> bool:
-    """Begin a store, in the place of another if `instead`; False where another process was faster."""
+    """Write the manifest, replacing one if `instead`; False if another process has written it first."""
     about = {"format": FORMAT, "version": VERSION, **manifest}
     temporary = folder / f".{MANIFEST}-{rank:04d}-{os.urandom(4).hex()}"
     try:
@@ -134,10 +134,10 @@ def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool
             if instead:
                 os.replace(temporary, folder / MANIFEST)
             else:
-                os.link(temporary, folder / MANIFEST)  # unlike a rename, it fails where there is one
+                os.link(temporary, folder / MANIFEST)  # unlike a rename, a link fails if the file exists
         except FileExistsError:
             return False
-        except OSError:  # no hard links here
+        except OSError:  # a file system without hard links
             if (folder / MANIFEST).exists():
                 return False
             os.replace(temporary, folder / MANIFEST)
@@ -148,7 +148,7 @@ def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool
 
 
 def add_to_index(folder: Path, shard: Shard) -> None:
-    """One more line; a line that a kill cut short is ended first."""
+    """Append a line to the index, after a line break if the last line was truncated."""
     path = folder / f"index-{shard.name.rank:04d}.jsonl"
     with open(path, "ab+") as file:
         if file.tell():
@@ -160,7 +160,7 @@ def add_to_index(folder: Path, shard: Shard) -> None:
 
 
 def forget_summaries(folder: Path, rank: int, before: int) -> None:
-    """Remove those of a rank that newer ones have replaced: all but the last two."""
+    """Remove the summaries of a process with a serial number below `before`."""
     for entry in _files(folder):
         name = Name.read(entry.name, "summary")
         if name is not None and name.rank == rank and name.serial < before:
@@ -168,7 +168,7 @@ def forget_summaries(folder: Path, rank: int, before: int) -> None:
 
 
 def mend_index(folder: Path, shards: Sequence[Shard], rank: int, world_size: int) -> None:
-    """Add the lines that are missing: those of `rank`, and of ranks that are no more."""
+    """Add missing lines to the index, for this process and, in process 0, for processes of earlier runs."""
     listed = _read_index(folder)
     for shard in shards:
         ours = shard.name.rank == rank or (rank == 0 and shard.name.rank >= world_size)
@@ -177,21 +177,21 @@ def mend_index(folder: Path, shards: Sequence[Shard], rank: int, world_size: int
 
 
 def sweep(folder: Path, shards: Sequence[Shard], rank: int, world_size: int) -> None:
-    """Remove what killed writers left half-done: those of `rank`, and of ranks that are no more."""
-    stands = summaries(folder, shards).get(rank)
+    """Remove temporary files of interrupted processes: this one and, in process 0, those of earlier runs."""
+    valid = summaries(folder, shards).get(rank)
     present = {s.name for s in shards}
     for entry in _files(folder):
         match = re.match(rf"\.+(?:shard|summary|{re.escape(MANIFEST)})-(\d+)-", entry.name)
         if match and (int(match[1]) == rank or (rank == 0 and int(match[1]) >= world_size)):
             Path(entry.path).unlink(missing_ok=True)
         name = Name.read(entry.name, "summary")
-        if name is not None and name.rank == rank and name not in present and Path(entry.path) != stands:
+        if name is not None and name.rank == rank and name not in present and Path(entry.path) != valid:
             Path(entry.path).unlink(missing_ok=True)
 
 
 @contextmanager
 def only_writer(folder: Path, rank: int) -> Iterator[None]:
-    """Refuse a second process of the same rank; the lock goes with its process, however that ends."""
+    """Raise ValueError if another process writes with the same rank; the lock is released when a process ends."""
     try:
         import fcntl
     except ImportError:  # not on this system
@@ -202,8 +202,8 @@ def only_writer(folder: Path, rank: int) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
             raise ValueError(
-                f"another process is writing to {folder} as rank {rank}: records would be made twice. Wait for it, or "
-                "give each process its own rank and all of them world_size."
+                f"another process is writing to {folder} as rank {rank}: records would be computed twice. Wait for "
+                "it, or pass rank and world_size, with a different rank in each process."
             ) from error
         except OSError:  # a file system without locks
             pass
@@ -214,22 +214,22 @@ def only_writer(folder: Path, rank: int) -> Iterator[None]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `found_store` wrote."""
+    """Read and check the manifest that `found_store` wrote."""
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise FileNotFoundError(f"no store {folder}.")
+        raise FileNotFoundError(f"no store {folder}: the folder does not exist.")
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} is not a store: it has no {MANIFEST}. explain_dataset makes one.")
+        raise FileNotFoundError(f"{folder} is not a store: it has no {MANIFEST}. explain_dataset creates one.")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         kind, version = about["format"], about["version"]
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is damaged or belongs to something else ({type(error).__name__} {error}). Put it back from a "
-            "copy: it is written once, and all shards carry the job's name."
+            f"{path} is damaged or not a manifest ({type(error).__name__} {error}). Restore it from a backup: it "
+            "is written once and never changed."
         ) from error
     if kind != FORMAT:
-        raise ValueError(f"{folder} holds something else: wanted format {FORMAT!r}, got {kind!r}. Use another folder.")
+        raise ValueError(f"{folder} is not a store: wanted format {FORMAT!r}, got {kind!r}. Use another folder.")
     if version != VERSION:
         raise ValueError(
             f"{folder} has version {version} of the format, this smoothhess reads and writes version {VERSION}. Use "
@@ -239,7 +239,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_shards(folder: Path, job: str) -> list[Shard]:
-    """All shards of a job in the order of their names; those that cannot be read say why."""
+    """All shards of a job sorted by name; `problem` is set for shards that cannot be read."""
     listed = _read_index(folder)
     found = []
     for entry in _files(folder):
@@ -259,31 +259,31 @@ def read_shards(folder: Path, job: str) -> list[Shard]:
 
 
 def read_spans(path: Path, job: str) -> Spans:
-    """Which records a shard says that it holds."""
+    """The numbers of the records in a shard, from its metadata."""
     with opened(path) as file:
         about = file.metadata() or {}
     if about.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by explain_dataset. Take it away.")
+        raise ValueError(f"{path} was not written by explain_dataset. Remove it.")
     if about.get("job") != job:
-        raise ValueError(f"{path} belongs to another job. Take it away.")
+        raise ValueError(f"{path} belongs to another job. Remove it.")
     return tuple((a, b) for a, b in json.loads(about["records"]))
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file to read from; a ValueError with what to do where that cannot be."""
+    """Open a safetensors file; raises ValueError with a remedy if it cannot be read."""
     try:
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError, KeyError) as error:
         raise ValueError(
-            f"{path} cannot be read ({error}). The other records are not touched by it: delete this file and run the "
-            "same explain_dataset call again, which makes its records anew."
+            f"{path} cannot be read ({error}). Other records are not affected: delete this file and run the same "
+            "explain_dataset call again, which recomputes its records."
         ) from error
 
 
 def summaries(folder: Path, shards: Sequence[Shard]) -> dict[int, Path]:
-    """The summary of each rank that stands: the newest whose shard is there, else the newest."""
+    """The valid summary of each process: the newest with an existing shard, otherwise the newest."""
     present = {s.name for s in shards}
     found: dict[int, list[tuple[bool, Name, Path]]] = {}
     for entry in _files(folder):
@@ -293,16 +293,16 @@ def summaries(folder: Path, shards: Sequence[Shard]) -> dict[int, Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files."""
+    """Size of all files in bytes."""
     total = 0
     for entry in _files(folder):
-        with suppress(FileNotFoundError):  # another rank's, renamed or removed meanwhile
+        with suppress(FileNotFoundError):  # another process renamed or removed it meanwhile
             total += os.stat(entry.path).st_size
     return total
 
 
 def next_serial(folder: Path, rank: int) -> int:
-    """One that no file of the rank has."""
+    """A serial number that no file of the process has."""
     names = (Name.read(e.name, "shard") or Name.read(e.name, "summary") for e in _files(folder))
     return 1 + max((n.serial for n in names if n is not None and n.rank == rank), default=-1)
 
@@ -317,9 +317,9 @@ def _read_index(folder: Path) -> dict[str, Shard]:
                 about = json.loads(line)
                 name = Name.read(about["shard"], "shard")
                 if name is not None:
-                    stretches = tuple((int(a), int(b)) for a, b in about["records"])
-                    found[about["shard"]] = Shard(name, int(about["bytes"]), stretches)
-            except (ValueError, TypeError, KeyError):  # a line that was cut short; the shard itself is asked
+                    intervals = tuple((int(a), int(b)) for a, b in about["records"])
+                    found[about["shard"]] = Shard(name, int(about["bytes"]), intervals)
+            except (ValueError, TypeError, KeyError):  # a truncated line: the shard itself is read instead
                 continue
     return found
 

@@ -1,4 +1,7 @@
-"""A store: explanations of a data set in a folder, to be read while it grows and gone on with after any end."""
+"""`Store`: read access to a folder of explanations, also while a job is writing to it.
+
+Stores are written by `explain_dataset`; no method of this module changes a file.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,18 @@ from smoothhess.evaluate.global_summary import GlobalInteractions
 
 
 class Store:
-    """Explanations of the records of a data set, made by `explain_dataset`.
+    """Explanations of the records of a data set, written by `explain_dataset`.
 
-    Records are known by their number, their place in the data set. What is in the store is looked up when it is opened:
-    open it again to see what a running job has added. A shard that cannot be read is named in a warning; all other
+    Records are indexed by their number, the position in the data set. The list of records is read when the store is
+    opened: open it again to see what a running job has added. A warning names shards that cannot be read; all other
     records stay readable.
+
+    Args:
+        path: the folder of the store.
+
+    Raises:
+        FileNotFoundError: there is no store at `path`.
+        ValueError: the manifest is damaged, or was written by another version.
 
     >>> import tempfile, torch
     >>> from smoothhess import SmoothHess
@@ -38,16 +48,16 @@ class Store:
         self.path = Path(path)
         about = read_manifest(self.path)
         self.settings: dict[str, Any] = about["settings"]
-        self.pack_size: int = about["pack_size"]  # records explained together
+        self.pack_size: int = about["pack_size"]  # records per pack
         self.job: str = about["job"]
         shards = read_shards(self.path, self.job)
         self.shards: tuple[Shard, ...] = tuple(s for s in shards if not s.problem)
         self.damaged: tuple[Shard, ...] = tuple(s for s in shards if s.problem)
         if self.damaged:
             warnings.warn(
-                f"{len(self.damaged)} of {len(shards)} shard(s) left out. {self.damaged[0].problem}", stacklevel=2
+                f"{len(self.damaged)} of {len(shards)} shard(s) cannot be read. {self.damaged[0].problem}", stacklevel=2
             )
-        # of each record: its number, its shard and its row there; in the order of the numbers, each once
+        # number, shard and row of each record, sorted by number without duplicates
         numbers = [numbers_in(s.spans) for s in self.shards]
         sizes = [len(n) for n in numbers]
         every = np.concatenate([np.empty(0, np.int64), *numbers])
@@ -57,21 +67,21 @@ class Store:
 
     @property
     def keep(self) -> str:
-        """What was kept of each record: "pairs", "hessian" or "result"."""
+        """The `keep` argument of the job: "pairs", "hessian" or "result"."""
         return self.settings["keep"]
 
     @property
     def estimator_version(self) -> int:
-        """Version of the estimator that made the records."""
-        return self.settings.get("estimator_version", 1)  # stores from before there were versions
+        """Version of the estimator that computed the records."""
+        return self.settings.get("estimator_version", 1)  # the first stores have no version
 
     def __len__(self) -> int:
-        """Records that can be read."""
+        """Number of records that can be read."""
         return len(self._numbers)
 
     @property
     def numbers(self) -> list[int]:
-        """Those of the records, in rising order."""
+        """Numbers of the records in ascending order."""
         return self._numbers.tolist()
 
     def __contains__(self, number: object) -> bool:
@@ -82,14 +92,24 @@ class Store:
         return at if at < len(self) and self._numbers[at] == number else None
 
     def missing(self, total: int | None = None) -> list[int]:
-        """Numbers below `total` that have no record; without it, below the last that has one."""
+        """Numbers without a record.
+
+        Args:
+            total: number of records of the data set; None: up to the largest number in the store.
+        """
         end = (int(self._numbers[-1]) + 1 if len(self) else 0) if total is None else total
         return np.setdiff1d(np.arange(end), self._numbers).tolist()
 
     def __getitem__(self, number: int) -> Record:
-        """The record with this number."""
+        """Read the record with this number.
+
+        Raises:
+            IndexError: the store has no record with this number.
+            TypeError: `number` is not an integer.
+            ValueError: the shard of the record cannot be read.
+        """
         if not hasattr(number, "__index__"):
-            raise TypeError(f"records are read one by one, by their number, got {type(number).__name__}.")
+            raise TypeError(f"records are read one by one: wanted a number, got {type(number).__name__}.")
         at = self._place(int(number))
         if at is None:
             for shard in self.damaged:
@@ -101,9 +121,9 @@ class Store:
             return next(read_records(file, self.keep, self.settings["n_pairs"], [row]))
 
     def __iter__(self) -> Iterator[Record]:
-        """All records in the order of their numbers."""
+        """Iterate over all records in the order of their numbers."""
         start = 0
-        while start < len(self):  # a stretch of records that lie in one shard
+        while start < len(self):  # consecutive records of one shard
             stop = start + 1
             while stop < len(self) and self._shard[stop] == self._shard[start]:
                 stop += 1
@@ -113,9 +133,16 @@ class Store:
             start = stop
 
     def column(self, name: str) -> np.ndarray:
-        """One number of every record, in the order of `numbers`: "output", "relative_error", "r2", "n_calls", …"""
+        """One scalar of every record, in the order of `numbers`.
+
+        Args:
+            name: "output", "value", "value_stderr", "relative_error", "r2", "n_calls", "n_passes" or "digest".
+
+        Raises:
+            ValueError: `name` is not one of these.
+        """
         if name not in (*SCALARS, "digest"):
-            raise ValueError(f"a column is one of {', '.join(SCALARS)}, got {name!r}. Read others record by record.")
+            raise ValueError(f"a column is one of {', '.join(SCALARS)}, got {name!r}. Read others from the records.")
         found = []
         for shard in self.shards:
             with opened(self.path / shard.file) as file:
@@ -124,7 +151,11 @@ class Store:
         return np.concatenate(found)[starts[self._shard] + self._row] if found else np.empty(0)
 
     def summary(self) -> GlobalInteractions:
-        """Interactions of the data set, over exactly the records in the store."""
+        """Global interactions of the data set, over exactly the records in the store.
+
+        Raises:
+            ValueError: the job was run with summary=False, the store is empty, or summary and records differ.
+        """
         if not self.settings["summary"]:
             raise ValueError("no summary was kept (summary=False). Use evaluate.global_interactions, or another store.")
         if not len(self):
@@ -134,23 +165,23 @@ class Store:
         if not np.array_equal(inside, self._numbers):
             extra = np.setdiff1d(inside, self._numbers)
             raise ValueError(
-                f"the summary and the records of {self.path} differ: {len(extra)} record(s) are in the summary alone, "
-                f"{len(np.setdiff1d(self._numbers, inside))} in the store alone. A shard was removed or cannot be "
-                "read, or the job is running: run the same explain_dataset call, and open the store afterwards."
+                f"the summary and the records of {self.path} differ: {len(extra)} record(s) are only in the summary, "
+                f"{len(np.setdiff1d(self._numbers, inside))} only in the store. A shard was removed or cannot be "
+                "read, or the job is running: run the same explain_dataset call, then open the store again."
             )
         return reduce(GlobalInteractions.merge, parts)
 
     @property
     def n_bytes(self) -> int:
-        """Size on disk, of all files."""
+        """Size of all files in bytes."""
         return size_of(self.path)
 
     def _described(self) -> str:
         if not len(self):
             return "no records yet"
         gaps = len(self.missing())
-        whole = f"{len(self)} records, numbers {self._numbers[0]} to {self._numbers[-1]}"
-        return f"{whole}, {gaps} missing" if gaps else whole
+        records = f"{len(self)} records, numbers {self._numbers[0]} to {self._numbers[-1]}"
+        return f"{records}, {gaps} missing" if gaps else records
 
     def __repr__(self) -> str:
         model, size = self.settings.get("model", ""), self.n_bytes / 2**20

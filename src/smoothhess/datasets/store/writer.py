@@ -1,4 +1,7 @@
-"""Writes packs of records as shards, each with the summary of all that came before it."""
+"""Write packs of records as shards, each with an updated global summary.
+
+Names, index and atomic writes of the files are in `shard_files`.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +21,34 @@ from smoothhess.datasets.store.shard_files import FORMAT, Name, Shard, commit
 from smoothhess.datasets.store.store_folder import Store
 from smoothhess.evaluate.global_summary import GlobalInteractions
 
-SHARD_BYTES, SHARD_RECORDS = 1 << 28, 4096  # a shard is closed when it holds so much
+SHARD_BYTES, SHARD_RECORDS = 1 << 28, 4096  # a shard is written when it reaches one of these sizes
 
 
 class Writer:
-    """Collects packs and writes them as shards, each with the summary of all that came before it."""
+    """Collects packs and writes them as shards, each with the summary of all records of this process so far."""
 
     def __init__(self, store: Store, rank: int, max_bytes: int | None, seconds: float) -> None:
         self.store, self.rank, self.max_bytes, self.seconds = store, rank, max_bytes, seconds
         self.packs: list[Rows] = []
-        self.n_bytes = self.n_records = 0  # of these packs
+        self.n_bytes = self.n_records = 0  # totals of these packs
         self.began = time.monotonic()
         self.serial = shard_files.next_serial(store.path, rank)
         self.summary: GlobalInteractions | None = None
-        self.summed = np.empty(0, np.int64)  # records that a summary has though they are not stored: a lost shard's
+        self.summed = np.empty(0, np.int64)  # records in a summary whose shard was lost
         if store.settings["summary"]:
             for owner, path in shard_files.summaries(store.path, store.shards).items():
-                with suppress(FileNotFoundError):  # that of a running rank, which has other records
+                with suppress(FileNotFoundError):  # replaced by a running process, whose records are different
                     found = GlobalInteractions.load(path)
                     lost = np.setdiff1d(covered(found), store.numbers)
                     self.summed = np.union1d(self.summed, lost)
                     self.summary = found if owner == rank else self.summary
 
     def not_summed(self, numbers: list[int]) -> list[int]:
-        """Which of these records are in no summary yet, by their place."""
+        """Positions of the records that are in no summary yet."""
         return np.flatnonzero(~np.isin(numbers, self.summed)).tolist()
 
     def add(self, parts: list[tuple[Rows, GlobalInteractions | None]]) -> None:
-        """One pack, whole."""
+        """Add one complete pack, and write a shard if it is due."""
         for rows, found in parts:
             self.packs.append(rows)
             self.n_bytes, self.n_records = self.n_bytes + rows.n_bytes, self.n_records + len(rows)
@@ -56,35 +59,34 @@ class Writer:
             self.close()
 
     def close(self) -> None:
-        """Write what has been collected: a summary first, then the shard, which makes it count."""
+        """Write the collected packs: first the summary, then the shard, which makes the summary valid."""
         packs, self.packs, self.began = self.packs, [], time.monotonic()
         self.n_bytes = self.n_records = 0
         if not packs:
             return
         name = Name(self.rank, self.serial, os.urandom(4).hex())
         folder, path = self.store.path, self.store.path / name.file("shard")
-        stretches = shard_files.spans([n for p in packs for n in p.numbers])
+        intervals = shard_files.spans([n for p in packs for n in p.numbers])
         tensors, metadata = shard_of(packs)
-        metadata |= {"format": FORMAT, "job": self.store.job, "records": json.dumps(stretches)}
-        self._refuse_passing(sum(t.numel() * t.element_size() for t in tensors.values()), packs)
+        metadata |= {"format": FORMAT, "job": self.store.job, "records": json.dumps(intervals)}
+        self._refuse_exceeding(sum(t.numel() * t.element_size() for t in tensors.values()), packs)
         try:
             if self.summary is not None:
                 commit(folder / name.file("summary"), self.summary.save)
             commit(path, lambda p: save_file(tensors, p, metadata))
-            shard_files.add_to_index(folder, Shard(name, path.stat().st_size, stretches))
+            shard_files.add_to_index(folder, Shard(name, path.stat().st_size, intervals))
         except OSError as error:
             if error.errno not in shard_files.FULL:
                 raise
             raise OSError(
                 error.errno,
-                f"the disk is full: {sum(map(len, packs))} record(s) could not be written to {path}. All "
-                "that was stored before is untouched. Free some space and run the same call again: it goes on from "
-                "there",
+                f"the disk is full: {sum(map(len, packs))} record(s) could not be written to {path}. "
+                "Everything stored before is unchanged. Free some space and run the same call again to resume",
             ) from error
         shard_files.forget_summaries(folder, self.rank, before=self.serial - 1)
         self.serial += 1
 
-    def _refuse_passing(self, n_bytes: int, packs: list[Rows]) -> None:
+    def _refuse_exceeding(self, n_bytes: int, packs: list[Rows]) -> None:
         if self.max_bytes is None:
             return
         present = shard_files.size_of(self.store.path)
@@ -92,7 +94,7 @@ class Writer:
             n_bytes += sum(2 * m.mean.numel() * 8 for m in self.summary.moments.values())
         if present + n_bytes > self.max_bytes:
             raise ValueError(
-                f"a shard of {in_words(n_bytes)} would pass max_bytes={self.max_bytes:_}: the store has "
-                f"{in_words(present)}. What is stored is whole; {sum(map(len, packs))} record(s) were "
-                f"not written. Run the same call with a larger max_bytes to go on, or begin another store. {ADVICE}"
+                f"a shard of {in_words(n_bytes)} would exceed max_bytes={self.max_bytes:_}: the store has "
+                f"{in_words(present)}. What is stored is intact; {sum(map(len, packs))} record(s) were "
+                f"not written. Run the same call with a larger max_bytes to resume, or use another store. {ADVICE}"
             )

@@ -1,1 +1,1 @@
-"""The lowest point of a quadratic in a ball, from matrices and from products with them."""
+"""The trust-region problem: minimise a quadratic over a ball, from dense matrices or matrix-vector products."""

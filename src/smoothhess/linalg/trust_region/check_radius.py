@@ -1,4 +1,4 @@
-"""What a radius must be."""
+"""Validation of a radius."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def check_radius(radius: Any) -> None:
     except (TypeError, ValueError, RuntimeError):
         good = False
     if not good:
-        raise ValueError(f"radius must be a positive number, that of the ball around each input, got {radius!r}.")
+        raise ValueError(f"radius must be a positive number, the radius of the ball around each input, got {radius!r}.")

@@ -1,13 +1,13 @@
-"""The trust-region problem from products with H alone: generalised Lanczos, in blocks of two and with restarts.
+"""The trust-region problem from matrix-vector products: generalised Lanczos in blocks of two, with restarts.
 
-The problem is solved exactly inside a growing Krylov space of two starting vectors, the gradient and a random one. The
-second is what the plain method lacks: from g alone a direction without gradient is never found, and in the hard case
-that is where the solution lies. The space is good enough when for every radius
+The problem is solved exactly in a growing Krylov space of two starting vectors, the gradient and a random one. With the
+gradient only, directions without gradient would never be found, and in the hard case the solution lies along them. The
+iteration has converged when for every radius
 
-    ‖(H + λI)δ + g‖ is rounding   and   H + λI ⪰ 0, as far as the lowest Ritz pair (θ, v) tells: λ + θ ≥ ‖Hv − θv‖.
+    ‖(H + λI)δ + g‖ is rounding   and   H + λI ⪰ 0, estimated with the lowest Ritz pair (θ, v): λ + θ ≥ ‖Hv − θv‖.
 
-Every new vector is made orthogonal to all before it, as often as it takes. Where memory ends, the space is cut down to
-the solutions, the gradient and the lowest Ritz vectors, and grows again from their residuals.
+Every new vector is orthogonalised against all previous ones, repeatedly if necessary. When the memory limit is reached,
+the space is restarted with the solutions, the gradient and the lowest Ritz vectors, and grows from their residuals.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from smoothhess.linalg.trust_region.secular import minimize_diagonal
 
 Product = Callable[[Tensor], Tensor]  # rows (B, n, d) → H times each of them
 
-SPACE_BYTES = 1 << 31  # that a space and its image under H may take,
-MOST_VECTORS = 160  # and vectors that it may have before it is cut down: each new one is compared with all of them
-LOWEST = 24  # Ritz vectors that are kept beside the solutions then,
-LEAST = 48  # and how many vectors there may be beyond those, however little memory there is
-GROWTH = 0.25  # share by which a space grows between two looks at the solution
+SPACE_BYTES = 1 << 31  # limit for a space and its image under H
+MOST_VECTORS = 160  # vectors of a space before a restart: each new one is orthogonalised against all of them
+LOWEST = 24  # Ritz vectors that are kept at a restart, in addition to the solutions
+LEAST = 48  # further vectors that a space may have whatever the memory limit
+GROWTH = 0.25  # relative growth of a space between two convergence checks
 MOST_PRODUCTS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Orthonormal Ritz vectors of B operators as rows, their values, and what H makes of them."""
+    """Orthonormal Ritz vectors of B operators as rows, their Ritz values, and their images under H."""
 
     values: Tensor  # (B, k), ascending
     vectors: Tensor  # (B, k, d)
@@ -43,23 +43,23 @@ class Space:
 
     @staticmethod
     def start(gradient: Tensor, product: Product) -> Space:
-        """The gradient (B, d) and a random direction."""
+        """The space of the gradient (B, d) and a random direction."""
         nothing = gradient[:, None][:, :0]
         return _grown(nothing, nothing, torch.stack([gradient, torch.zeros_like(gradient)], 1), 1, product)
 
     def grown(self, residuals: Tensor, product: Product, room: int) -> Space:
-        """By two blocks or a quarter, from residuals (B, 2, d) of what was found in it; to `room` vectors at most."""
+        """Grow the space by two blocks or a quarter, from residuals (B, 2, d); to `room` vectors at most."""
         k = self.values.shape[1]
         steps = max(1, min(max(int(GROWTH * k), 4), room - k) // 2)
         return _grown(self.vectors, self.images, residuals, steps, product)
 
     def select(self, index: Tensor) -> Space:
-        """Of the operators at `index`."""
+        """The spaces of the operators at `index`."""
         return Space(self.values[index], self.vectors[index], self.images[index])
 
 
 def widen(space: Space, gradient: Tensor, product: Product, radius: Tensor, eps: float) -> Space:
-    """The space, grown until it holds the minimum for every radius (R, B); `eps` is the precision of the products."""
+    """Grow the space until it contains the minimum for every radius (R, B); `eps` is the precision of the products."""
     d, made = gradient.shape[1], 0
     room = _room(gradient, len(radius))
     while True:
@@ -70,7 +70,7 @@ def widen(space: Space, gradient: Tensor, product: Product, radius: Tensor, eps:
         if made >= MOST_PRODUCTS:
             warnings.warn(
                 f"{made} products with the Hessian left a relative residual of {float(look.error.max()):.1g} "
-                f"(curvature {float(look.curvature.max()):.1g}). The step is close to the minimum, not at it.",
+                f"(curvature {float(look.curvature.max()):.1g}). The step is close to the minimum but not converged.",
                 stacklevel=3,
             )
             return space
@@ -83,17 +83,17 @@ def widen(space: Space, gradient: Tensor, product: Product, radius: Tensor, eps:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """The minimum inside a space, and what is still wrong with it."""
+    """The minimum in a space, and its residuals."""
 
     coordinates: Tensor  # (R, B, k) of the minimum, for each radius
     multiplier: Tensor  # (R, B) λ
     residuals: Tensor  # (B, 2, d) of the worst radius, and of the lowest Ritz pair
     error: Tensor  # (B,) ‖(H + λI)δ + g‖, relative
-    curvature: Tensor  # (B,) how far H + λI may be from semidefinite, relative; negative: how far it is beyond
+    curvature: Tensor  # (B,) relative bound of the negative curvature of H + λI; negative if it is definite
 
     @staticmethod
     def at(space: Space, gradient: Tensor, radius: Tensor) -> Look:
-        """For radii (R, B)."""
+        """The minimum in `space` for radii (R, B)."""
         coefficients = _coefficients(space, gradient)[:, 0]
         y, multiplier = minimize_diagonal(space.values, coefficients, radius)  # (R, B, k), (R, B)
         rows = y.transpose(0, 1)  # (B, R, k)
@@ -108,13 +108,13 @@ class Look:
 
 
 def _room(gradient: Tensor, radii: int) -> int:
-    """How many vectors a space may have."""
+    """Largest number of vectors of a space."""
     fitting = min(MOST_VECTORS, SPACE_BYTES // (16 * gradient.numel()))
     return min(gradient.shape[1], max(fitting, radii + 1 + LOWEST + LEAST))
 
 
 def _grown(vectors: Tensor, images: Tensor, block: Tensor, steps: int, product: Product) -> Space:
-    """With so many blocks more, each what H makes of the last one, outside of all before it."""
+    """Add `steps` blocks, each the image of the previous block under H, orthogonalised against all vectors."""
     batch, k, d = vectors.shape
     full = min(k + steps * block.shape[1], d)
     grown = torch.cat([vectors, vectors.new_empty(batch, full - k, d)], 1)
@@ -130,7 +130,7 @@ def _grown(vectors: Tensor, images: Tensor, block: Tensor, steps: int, product: 
 
 
 def _cut(space: Space, coordinates: Tensor, gradient: Tensor) -> Space:
-    """What the space cannot do without: solutions, gradient, lowest Ritz vectors."""
+    """Restart: the span of the solutions, the gradient and the lowest Ritz vectors."""
     lowest = torch.eye(LOWEST, space.values.shape[1], dtype=gradient.dtype, device=gradient.device)
     wanted = [coordinates.transpose(0, 1), _coefficients(space, gradient), lowest.expand(len(gradient), -1, -1)]
     kept = torch.linalg.qr(unit_vector(torch.cat(wanted, 1)).mT).Q.mT
@@ -138,7 +138,7 @@ def _cut(space: Space, coordinates: Tensor, gradient: Tensor) -> Space:
 
 
 def _ritz(vectors: Tensor, images: Tensor) -> Space:
-    """Rayleigh–Ritz: the same space with H diagonal in it."""
+    """Rayleigh–Ritz: a basis of the same space in which H is diagonal."""
     small = vectors @ images.mT
     values, rotation = eigenpairs((small + small.mT) / 2)
     return Space(values, rotation.mT @ vectors, rotation.mT @ images)
@@ -148,5 +148,5 @@ def _coefficients(space: Space, gradient: Tensor) -> Tensor:
     return gradient[:, None] @ space.vectors.mT  # (B, 1, k)
 
 
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(whole > 0, part / whole, 0.0)
+def _share(part: Tensor, total: Tensor) -> Tensor:
+    return torch.where(total > 0, part / total, 0.0)

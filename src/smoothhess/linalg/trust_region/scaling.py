@@ -1,4 +1,4 @@
-"""Lengths, directions and eigenpairs of numbers of any size: scaled first, so that no square overflows or vanishes."""
+"""Norms, unit vectors and eigenpairs that do not overflow or underflow: the arguments are scaled by powers of two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def exponent(x: Tensor) -> Tensor:
-    """log₂ of the largest |entry| along the last dimension, rounded up; far below every number where all are zero.
+    """log₂ of the largest |entry| along the last dimension, rounded up; −4096 where all are zero.
 
     >>> exponent(torch.tensor([[1e300, 3.0], [0.0, 0.0]], dtype=torch.float64))
     tensor([  997., -4096.], dtype=torch.float64)
@@ -17,7 +17,7 @@ def exponent(x: Tensor) -> Tensor:
 
 
 def power(exponents: Tensor) -> Tensor:
-    """2 to these, as far as float64 reaches."""
+    """2 to the power of `exponents`, clamped to the range of float64."""
     return torch.exp2(exponents.clamp(-1060, 1020))
 
 
@@ -32,7 +32,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def unit_vector(x: Tensor) -> Tensor:
-    """Of length 1 along the last dimension; zero stays zero."""
+    """Normalise to length 1 along the last dimension; zero stays zero."""
     x = x * power(-exponent(x))[..., None]
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.where(length > 0, x / length, 0.0)
@@ -46,6 +46,6 @@ def eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def eigenvalues(matrix: Tensor) -> Tensor:
-    """The same without the vectors."""
+    """Eigenvalues (B, k), ascending."""
     of = exponent(matrix.flatten(1))[:, None]
     return torch.linalg.eigvalsh(matrix * power(-of)[..., None]) * power(of)

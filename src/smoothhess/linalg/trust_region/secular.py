@@ -1,15 +1,15 @@
-"""The trust-region problem in coordinates in which the Hessian is diagonal: one equation for one multiplier.
+"""The trust-region problem with a diagonal Hessian, by Newton's method for the secular equation.
 
-The minimum of aᵀy + ½Σ wᵢyᵢ² over ‖y‖ ≤ r is the Newton step yᵢ = −aᵢ/wᵢ where no wᵢ is negative and that step lies
-inside. Otherwise it lies on the sphere: yᵢ = −aᵢ/(wᵢ + λ) with the one λ ≥ max(0, −min w) for which ‖y(λ)‖ = r, the
-secular equation. In the hard case a has no part along the lowest wᵢ, and y(λ) stays inside even for λ = −min w: then
-the lowest direction itself leads to the sphere, either way.
+The minimum of aᵀy + ½Σ wᵢyᵢ² over ‖y‖ ≤ r is the Newton step yᵢ = −aᵢ/wᵢ if no wᵢ is negative and the step lies inside
+the ball. Otherwise it lies on the sphere: yᵢ = −aᵢ/(wᵢ + λ) with the unique λ ≥ max(0, −min w) that satisfies the
+secular equation ‖y(λ)‖ = r. In the hard case a has no component along the lowest wᵢ, and y(λ) lies inside the ball even
+for λ = −min w: then a multiple of the lowest direction, with either sign, is added to reach the sphere.
 
-All examples iterate together. Rounding is kept at bay by three choices: everything is scaled by powers of two, so that
-the radius is 1 and the largest of |w| and |a| is about 1; the unknown is μ = λ + min w, the distance from the pole,
-which may be as small as 1e-280 and is still found to all its digits; and Newton's method is applied to 1/‖y(μ)‖, which
-is concave and nearly straight, so that from the left it never overshoots. A bracket cuts the way short, on the scale
-of log μ, where Newton would creep.
+All examples are iterated in one batch. Three choices limit rounding errors: everything is scaled by powers of two, so
+that the radius is 1 and the largest of |w| and |a| is about 1; the unknown is μ = λ + min w, the distance from the
+pole, which may be as small as 1e-280 and is still computed to full relative precision; and Newton's method is applied
+to 1/‖y(μ)‖, which is concave and almost linear, so that it does not overshoot from the left. Where Newton's method is
+slow, a bracket is bisected on the scale of log μ.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from smoothhess.linalg.trust_region.scaling import exponent, norm, power
 
-MOST_STEPS = 64  # 16 are the most that were seen
-NEAR = 4.0  # ratio of the bracket's ends from which on Newton's method is left alone
+MOST_STEPS = 64  # at most 16 were observed
+NEAR = 4.0  # ratio of the ends of the bracket below which only Newton steps are made
 _EPS = torch.finfo(torch.float64).eps
-_NOTHING = 1e-280  # of a problem scaled to 1
+_NOTHING = 1e-280  # treated as zero in a problem scaled to 1
 
 
 def minimize_diagonal(values: Tensor, coefficients: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,8 +46,8 @@ def minimize_diagonal(values: Tensor, coefficients: Tensor, radius: Tensor) -> t
 def _newton_step(w: Tensor, a: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """The shortest stationary point, and whether it is the minimum: w ≥ 0 and the point inside.
 
-    Rounding leaves a little of everything along eigenvectors of 0: what is below it counts as nothing, else the rest of
-    the radius would go into directions that mean nothing.
+    Components along null eigenvectors that are below rounding count as zero; otherwise the step would follow rounding
+    errors to the sphere.
     """
     noise = w.shape[-1] * _EPS
     zero = w.abs() <= noise * w.abs().amax(-1, keepdim=True)
@@ -60,9 +60,9 @@ def _newton_step(w: Tensor, a: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(w: Tensor, a: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """w and a of the same problem with radius 1 and numbers about 1, and the unit that its multipliers are in."""
-    mantissa, whole = torch.frexp(r)
-    of_r, of_w, of_a = whole.double(), exponent(w), exponent(a)
+    """w and a of the same problem with radius 1 and numbers about 1, and the unit of its multipliers."""
+    mantissa, powers = torch.frexp(r)
+    of_r, of_w, of_a = powers.double(), exponent(w), exponent(a)
     excess = of_w + of_r - of_a  # of w·r over a, in powers of two
     w = w * power(-of_w)[..., None] * (mantissa * power(excess.clamp_max(0)))[..., None]
     a = a * power(-of_a)[..., None] * power(-excess.clamp_min(0))[..., None]
@@ -72,11 +72,11 @@ def _scaled(w: Tensor, a: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _on_sphere(w: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """The minimum on the unit sphere, and λ."""
-    a = torch.where(a.abs() > _NOTHING, a, 0.0)  # so that no quotient or root loses its digits
+    a = torch.where(a.abs() > _NOTHING, a, 0.0)  # avoids underflow in quotients and roots
     low, lowest = w.min(-1)
     gap = w - low[..., None]
     size = a.abs()
-    # where the root lies: no |yᵢ| exceeds 1 there, and ‖a‖/μ, which bounds ‖y‖, is at least 1
+    # bracket of the root: no |yᵢ| exceeds 1 there, and ‖a‖/μ, a bound of ‖y‖, is at least 1
     lo = torch.maximum((size - gap).amax(-1), low).clamp_min(0)
     hi = torch.maximum(norm(a), lo)
     at_pole = torch.where(a == 0, 0.0, -a / gap)
@@ -104,7 +104,7 @@ def _root(gap: Tensor, a: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
         newton = mu + mu * (n - 1) * (n2 / slope)
         hi = torch.where(n < 1, torch.minimum(hi, mu), hi)
         lo = torch.where(n < 1, lo, torch.maximum(lo, mu))
-        # the tangent of a concave function lies above it; from far on the right its root is lost in rounding
+        # the tangent of a concave function lies above it; far on the right its root is lost to rounding
         newton = torch.where(NEAR * newton >= mu, newton, 0.0)
         lo = torch.minimum(torch.fmax(lo, newton), hi)
         following = torch.where(hi > NEAR * lo, lo.sqrt() * hi.sqrt(), lo)

@@ -1,4 +1,4 @@
-"""A quadratic on balls of any radius, from one eigendecomposition."""
+"""Minimise a quadratic over balls of many radii, from one eigendecomposition or Krylov space."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from smoothhess.linalg.trust_region.secular import minimize_diagonal
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spectrum:
-    """gᵀδ + ½δᵀHδ of B examples in the eigenbasis of H: its minimum on a ball of any radius is one equation away.
+    """gᵀδ + ½δᵀHδ of B examples in the eigenbasis of H; the minimum on a ball takes one scalar equation per radius.
 
-    Made by `of_dense`, `of_few_directions` or `of_products`. The k vectors are all d of them; or those of a low-rank H
-    and the direction of the rest of g, which is all that a minimum needs; or Ritz vectors, where H is known by its
-    products alone and the space grows with what is asked of it.
+    Created by `of_dense`, `of_few_directions` or `of_products`. The k vectors are all d eigenvectors; or those of a
+    low-rank H and the direction of the remaining part of g; or Ritz vectors, if only products with H are available and
+    the space grows when a radius needs it.
 
     >>> g, H = torch.tensor([[1.0, 1.0]]), torch.diag(torch.tensor([0.0, 1.0]))[None]
     >>> Spectrum.of_dense(g, H.double()).minimize([0.1, 5.0])  # against the gradient at first, then along the valley
@@ -33,14 +33,14 @@ class Spectrum:
     vectors: Tensor  # (B, d, k) float64, orthonormal
     coefficients: Tensor  # (B, k) of the gradient, float64
     gradient: Tensor  # (B, d) float64
-    dtype: torch.dtype  # that steps are returned in
-    product: Product | None = None  # H times rows (B, n, d), where the vectors are not yet all that is needed,
-    space: Space | None = None  # what they span, with its image,
-    eps: float = torch.finfo(torch.float64).eps  # and the precision of the products
+    dtype: torch.dtype  # dtype of the steps
+    product: Product | None = None  # H times rows (B, n, d), if the vectors are Ritz vectors
+    space: Space | None = None  # the Krylov space and its image
+    eps: float = torch.finfo(torch.float64).eps  # relative precision of the products
 
     @staticmethod
     def of_dense(gradient: Tensor, matrix: Tensor) -> Spectrum:
-        """From what was looked at already: a gradient (B, d) and a symmetric matrix (B, d, d) in float64."""
+        """From a validated gradient (B, d) and a symmetric matrix (B, d, d) in float64."""
         return _make(gradient.double(), gradient.dtype, *eigenpairs(matrix))
 
     @staticmethod
@@ -53,16 +53,16 @@ class Spectrum:
 
     @staticmethod
     def of_products(gradient: Tensor, product: Product, eps: float) -> Spectrum:
-        """From products alone, whose relative precision is `eps`; the space grows with what is asked of it."""
+        """From matrix-vector products of relative precision `eps`; the space grows when a radius needs it."""
         g = gradient.double()
         space = Space.start(g, product)
         made = _make(g, gradient.dtype, space.values, space.vectors.mT)
         return replace(made, product=product, space=space, eps=eps)
 
     def minimize(self, radius: float | Tensor | Sequence[float]) -> Tensor:
-        """The minimiser for each example, (B, d), of one radius or one per example (B,).
+        """The minimiser of each example, (B, d), for one radius or one radius per example (B,).
 
-        A list of R radii, or a tensor (R, 1) or (R, B), gives all of them at once, (R, B, d).
+        For a list of R radii, or a tensor (R, 1) or (R, B), the result is (R, B, d).
         """
         radii = check_radii(radius, self.gradient)
         wide = self.widened(radii)
@@ -71,7 +71,7 @@ class Spectrum:
         return step.to(self.dtype)
 
     def widened(self, radius: float | Tensor | Sequence[float]) -> Spectrum:
-        """With all the vectors that these radii need; itself, unless H is known by its products alone."""
+        """The spectrum with all vectors that these radii need; unchanged unless made by `of_products`."""
         if self.product is None or self.space is None:
             return self
         radii = check_radii(radius, self.gradient).reshape(-1, len(self.gradient))
@@ -80,8 +80,9 @@ class Spectrum:
         return replace(made, product=self.product, space=space, eps=self.eps)
 
     def cut(self, keep: float) -> Spectrum:
-        """The paper's reduction: the fewest eigenvectors by |λ| that hold the share `keep` of Σ|λ|; the others, and
-        what the gradient has of them, are dropped.
+        """The reduction of the paper: keep the fewest eigenvectors by |λ| that hold the share `keep` of Σ|λ|.
+
+        The other eigenvectors, and the components of the gradient along them, are dropped.
         """
         _, d, k = self.vectors.shape
         if k < d:
@@ -99,7 +100,7 @@ class Spectrum:
         )
 
     def __neg__(self) -> Spectrum:
-        """Of −gᵀδ − ½δᵀHδ: its minimum is the maximum of this one."""
+        """The spectrum of −gᵀδ − ½δᵀHδ, whose minimum is the maximum of this one."""
         product, space = self.product, self.space
         gone = self.vectors.abs().amax(1) == 0
         return replace(
@@ -114,7 +115,7 @@ class Spectrum:
 
 
 def _set_aside(values: Tensor, gone: Tensor) -> Tensor:
-    """What was cut gets no part of a step: without gradient, and with more curvature than all others."""
+    """Replace dropped eigenvalues by a larger curvature than all others, so that steps have no component there."""
     kept = values.masked_fill(gone, -torch.inf).amax(1, keepdim=True)
     size = values.masked_fill(gone, 0.0).abs().amax(1, keepdim=True)
     return torch.where(gone, kept + size, values)
@@ -139,7 +140,7 @@ def _make(gradient: Tensor, dtype: torch.dtype, values: Tensor, vectors: Tensor)
 
 
 def check_radii(radius: float | Tensor | Sequence[float], gradient: Tensor) -> Tensor:
-    """Radii of all examples (B,), or (R, B) where several are asked for, float64."""
+    """Validate radii; returns (B,), or (R, B) for several radii per example, float64."""
     batch = len(gradient)
     listed = isinstance(radius, list | tuple)
     try:
@@ -154,5 +155,5 @@ def check_radii(radius: float | Tensor | Sequence[float], gradient: Tensor) -> T
             f"(R, {batch}), got shape {tuple(radii.shape)}."
         )
     if not (torch.isfinite(radii) & (radii > 0)).all():
-        raise ValueError("radius must be positive and finite, that of the ball around each input.")
+        raise ValueError("radius must be positive and finite, the radius of the ball around each input.")
     return radii.expand(*radii.shape[:-1], batch)
