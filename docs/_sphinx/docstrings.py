@@ -1,7 +1,7 @@
 """Convert docstrings of this package, plain text with `code` in backticks, into reStructuredText.
 
-Stars, bars and trailing underscores are literal characters; an indented paragraph is a formula and is kept verbatim; the
-entries under "Args:" become the list of parameters, and comments after the fields of a record become their description.
+Stars, bars and trailing underscores are literal; an indented paragraph is a formula and is kept verbatim; the entries
+under "Args:" become the list of parameters, and comments after the fields of a record become their description.
 """
 
 from __future__ import annotations
