@@ -146,7 +146,7 @@ def test_cifar10_batches_run_no_code(tmp_path, monkeypatch):
     first = folder / "data_batch_1"
     whole = first.read_bytes()
     for raw, told in [
-        (pickle.dumps({b"data": Trap(), b"labels": []}), "has no place in it"),
+        (pickle.dumps({b"data": Trap(), b"labels": []}), "is not allowed"),
         (whole[:-40], "damaged or foreign"),
         (b"", "damaged or foreign"),
         (pickle.dumps([1, 2]), "damaged or foreign"),
