@@ -1,4 +1,4 @@
-"""`python -m paper NAME`: every table and figure of the paper, beside the published numbers."""
+"""`python -m paper NAME`: reproduce a table or figure of the paper and compare it with the published numbers."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def reproduce(
     cache: Path | None = None,
     steps: int | None = None,
 ) -> None:
-    """Rerun an experiment of the paper and write its tables and figures beside the published numbers.
+    """Rerun an experiment of the paper, write its tables and figures, and compare them with the published numbers.
 
-    Tables are written as csv and Markdown, figures as png and svg. Whatever is finished is on disk: the same command
-    goes on where a stopped one was.
+    Tables are written as csv and Markdown, figures as png and svg. Finished parts are stored on disk: the same command
+    resumes an interrupted run.
 
     Args:
         name: Which experiment.
-        data: Folder of the data sets and the given weights; SMOOTHHESS_DATA if not given. The experiments on the plane
-            need none.
+        data: Folder of the data sets and the given weights; SMOOTHHESS_DATA if not given. The two-dimensional
+            experiments need none.
         out: Folder for the results, one folder in it for each experiment.
         device: cpu, cuda, cuda:1, …; a GPU if there is one.
-        quick: Fewer points and short trainings, whose steps and accuracy are told. Minutes on two CPU cores.
+        quick: Fewer points and short trainings; the steps and the accuracy are printed. Minutes on two CPU cores.
         points: Inputs to explain for each cell of a table; as many as in the paper if not given.
-        seed: Decides first weights, order of the data and noise. Same seed, same numbers.
+        seed: Determines initial weights, order of the data and noise. The same seed gives the same numbers.
         dataset: One data set instead of all.
         function: One function of the network instead of both: the logit of the predicted class, or a neuron.
-        cache: Folder for trained weights, to be used again by other runs; in OUT if not given.
-        steps: Stop the training of a network on the plane (surface, four-quadrant, nested) after so many steps; shorten
-            that of an image classifier to them.
+        cache: Folder for trained weights, shared with other runs; in OUT if not given.
+        steps: Stop the training of a two-dimensional network (surface, four-quadrant, nested) after this many steps;
+            shorten that of an image classifier to this many steps.
     """
     import torch
 
@@ -61,7 +61,7 @@ def reproduce(
     from paper.options import Options
     from smoothhess.view.figures import canvas
 
-    canvas.new_figure(1, 1)  # without matplotlib, say so at once
+    canvas.new_figure(1, 1)  # raise at once if matplotlib is missing
     options = Options(
         out=out.expanduser(),
         data=data,
@@ -81,7 +81,7 @@ def reproduce(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m paper` with `arguments` (those of the process if None); the exit code."""
+    """Run `python -m paper` with `arguments` (those of the process if None) and return the exit code."""
     return run(_application, arguments, "paper")
 
 

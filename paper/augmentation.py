@@ -1,6 +1,6 @@
-"""Random changes of image batches (B, 3, H, W) in [0, 1], in plain torch.
+"""Random augmentation of image batches (B, 3, H, W) in [0, 1], in torch.
 
-Each function draws from the generator it is given, one draw for each image, and returns a new tensor.
+Each function draws from the given generator, one draw for each image, and returns a new tensor.
 """
 
 import torch
@@ -18,7 +18,7 @@ def flip(images: Tensor, generator: Generator, p: float = 0.5) -> Tensor:
 
 
 def grayscale(images: Tensor, generator: Generator, p: float = 0.2) -> Tensor:
-    """Take the colour away with probability `p`."""
+    """Remove the colour with probability `p`."""
     return torch.where(_chosen(images, generator, p), _gray(images).expand_as(images), images)
 
 
@@ -33,8 +33,8 @@ def colour_jitter(
 ) -> Tensor:
     """Change brightness, contrast, saturation and hue with probability `p`, in an order drawn for the batch.
 
-    The first three are mixed with black, with the mean gray and with their own gray by a factor within
-    1 ± the given width; hue is turned by up to ± `hue` of the circle.
+    The first three are mixed with black, with the mean gray and with the gray of each pixel by a factor within
+    1 ± the given width; hue is rotated by up to ± `hue` of the circle.
     """
     changed = images
     for step in torch.randperm(4, generator=generator).tolist():
@@ -70,7 +70,7 @@ def paper_augmentation(images: Tensor, generator: Generator) -> Tensor:
 
 
 def _uniform(images: Tensor, generator: Generator, low: float, high: float) -> Tensor:
-    draws = torch.rand(len(images), 1, 1, 1, generator=generator)  # on the CPU: every device sees the same
+    draws = torch.rand(len(images), 1, 1, 1, generator=generator)  # on the CPU: the same numbers on every device
     return (low + (high - low) * draws).to(images, non_blocking=True)
 
 
@@ -95,7 +95,7 @@ def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:
         torch.where(value == green, 2 + (blue - red) / span, 4 + (red - green) / span),
     )
     sector = sector + 6 * turn
-    # A channel is full within one sixth of the circle around its own hue and empty beyond two sixths.
+    # A channel is full within one sixth of the circle around its hue and empty beyond two sixths.
     shift = torch.tensor([5.0, 3.0, 1.0]).to(images, non_blocking=True).reshape(3, 1, 1)
     distance = (shift + sector) % 6
     return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)

@@ -1,9 +1,9 @@
 """P_MSE of many surrogates around a batch of points: every radius, both samplers, all functions of a network at once.
 
-The draws are those of `smoothhess.evaluate.compare`, and so are the numbers. Here a surrogate is asked for its two
-forms along the directions alone, gᵀu and uᵀHu, which serve every radius and both samplers; and one pass of the network
-serves every function of it. On a GPU most passes of a convolutional network are made with TF32: what that changes is
-measured on the first draws in full precision and taken off again, so that nothing is biased.
+The draws and the results are the same as those of `smoothhess.evaluate.compare`. Here a surrogate is evaluated only
+through its two forms along the directions, gᵀu and uᵀHu, which are used for every radius and both samplers; and one
+pass of the network is used for all its functions. On a GPU most passes of a convolutional network use TF32: the
+difference is measured on the first draws in full precision and subtracted, so that the result is unbiased.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHUNK = 16_384  # points at once
 
 
 class Forms(NamedTuple):
-    """What a surrogate is along n unit directions of each of B points: f(x), gᵀu and uᵀHu."""
+    """A surrogate along n unit directions of each of B points: f(x), gᵀu and uᵀHu."""
 
     value: Tensor  # (B,)
     linear: Tensor  # (B, n)
@@ -68,15 +68,15 @@ class Balls:
         precision: str = "float32",
         show_progress: bool = False,
     ) -> Balls:
-        """Ask the network.
+        """Evaluate the network.
 
         Args:
             readout: from inputs to scores (N, C).
             inputs: (B, *shape).
-            targets: for each function, which score it is of each point, (B,).
+            targets: for each function, the index of its score at each point, (B,).
             radii: of the balls.
             n_samples: displacements of each point, the same for all.
-            n_exact: of them, how many are also looked at in full precision; for precision "tf32" alone.
+            n_exact: how many of them are also evaluated in full precision; only for precision "tf32".
             seed: of the displacements, as in `compare`.
             rows: per pass; chosen by memory when None.
             precision: "float32" or, on a GPU, "tf32".
@@ -84,7 +84,7 @@ class Balls:
 
         >>> f = lambda x: torch.stack([x.square().sum(1), x.sum(1)], 1)
         >>> balls = Balls.around(f, torch.zeros(1, 3), {"square": torch.tensor([0])}, [2.0], n_samples=100)
-        >>> flat = Forms(torch.zeros(1), torch.zeros(1, 100), None)  # says 0 everywhere, where |δ|² is right
+        >>> flat = Forms(torch.zeros(1), torch.zeros(1, 100), None)  # 0 everywhere, where |δ|² is correct
         >>> bool(balls.score("square", 2.0, "ball", flat).per_point < 16)
         True
         """
@@ -132,7 +132,7 @@ class Balls:
         return len(self.inputs)
 
     def forms(self, taylor: Taylor) -> Forms:
-        """The surrogate along the directions."""
+        """Evaluate a surrogate along the directions."""
         linear = (taylor.gradient @ self.directions.mT).double()
         if taylor.product is None:
             return Forms(taylor.value.double(), linear, None)
@@ -160,7 +160,7 @@ class Balls:
 
 
 def _shares(length: Tensor, d: int) -> dict[str, Tensor]:
-    """|δ|^d of the uniform ball is uniform, and is the other sampler's |δ|."""
+    """Lengths for both samplers: |δ|^d of the uniform ball is uniform, and is the |δ| of the other sampler."""
     return {"radius": length**d, "ball": length}
 
 
@@ -180,6 +180,6 @@ def _values(oracle: Oracle, inputs: Tensor, delta: Tensor, chosen: Tensor, preci
 
 
 def _variance_of_mean(errors: Tensor) -> float:
-    """Of the mean over points and draws, as the draws know it: all points share them."""
+    """Variance over draws of the mean over points and draws; all points share the draws."""
     per_draw = errors.mean(0)
     return float(per_draw.var() / len(per_draw)) if len(per_draw) > 1 else float("nan")

@@ -1,7 +1,7 @@
-"""Finished cells of an experiment, each on disk as soon as it is known, so that a run that was stopped goes on.
+"""Finished cells of an experiment, each written to disk as soon as it is computed, so that a run can be resumed.
 
-A cell is one small JSON file named by its key, written under another name and moved into place: it is whole or absent,
-and several processes may fill one folder.
+A cell is one small JSON file named by its key. It is written atomically, under a temporary name and moved into place,
+and several processes may write to one folder.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cells", "write_whole"]
+__all__ = ["Cells", "write_atomically"]
 
 
-def write_whole(text: str, path: Path) -> Path:
-    """Write a text file under a temporary name, then move it into place; the path."""
+def write_atomically(text: str, path: Path) -> Path:
+    """Write a text file atomically, under a temporary name that is then moved into place, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -29,10 +29,10 @@ def write_whole(text: str, path: Path) -> Path:
 
 
 class Cells:
-    """Values by key in a folder, all made with the same settings.
+    """Values by key in a folder, all computed with the same settings.
 
-    Keys and settings are flat dictionaries of strings, numbers and None; values are whatever JSON can hold, and floats
-    come back bit for bit. A folder made with other settings is refused, naming those that differ.
+    Keys and settings are flat dictionaries of strings, numbers and None; values are anything that JSON can represent,
+    and floats are restored exactly. A folder with other settings raises an error that names those that differ.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -44,7 +44,7 @@ class Cells:
     >>> Cells(folder, {"seed": 1})
     Traceback (most recent call last):
     ...
-    ValueError: ...: seed is 0 there and 1 now. Pass another --out, or remove the folder to start anew.
+    ValueError: ...: seed is 0 there and 1 now. Pass another --out, or remove the folder to start over.
     """
 
     def __init__(self, folder: Path | str, settings: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Cells:
         self.settings: dict[str, Any] = json.loads(_canonical(settings))  # tuples become lists, as on disk
         path = self.folder / "settings.json"
         if not path.exists():
-            write_whole(json.dumps(self.settings, indent=1, sort_keys=True, ensure_ascii=False), path)
+            write_atomically(json.dumps(self.settings, indent=1, sort_keys=True, ensure_ascii=False), path)
             return
         kept = _read(path)
         names = sorted(kept.keys() | self.settings.keys())
@@ -62,25 +62,25 @@ class Cells:
                 f"{name} is {kept.get(name)!r} there and {self.settings.get(name)!r} now" for name in differ
             )
             raise ValueError(
-                f"{self.folder} holds results of another run: {told}. "
-                "Pass another --out, or remove the folder to start anew."
+                f"{self.folder} contains results of another run: {told}. "
+                "Pass another --out, or remove the folder to start over."
             )
 
     def get(self, key: Mapping[str, Any], default: Any = None) -> Any:
-        """The value of a finished cell, or `default`."""
+        """Return the value of a finished cell, or `default`."""
         path = self._path(key)
         return _read(path)["value"] if path.exists() else default
 
     def put(self, key: Mapping[str, Any], value: Any) -> None:
-        """Keep the value of a cell, in the place of an earlier one."""
+        """Store the value of a cell, replacing an earlier one."""
         try:
             text = json.dumps({"key": dict(key), "value": value}, ensure_ascii=False)
         except TypeError as error:
-            raise TypeError(f"a cell holds what JSON can hold ({error}); pass .tolist() of a tensor") from error
-        write_whole(text, self._path(key))
+            raise TypeError(f"a cell must be representable in JSON ({error}); pass .tolist() of a tensor") from error
+        write_atomically(text, self._path(key))
 
     def compute(self, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """The value of a cell; `make()` is called, and its answer kept, only if the cell is not there."""
+        """Return the value of a cell; `make()` is called, and its value stored, only if the cell does not exist."""
         if key not in self:
             self.put(key, make())
         return self.get(key)
@@ -89,7 +89,7 @@ class Cells:
         return self._path(key).exists()
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """(key, value) of every finished cell, in an order that depends on the keys alone."""
+        """(key, value) of every finished cell, in an order that depends only on the keys."""
         for path in sorted(self.folder.glob("cell-*.json")):
             stored = _read(path)
             yield stored["key"], stored["value"]

@@ -1,7 +1,7 @@
-"""The image classifiers that the tables are about: where their weights come from, and what is explained of them.
+"""The image classifiers of the tables: where their weights come from, and which outputs are explained.
 
-A network is loaded from the folder of trained weights if it is there, else from a file beside the data sets, else it is
-trained by the paper's recipe and kept. Nothing is trained twice, and a training that was stopped goes on.
+A network is loaded from the folder of trained weights if it is there, else from a file in the folder of the data sets,
+else it is trained by the paper's recipe and stored. Nothing is trained twice, and an interrupted training is resumed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["CLASSIFIERS", "RESNET101", "Classifier", "NoWeightsError", "Readout"
 
 NEURON_CLASS = 3  # three, dress, cat: the neuron is the one most active on average over the training images of it
 QUICK_STEPS = 1_200
-SCORED = 10_000  # test images whose accuracy is told; on a CPU, of convolutional networks,
+SCORED = 10_000  # test images for the reported accuracy; on a CPU, of convolutional networks,
 SCORED_SLOWLY = 200
 PROBED = 5_000  # training images that a neuron is chosen from; likewise
 PROBED_SLOWLY = 300
 
 
 class NoWeightsError(FileNotFoundError):
-    """A network that is neither given nor can be trained here; the message says what to do."""
+    """Weights that are neither given nor can be trained here; the message says what to do."""
 
 
 class Readout(nn.Module):
-    """Everything that is explained of a classifier, side by side: its scores, then its penultimate units.
+    """The explained outputs of a classifier, concatenated: its scores, then its penultimate units.
 
-    The units are what goes into `layer`: of the last ReLU of an MLP the pre-activations, of the linear layer of a
-    ResNet the pooled features. One pass serves both functions of the paper, and a target says which one is meant.
+    The units are the input of `layer`: for the last ReLU of an MLP the pre-activations, for the linear layer of a
+    ResNet the pooled features. One pass computes both functions of the paper, and a target selects one of them.
 
     >>> network = networks.MLP((4, 8, 3))
     >>> readout = Readout(network, network.f[-2], 3).eval()
@@ -55,7 +55,7 @@ class Readout(nn.Module):
         self._layer = [layer]  # in a list: it is a part of `network` already
 
     def unit(self, index: int) -> int:
-        """The target that means this penultimate unit."""
+        """Return the target of this penultimate unit."""
         return self.n_classes + index
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Classifier:
     key: str  # "mnist-authors", …: names the folder of its cells
     title: str  # for tables: "MNIST (authors)"
     dataset: str  # as the paper's tables call it
-    architecture: str  # likewise: mlp5, resnet18, resnet101
+    architecture: str  # as in the paper's tables: mlp5, resnet18, resnet101
     words: str  # where the weights come from, and their accuracy
     readout: Readout
     data: ImageData
@@ -93,12 +93,12 @@ class Classifier:
 
     @property
     def is_convolutional(self) -> bool:
-        """Whether a pass costs a thousand times that of an MLP."""
+        """Whether the network is convolutional, so that a pass costs a thousand times that of an MLP."""
         return any(isinstance(module, nn.Conv2d) for module in self.network.modules())
 
     @property
     def rows(self) -> int | None:
-        """Rows per forward pass; None leaves it to the memory of the device."""
+        """Rows per forward pass; None: chosen from the memory of the device."""
         return 128 if self.is_convolutional and self.device == "cpu" else None
 
     @property
@@ -134,7 +134,7 @@ class Classifier:
 
 @dataclass(frozen=True)
 class Source:
-    """How a classifier is come by."""
+    """How a classifier is obtained."""
 
     key: str
     title: str
@@ -146,12 +146,12 @@ class Source:
     penultimate: Callable[[nn.Module], nn.Module]  # the layer whose input are the units
     run: str | None = None  # name of the training, or None: the weights are given
     recipe: Recipe | None = None
-    given: str | None = None  # file beside the data sets
+    given: str | None = None  # file in the folder of the data sets
     trains_on_cpu: bool = True
 
     def classifier(self, options: Options) -> Classifier:
-        """Load it, or train it and keep it; NoWeightsError where neither can be done."""
-        with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+        """Load the network, or train and store it; NoWeightsError where neither is possible."""
+        with torch.random.fork_rng(devices=[]):  # layers draw their initial weights from the global generator
             torch.manual_seed(options.seed)
             network = self.build()
         origin, notes = self._fill(network, options)
@@ -164,8 +164,8 @@ class Source:
         return replace(found, words=f"{origin}, {_accuracy(found, notes)}")
 
     def _fill(self, network: nn.Module, options: Options) -> tuple[str, dict[str, str]]:
-        """Give the network its weights; where they come from, and what is noted with them."""
-        recipe, kept, given = self._recipe(options), self.path(options), _beside(options, self.given)
+        """Load the weights into the network; return their origin and their metadata."""
+        recipe, kept, given = self._recipe(options), self.path(options), _in_data_folder(options, self.given)
         if kept is not None and kept.exists():
             notes = load_weights(network, kept)
             return f"trained here, {notes.get('steps') or (recipe and recipe.n_steps)} steps", notes
@@ -181,7 +181,7 @@ class Source:
         return self._train(network, recipe, kept, options)
 
     def path(self, options: Options) -> Path | None:
-        """Where its trained weights are kept; None where they can only be given."""
+        """Where its trained weights are stored; None where they can only be given."""
         recipe = self._recipe(options)
         if recipe is None:
             return None
@@ -211,14 +211,14 @@ class Source:
         return f"trained here, {fitted.n_steps} steps", scores
 
 
-def _beside(options: Options, name: str | None) -> Path | None:
-    """A file beside the data sets."""
+def _in_data_folder(options: Options, name: str | None) -> Path | None:
+    """Return the path of a file in the folder of the data sets."""
     return None if name is None else Path(options.data or os.environ.get("SMOOTHHESS_DATA") or ".") / name
 
 
 @lru_cache(maxsize=1)
 def _images(load: Callable[..., ImageData], data: Path | None) -> ImageData:
-    """Decoding sixty thousand images takes as long as explaining some of them."""
+    """Load and cache the images: decoding sixty thousand of them takes as long as explaining some of them."""
     return load(data)
 
 
@@ -286,7 +286,7 @@ RESNET101 = Source(
 
 
 def wanted(options: Options, sources: Sequence[Source] = CLASSIFIERS) -> list[Source]:
-    """Those of the data set that was asked for, or all.
+    """Return the sources of the requested data set, or all.
 
     >>> [source.key for source in wanted(Options(Path("out"), dataset="mnist"))]
     ['mnist-authors', 'mnist']

@@ -1,9 +1,9 @@
-"""The Hessian of a softened network, a gradient call's work for each direction.
+"""The Hessian of a softened network, at the cost of one gradient call for each direction.
 
-With SoftPlus or Swish in the place of every ReLU, all curvature sits in the units: H = Σ_k u_k φ″(z_k) J_k J_kᵀ, and
-what a softmax at the end adds. So H v is one pass of the network's tangent at x, forwards to J_k·v of all units and
-backwards with the weights u_k φ″(z_k): nothing is differentiated twice. The paper's search over β needs a few hundred
-thousand such products, and its tables a few thousand Hessians of 3072 pixels.
+With SoftPlus or Swish in the place of every ReLU, all curvature comes from the units: H = Σ_k u_k φ″(z_k) J_k J_kᵀ,
+plus the term of a softmax at the end. So H v takes one forward pass of the network's tangent at x, which gives J_k·v of
+all units, and one backward pass with the weights u_k φ″(z_k): nothing is differentiated twice. The paper's search over
+β needs a few hundred thousand such products, and its tables a few thousand Hessians of 3072 pixels.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from smoothhess.result.exact import Exact
 
 __all__ = ["softened"]
 
-REACH = 1024.0  # length of a tangent step: it is linear, so that a long one costs nothing, and rounding does not matter
-COPIES = 6  # of all units that a row takes
-EXAMPLES = 256  # that are frozen at once
-ROOM = 1 << 30  # bytes of rows at once on a CPU; a quarter of what is free on a GPU
+REACH = 1024.0  # length of a tangent step: the tangent is linear, and a long step makes rounding negligible
+COPIES = 6  # memory of a row, in copies of all units
+EXAMPLES = 256  # examples frozen at once
+ROOM = 1 << 30  # bytes of rows at once on a CPU; a quarter of the free memory on a GPU
 MOST_ROWS = {"cpu": 4_096, "cuda": 16_384}
 
 
 class Corner:
-    """The relu itself, as a form without curvature."""
+    """The unmodified relu, as a form without curvature."""
 
     def value(self, z: Tensor) -> Tensor:
         """max(z, 0)."""
@@ -66,11 +66,11 @@ def softened(
         form: `Softplus(beta)` or `Swish(beta)` of `smoothhess.baselines.softplus`; None leaves the relus as they are.
         probability: explain the softmax of the scores instead.
         precision: of the products, "float32" or, on a GPU, "tf32"; f and gradient are always exact.
-        method: what the result calls itself.
+        method: name of the method in the result.
 
     >>> from smoothhess.baselines.softplus import Softplus
     >>> f = lambda x: torch.relu(x.sum(1, keepdim=True))
-    >>> softened(f, torch.zeros(1, 2), torch.tensor([0]), Softplus(4.0)).hessian  # β/4 at the corner
+    >>> softened(f, torch.zeros(1, 2), torch.tensor([0]), Softplus(4.0)).hessian  # β/4 at the kink
     tensor([[[1., 1.],
              [1., 1.]]])
     """
@@ -96,7 +96,7 @@ def softened(
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """What is kept of a softened network at B examples; of the units, one tensor (B, …) for each activation call."""
+    """The state of a softened network at B examples; for the units, one tensor (B, …) for each activation call."""
 
     value: Tensor  # (B,)
     gradient: Tensor  # (B, *shape)
@@ -113,7 +113,7 @@ class Frozen:
 
     @staticmethod
     def cat(parts: Sequence[Frozen]) -> Frozen:
-        """Of different examples, side by side."""
+        """Concatenate the states of different examples."""
         whole = [torch.cat([getattr(p, name) for p in parts]) for name in ("value", "gradient", "scores")]
         units = [
             tuple(torch.cat(t) for t in zip(*(getattr(p, name) for p in parts), strict=True))
@@ -124,7 +124,7 @@ class Frozen:
 
 @dataclass(frozen=True, eq=False)
 class Tangent:
-    """The softened network of B examples, straightened around each: rows (B, n, d) → H times each of them."""
+    """The softened network, linearised around each of B examples: rows (B, n, d) → H times each of them."""
 
     network: Callable[..., Any]
     inputs: Tensor  # (B, *shape)
@@ -145,7 +145,7 @@ class Tangent:
         most, found = self._most_rows(), []
         with borrowed(self.network, self.inputs.device):
             for index, part in self._parts(rows, most):
-                found.append(_patiently(self.select(index)._product, part, most))
+                found.append(_in_smaller_batches(self.select(index)._product, part, most))
         flat = torch.cat([f.flatten(0, 1) for f in found])
         return flat.reshape(rows.shape)
 
@@ -200,7 +200,7 @@ def _freeze(network: Callable[..., Any], inputs: Tensor, target: Tensor, form: F
 
     def soft(z: Tensor) -> Tensor:
         pre.append(z.detach())
-        # the slope is given, so that z φ′ and not whatever autograd makes of φ goes backwards
+        # the slope is given explicitly, so that the backward pass uses φ′ and not autograd's derivative of φ
         value = form.value(z.detach()) + form.slope(z.detach()) * (z - z.detach())
         post.append(value)
         return value
@@ -243,8 +243,8 @@ def _bent_softmax(scores: Tensor, target: Tensor, moved: Tensor) -> Tensor:
     return (e * p).sum(-1, keepdim=True) * (-m * rest - p * (w - m))
 
 
-def _patiently(product: Callable[[Tensor], Tensor], rows: Tensor, most: int) -> Tensor:
-    """`product` of (b, n, d), fewer rows at a time when memory ends."""
+def _in_smaller_batches(product: Callable[[Tensor], Tensor], rows: Tensor, most: int) -> Tensor:
+    """`product` of (b, n, d), with fewer rows at a time when memory runs out."""
     found, start = [], 0
     step = max(1, most // len(rows))
     while start < rows.shape[1]:

@@ -1,4 +1,4 @@
-"""MNIST, FashionMNIST and CIFAR10 with the paper's splits, and its two functions on the plane.
+"""MNIST, FashionMNIST and CIFAR10 with the paper's splits, and its two functions of two variables.
 
 Images are float32 in [0, 1] without normalisation. The folder is an argument or the environment variable
 SMOOTHHESS_DATA. To fetch the files::
@@ -112,7 +112,7 @@ class Split:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set split as in the paper; `source` says where the pixels come from and what befell them."""
+    """A data set split as in the paper; `source` describes the origin of the pixels and how they were processed."""
 
     name: str
     train: Split
@@ -131,7 +131,7 @@ def mnist(data: Path | str | None = None, *, n_val: int = 10_000) -> ImageData:
 
 
 def fashion_mnist(data: Path | str | None = None, *, n_val: int = 10_000) -> ImageData:
-    """FashionMNIST, like `mnist`; its files have the same names, so keep them in a folder of their own."""
+    """FashionMNIST, like `mnist`; its files have the same names, so keep them in a separate folder."""
     return _idx_data("fashion-mnist", "FashionMNIST", _GARMENTS, _data_folder(data), n_val)
 
 
@@ -139,8 +139,8 @@ def cifar10(data: Path | str | None = None, *, n_val: int = 10_000) -> ImageData
     """CIFAR10, images (N, 3, 32, 32); the last `n_val` training images are for validation.
 
     Read from the official `cifar-10-batches-py` where `data` has it, else from `cifar10_jpeg.npz`. The latter
-    holds lossy JPEG copies of the 60 000 images in an order of its own: pixels differ a little from the
-    originals, "the first 100 test images" are other ones, and results differ accordingly.
+    contains lossy JPEG copies of the 60 000 images in a different order: pixels differ slightly from the
+    originals, "the first 100 test images" are other images, and results differ accordingly.
     """
     folder = _data_folder(data)
     if (batches := folder / "cifar-10-batches-py").is_dir():
@@ -191,7 +191,9 @@ def read_idx(path: Path) -> Tensor:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: wanted a whole gzip file, got a damaged one ({error}). Fetch it again.") from error
+        raise ValueError(
+            f"{path}: wanted a complete gzip file, got a damaged one ({error}). Fetch it again."
+        ) from error
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path}: wanted an idx file of bytes (00 00 08 …), got {raw[:4].hex(' ') or 'nothing'}")
     n_dims = raw[3]
@@ -228,7 +230,7 @@ def _download_from(mirrors: Sequence[str], file: str, path: Path, md5: str, show
 
 
 def _unpack_cifar10(root: Path) -> Path:
-    """Unpack beside the final folder and move it into place, so that it is whole or absent."""
+    """Unpack into a temporary folder and move it into place atomically."""
     archive, ready = root / "cifar-10-python.tar.gz", root / "cifar-10-batches-py"
     with tempfile.TemporaryDirectory(dir=root, prefix=".unpack-") as scratch:
         with tarfile.open(archive) as tar:
@@ -285,8 +287,8 @@ def _idx_data(key: str, name: str, classes: tuple[str, ...], data: Path, n_val: 
 class _ArrayUnpickler(pickle.Unpickler):
     """Reads a pickle made of containers and numpy arrays.
 
-    The official batches are pickles, and unpickling a file may run any code that its writer wished. So every
-    name but the three that rebuild an array is refused.
+    The official batches are pickles, and unpickling a file may run any code. So every name but the three that
+    rebuild an array raises an error.
     """
 
     _ALLOWED = {  # noqa: RUF012
@@ -300,7 +302,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             found = self._ALLOWED.get((module.split(".")[-1], name))
             if found is not None:
                 return found
-        raise pickle.UnpicklingError(f"the name {module}.{name} has no place in it")
+        raise pickle.UnpicklingError(f"the name {module}.{name} is not allowed")
 
 
 def _read_batch(path: Path, folder: Path) -> Split:
@@ -326,7 +328,7 @@ def _read_jpegs(path: Path) -> tuple[Split, Split]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(f"{path} holds JPEG images, which need pillow: pip install pillow") from error
+        raise ImportError(f"{path} contains JPEG images, which need pillow: pip install pillow") from error
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored.files}

@@ -1,4 +1,4 @@
-"""Downloads that resume, are checked, and never leave a half-written file under the final name."""
+"""Downloads that resume, are verified by checksum, and create the final file atomically."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ _CHUNK = 1 << 16
 
 
 def md5_of(path: Path) -> str:
-    """MD5 of a file, the checksum that the publishers give; it guards against damage, not against malice."""
+    """MD5 of a file, the published checksum; it detects damage, not manipulation."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -23,9 +23,9 @@ def md5_of(path: Path) -> str:
 
 
 def download(url: str, path: Path, md5: str, *, show_progress: bool = True, timeout: float = 60.0) -> Path:
-    """Fetch `url` to `path`, going on from `path`.part where an earlier attempt was cut off.
+    """Fetch `url` to `path`, resuming from `path`.part after an interrupted attempt.
 
-    A file that is already there is kept if its checksum is right, and refused, not overwritten, if it is not.
+    An existing file is kept if its checksum is correct; otherwise an error is raised and it is not overwritten.
     """
     if path.exists():
         if (got := md5_of(path)) != md5:
@@ -42,7 +42,7 @@ def download(url: str, path: Path, md5: str, *, show_progress: bool = True, time
 
 
 def _fetch(url: str, part: Path, *, show_progress: bool, timeout: float) -> None:
-    """Append to `part` what it lacks of `url`; the rest of it stays on disk when the connection breaks."""
+    """Append the missing bytes of `url` to `part`, which is kept on disk if the connection breaks."""
     have = part.stat().st_size if part.exists() else 0
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -63,4 +63,4 @@ def _fetch(url: str, part: Path, *, show_progress: bool, timeout: float) -> None
                 have += len(chunk)
                 bar.update(len(chunk))
     if total is not None and have < total:
-        raise ConnectionError(f"{url} broke off at {have} of {total} bytes. Run it again to go on from there.")
+        raise ConnectionError(f"{url} broke off at {have} of {total} bytes. Run it again to resume.")

@@ -1,17 +1,17 @@
 """Forced expiration: a lung of two compartments, an effort, and coughs → the volume that a spirometer records.
 
-Each compartment empties with a time constant of its own while the airways limit the flow: fast airways give a straight
+Each compartment empties with a separate time constant while the airways limit the flow: fast airways give a straight
 flow–volume curve, slow ones the tail that grows with obstruction. With R = fast and slow volume left,
 
     flow = g(t) · min(a(t) · Σ R_i/τ_i, Q) + b(t)        dR_i/dt = − flow · (R_i/τ_i) / Σ R_j/τ_j
 
-a(t) = 1 − exp(−(t − onset)/rise) is the muscles' start, Q the most flow that the effort can drive (it matters near
-the peak alone, as in life: late flow does not depend on effort), g(t) the glottis, 0 while it is shut by a cough and 1
-otherwise, and b(t) the burst with which it opens, the gas that the collapsing airways drive out. Substituting
-θ' = flow / Σ R_j/τ_j gives R_i = R_i(0)·exp(−θ/τ_i): a cough stops the lung's own clock θ, and what it costs is time,
-not volume.
+a(t) = 1 − exp(−(t − onset)/rise) is the start of the muscles, Q the largest flow that the effort can drive (it matters
+only near the peak: late flow does not depend on effort), g(t) the glottis, 0 while it is closed by a cough and 1
+otherwise, and b(t) the burst when it opens, the gas that the collapsing airways expel. Substituting
+θ' = flow / Σ R_j/τ_j gives R_i = R_i(0)·exp(−θ/τ_i): a cough stops the internal time θ of the lung, and costs time, not
+volume.
 
-Where the numbers of `Population` come from, in words:
+Sources of the numbers of `Population`:
 
 - Vital capacity: the linear reference equations of the European Coal and Steel Community (Quanjer et al. 1993) for
   age and height, men and women, with their residual scatter; heights of a northern European population; ages 40 to 69
@@ -25,8 +25,8 @@ Where the numbers of `Population` come from, in words:
   maximal efforts of healthy lungs come to 1.8 here.
 - Repeatability: best and second-best FVC and FEV₁ of a visit within 150 mL or 5 %, so a few per cent between efforts.
 - Coughs: the glottis is shut for about 0.2 to 0.3 s before each cough; the burst after it lasts some 50 ms and drives
-  out a few hundredths of a litre, about what the central airways hold; coughs come in runs of one to four. How early
-  they come, and how much effort is lost after them, is a guess.
+  out a few hundredths of a litre, about the volume of the central airways; coughs come in runs of one to four. The time
+  of the first cough and the loss of effort after it are assumptions.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = ["Coughs", "Effort", "Lung", "Population", "Visits", "exhale", "simula
 RAW_STEP = 0.01  # s, the sampling of the spirometer
 N_RAW = 1_500
 BURST_TIME = 0.05  # s, in which the burst of a cough dies away
-MOST_BURST = 0.05  # of what is left in the lung, that a burst may drive out within 10 ms
-CHUNK = 256  # visits simulated at a time; part of what a seed means, so never changed by memory or machine
+MOST_BURST = 0.05  # share of the remaining volume that a burst may expel within 10 ms
+CHUNK = 256  # visits simulated at a time; results for a seed depend on it, so it never depends on memory or machine
 
 
 @dataclass(frozen=True)
 class Lung:
-    """N lungs: what they hold and how fast they empty, each (N,)."""
+    """N lungs: their volumes and time constants, each (N,)."""
 
     vital_capacity: Tensor  # L
     fast: Tensor  # s, time constant of the fast compartment
@@ -66,18 +66,18 @@ class Effort:
 
     onset: Tensor  # s, when the breath starts
     rise: Tensor  # s, time constant of the muscles' start
-    peak_flow: Tensor  # L/s, the most that the effort can drive; inf: the airways alone limit it
-    end: Tensor  # s, when the person gives up; inf: blows on to the end of the record
+    peak_flow: Tensor  # L/s, the largest flow of the effort; inf: only the airways limit it
+    end: Tensor  # s, end of the effort; inf: it lasts to the end of the record
 
 
 @dataclass(frozen=True)
 class Coughs:
     """Up to k coughs in each of N efforts, each (N, k); `start` is inf where there is none."""
 
-    start: Tensor  # s, when the glottis shuts
-    pause: Tensor  # s, how long it stays so
+    start: Tensor  # s, when the glottis closes
+    pause: Tensor  # s, how long it stays closed
     burst: Tensor  # L, driven out when it opens
-    loss: Tensor  # (N,) share of the effort that is gone after the first cough
+    loss: Tensor  # (N,) share of the effort that is lost after the first cough
 
 
 def exhale(lung: Lung, effort: Effort, coughs: Coughs | None = None, *, flutter: Tensor | None = None) -> Tensor:
@@ -109,7 +109,10 @@ def exhale(lung: Lung, effort: Effort, coughs: Coughs | None = None, *, flutter:
     for j in range(N_RAW - 1):
         push = torch.minimum(burst[:, j], MOST_BURST * left.sum(1))
         half = left
-        for share in (0.5, 1.0):  # to the middle of the step, then all of it with the airways as they are there
+        for share in (
+            0.5,
+            1.0,
+        ):  # to the middle of the step, then the full step with the state of the airways in the middle
             limit = (half / taus).sum(1)  # L/s
             clock = opening[:, j] * torch.minimum(drive[:, j], RAW_STEP * effort.peak_flow / limit) + push / limit
             half = left * torch.exp(-share * clock[:, None] / taus)
@@ -137,8 +140,8 @@ def _glottis(t: Tensor, coughs: Coughs, which: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Population:
-    """Whom `simulate_visits` draws, and how they blow. (low, high) are bounds, (mean, sd) normal, (median, spread) of a
-    lognormal; see the module for where the numbers come from."""
+    """Distributions of the participants and efforts of `simulate_visits`. (low, high) are bounds, (mean, sd) normal,
+    (median, spread) of a lognormal; see the module for the sources of the numbers."""
 
     age: tuple[float, float] = (40.0, 69.0)  # years, uniform
     share_of_men: float = 0.46
@@ -172,7 +175,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Visits:
-    """n visits of k efforts each; effort 0 is the one with coughs. (n,) unless said otherwise."""
+    """n visits of k efforts each; effort 0 is the one with coughs. (n,) unless stated otherwise."""
 
     curves: Tensor  # (n, 300) L, of the coughing effort
     fev1: Tensor  # L, the best of the visit: the label
@@ -184,7 +187,7 @@ class Visits:
     age: Tensor
     height: Tensor
     male: Tensor
-    without_coughs: Tensor  # (n, 300) L, the same effort of the same lung, had there been no cough
+    without_coughs: Tensor  # (n, 300) L, the same effort of the same lung without the cough
 
     def __len__(self) -> int:
         return len(self.curves)
@@ -193,8 +196,8 @@ class Visits:
 def simulate(n: int, seed: int = 0, population: Population | None = None) -> Spirograms:
     """n visits as a set to train on: coughing curves, float32, with the FEV₁ of the best effort.
 
-    The coughs are those that `find_coughs` sees, as they would be in recorded curves; visits where it sees none are
-    left out, as a spirometer would have passed them.
+    The coughs are those that `find_coughs` detects, as in recorded curves; visits without a detected cough are
+    left out, since a spirometer would not have marked them.
 
     >>> spirograms = simulate(3)
     >>> tuple(spirograms.curves.shape), bool(spirograms.coughing.all()), spirograms.source
@@ -208,7 +211,7 @@ def simulate(n: int, seed: int = 0, population: Population | None = None) -> Spi
 
 
 def simulate_visits(n: int, seed: int = 0, population: Population | None = None) -> Visits:
-    """n visits in which a cough can be seen, float64; the first n of a longer run are those of a shorter one.
+    """n visits with a detectable cough, float64; the first n of a longer run are those of a shorter one.
 
     >>> visits = simulate_visits(3, seed=1)
     >>> bool((visits.fev1 == visits.effort_fev1.max(1).values).all()), bool((visits.cough_start[:, 0] < 15).all())
@@ -245,7 +248,7 @@ def _where(visits: Visits, mask: Tensor) -> Visits:
 
 
 def _kept(visits: Visits, population: Population) -> Tensor:
-    """Whether the visit is within the bounds, and a spirometer would have seen the cough."""
+    """Whether the visit is within the bounds, and a spirometer would have detected the cough."""
     kept = torch.tensor([bool(found) for found in find_coughs(visits.curves)])
     for values, (low, high) in ((visits.fev1, population.fev1), (visits.vital_capacity, population.vital_capacity)):
         kept &= (values >= low) & (values <= high)
@@ -281,7 +284,7 @@ def _draw(n: int, generator: Generator, p: Population, n_efforts: int = 3) -> Vi
     cough = _coughs(chance, p)
     blown = [_effort(chance, p, lung, best=k == 1) for k in range(n_efforts)]
     flutter = [_flutter(chance, p) for _ in range(n_efforts)]
-    # Effort 0 has the coughs; it is blown once more without them, and all are blown at once.
+    # Effort 0 has the coughs; it is simulated once more without them, and all are simulated in one batch.
     order, no_cough = [0, *range(1, n_efforts), 0], _none_of(cough)
     volumes = exhale(
         _stack([blown[k][0] for k in order]),
@@ -323,7 +326,7 @@ def _people(chance: _Chance, p: Population) -> tuple[Tensor, Tensor, Tensor, Lun
 
 
 def _effort(chance: _Chance, p: Population, lung: Lung, *, best: bool) -> tuple[Lung, Effort]:
-    """The lung as it was filled, and how it is blown out; the `best` is never submaximal."""
+    """The lung after inspiration, and the effort; the `best` is never submaximal."""
     missing = chance.normal().abs() * (p.inspiration[0] if best else p.inspiration[1])
     weak = chance.happens(0.0 if best else p.share_submaximal)
     vigour = torch.where(weak, chance.uniform(p.submaximal), 1.0)
@@ -351,7 +354,7 @@ def _coughs(chance: _Chance, p: Population) -> Coughs:
 
 
 def _flutter(chance: _Chance, p: Population) -> Tensor:
-    """1 + a wobble that lasts some 60 ms, (n, 1500)."""
+    """1 + a fluctuation with a correlation time of some 60 ms, (n, 1500)."""
     n_kernel = 7
     white = chance.normal((0.0, 1.0), N_RAW + n_kernel - 1)
     smooth = white.unfold(1, n_kernel, 1).mean(2) * math.sqrt(n_kernel)

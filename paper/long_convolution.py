@@ -1,4 +1,4 @@
-"""Convolutions with kernels as long as the signal, by FFT: the same numbers in a fraction of the time on a CPU."""
+"""Convolutions with kernels as long as the signal, by FFT: the same results in a fraction of the time on a CPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 __all__ = ["LongConv1d", "with_long_convolutions"]
 
-LONG = 48  # taps from which the FFT is the faster way for some hundred samples
+LONG = 48  # taps from which the FFT is faster for some hundred samples
 
 
 class LongConv1d(nn.Conv1d):
-    """An `nn.Conv1d` with the same parameters, evaluated by FFT on a CPU and as ever on other devices.
+    """An `nn.Conv1d` with the same parameters, evaluated by FFT on a CPU and by torch's convolution on other devices.
 
-    For stride, dilation and groups 1 and no padding, which is all that long kernels here need. Twenty channels, 300
-    samples and 200 taps take a tenth of the time.
+    Only stride, dilation and groups 1 and no padding are supported. Twenty channels, 300 samples and 200 taps take a
+    tenth of the time.
 
     >>> layer = nn.Conv1d(2, 3, 60).double()
     >>> x = torch.randn(4, 2, 100).double()
@@ -24,7 +24,7 @@ class LongConv1d(nn.Conv1d):
 
     @staticmethod
     def of(layer: nn.Conv1d) -> LongConv1d:
-        """The same layer, holding the very parameters of `layer`."""
+        """Return the same layer, which shares the parameters of `layer`."""
         if (layer.stride, layer.dilation, layer.groups, layer.padding) != ((1,), (1,), 1, (0,)):
             raise ValueError(f"wanted stride, dilation and groups 1 and no padding, got {layer}.")
         long = LongConv1d(layer.in_channels, layer.out_channels, layer.kernel_size[0], bias=False, device="meta")
@@ -37,7 +37,7 @@ class LongConv1d(nn.Conv1d):
         if input.device.type != "cpu":
             return super().forward(input)
         n, taps = input.shape[-1], self.kernel_size[0]
-        # Outputs of the circular correlation of length n are right wherever the kernel does not wrap around.
+        # Outputs of the circular correlation of length n are correct wherever the kernel does not wrap around.
         signal = torch.fft.rfft(input, n).permute(2, 0, 1)  # (frequency, B, C)
         kernel = torch.fft.rfft(self.weight, n).conj().permute(2, 1, 0)  # (frequency, C, C')
         out = torch.fft.irfft((signal @ kernel).permute(1, 2, 0), n)[..., : n - taps + 1]
@@ -45,9 +45,9 @@ class LongConv1d(nn.Conv1d):
 
 
 def with_long_convolutions(network: nn.Module) -> nn.Module:
-    """The network itself, with every Conv1d of 48 taps or more replaced by a LongConv1d that has its parameters.
+    """Replace every Conv1d of 48 taps or more by a LongConv1d that shares its parameters, and return the network.
 
-    Names in the state dict stay what they are.
+    Names in the state dict do not change.
 
     >>> from paper.networks import SpirometryCNN
     >>> network = SpirometryCNN(n_blocks=2, channels=2)

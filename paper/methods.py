@@ -1,9 +1,9 @@
-"""The rows of the paper's tables: what each method is, what it may be smoothed by, and how that is chosen.
+"""The methods in the rows of the paper's tables, their smoothing parameters, and how these are chosen.
 
 Every method is a gradient, and for half of them a Hessian, of the network smoothed in one way: by a Gaussian of
 standard deviation σ, or with SoftPlus or Swish of sharpness β in the place of ReLU. The candidates are those of the
 paper. They are scored on validation points, all on the same displacements: σ by estimates, β by products with the
-Hessian along the displacements, coarse to fine, one set of them for every radius.
+Hessian along the displacements, coarse to fine, which are used for every radius.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Method:
 
     @property
     def parameter(self) -> str | None:
-        """What it is smoothed by."""
+        """Name of the smoothing parameter."""
         return {"smooth": "σ", "softplus": "β", "swish": "β"}.get(self.family)
 
     @property
     def printed_parameter(self) -> str:
-        """What the paper's tables print of it: the variance, or β."""
+        """The parameter that the paper's tables print: the variance, or β."""
         return {"σ": "σ²", "β": "β", None: "–"}[self.parameter]
 
     def printed(self, value: float) -> float:
@@ -115,16 +115,16 @@ def sigma_candidates(epsilon: float, d: int) -> list[float]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the estimator's advice to its user: errors are reported in the tables."""
+    """Suppress the warnings of the estimator: errors are reported in the tables."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
 class Maker:
-    """Gradients and Hessians of one function of a classifier around a batch of points, each made once.
+    """Gradients and Hessians of one function of a classifier around a batch of points, each computed once.
 
-    A result holds the draws that it was made of, so only the last few σ are kept.
+    A result stores its draws, so only the results of the last few σ are kept.
     """
 
     KEPT = 3
@@ -142,7 +142,7 @@ class Maker:
         self.classifier = classifier
         self.inputs, self.target = inputs, target
         self.n_calls, self.probability, self.seed = n_calls, probability, seed
-        fast = classifier.is_convolutional and inputs.is_cuda  # what is lost is below the sampling error
+        fast = classifier.is_convolutional and inputs.is_cuda  # the rounding error is below the sampling error
         self.precision = "tf32" if fast else "float32"
         self._smooth: dict[float, Interactions] = {}
 
@@ -157,7 +157,7 @@ class Maker:
         if method.family != "own":
             assert value is not None
             form = Softplus(value) if method.family == "softplus" else Swish(value)
-        # attacks look for eigenvectors, to which rounding matters
+        # attacks need eigenvectors, which are sensitive to rounding
         precision = "float32" if self.probability else self.precision
         return softened(
             self._scores,
@@ -178,7 +178,7 @@ class Maker:
         return self._smooth[sigma]
 
     def recipe(self, sigma: float, n_calls: int) -> Interactions:
-        """SmoothHess as published: antithetic draws, nothing else."""
+        """SmoothHess as published: antithetic draws, without control variate and denoising."""
         return self._attribute(sigma, n_calls=n_calls, **RECIPE)
 
     def _attribute(self, sigma: float, **options: Any) -> Interactions:

@@ -42,7 +42,7 @@ def gelu_mlp(sizes: Sequence[int] = (784, 300, 100, 10)) -> MLP:
 
 
 def plane_mlp(hidden: Sequence[int] = (500, 300, 250, 250, 250)) -> MLP:
-    """The paper's network on the plane (Fig. 1, Four Quadrant, Nested Interactions), R² → R.
+    """The paper's two-dimensional network (Fig. 1, Four Quadrant, Nested Interactions), R² → R.
 
     >>> import torch
     >>> plane_mlp((8,) * 5)(torch.zeros(3, 2)).shape
@@ -62,7 +62,7 @@ def _shortcut(fan_in: int, fan_out: int, stride: int) -> nn.Module | None:
 
 
 def _keep_variance(network: nn.Module) -> None:
-    """Start from the convolution weights of He et al. 2015, which keep gradients alive through many ReLUs."""
+    """Initialise the convolution weights as in He et al. 2015, which preserves the variance through many ReLUs."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

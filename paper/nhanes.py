@@ -4,7 +4,7 @@ Download SPXRAW_E.ZIP (2007–2008), SPXRAW_F.ZIP (2009–2010) and SPXRAW_G.ZIP
 each cycle at wwwn.cdc.gov/nchs/nhanes into DIR/NHANES, and pass --data DIR. Each holds one SAS file, spxraw_e.sas7bdat
 and so on; SAS transport files (.xpt) are read as well. Either may be zipped, and both are read by pandas.
 
-What the CDC's documentation of SPXRAW says, and is relied on here: one record for each curve, with SEQN (participant),
+The code relies on the CDC's documentation of SPXRAW: there is one record for each curve, with SEQN (participant),
 SPATTYPE ("Pre" or "Bron", before or after a bronchodilator), SPAMANU (number of the curve), SPAFACT (factor from
 ambient to body temperature and pressure), SPAACC ("Y" if acceptable), SPAQEFF (grade of the effort; "D": cough or large
 extrapolated volume), SPXPTS (number of points) and SPXRAW, the points: changes of volume in mL over 10 ms, separated by
@@ -38,7 +38,7 @@ ENDINGS = (*FORMATS, ".zip")
 LEAST = 1e-77  # smaller numbers are zero
 FIELDS = ("SEQN", "SPATTYPE", "SPAMANU", "SPAFACT", "SPAACC", "SPAQEFF", "SPXPTS", "SPXRAW")
 LOWEST, HIGHEST = -63, 192  # mL in 10 ms
-SHORTEST = 1.0  # s: a record without a whole second has no FEV₁
+SHORTEST = 1.0  # s: a shorter record has no FEV₁
 CHUNK = 2_000  # records read at a time
 _BEFORE, _ACCEPTABLE, _COUGH_GRADE = "Pre", "Y", "D"
 
@@ -73,9 +73,9 @@ def parse_curve(points: str, factor: float, n_points: int) -> Tensor:
     try:
         changes = [int(point) for point in points.split(",") if point.strip()]
     except ValueError as error:
-        raise ValueError(f"wanted whole numbers between commas ({error})") from error
+        raise ValueError(f"wanted integers between commas ({error})") from error
     if len(changes) != n_points:
-        raise ValueError(f"wanted {n_points} points as SPXPTS says, got {len(changes)}")
+        raise ValueError(f"wanted {n_points} points according to SPXPTS, got {len(changes)}")
     if changes and not LOWEST <= min(changes) <= max(changes) <= HIGHEST:
         raise ValueError(f"wanted {LOWEST} to {HIGHEST} mL in 10 ms, got {min(changes)} to {max(changes)}")
     if not factor > 0:
@@ -90,7 +90,7 @@ def read_manoeuvres(path: Path | str) -> Reading:
     for record in _records(path):
         try:
             kept.append(_manoeuvre(record))
-        except ValueError:  # the release is unedited; one bad record is no reason to refuse the others
+        except ValueError:  # the release is unedited; skip bad records and read the others
             n_left_out += 1
     if not kept:
         raise ValueError(f"{path}: none of {n_left_out} records is a curve as documented; is it a SPXRAW file?")
@@ -100,9 +100,9 @@ def read_manoeuvres(path: Path | str) -> Reading:
 def nhanes(data: Path | str | None = None, *, seed: int = 0) -> Spirograms:
     """Coughing efforts of NHANES with the best acceptable FEV₁ of the same visit, in random order.
 
-    Of each participant, efforts before a bronchodilator. An effort coughs if it is graded "D" and a break can be seen
+    Only efforts before a bronchodilator are used. An effort has a cough if it is graded "D" and a break is detected
     in its flow (the grade is also given for a large extrapolated volume); the first such effort of each participant is
-    kept, so that no one is in two parts of a split, and only where another effort was acceptable.
+    kept, so that no participant is in two parts of a split, and only if another effort was acceptable.
     """
     paths = _find(data)
     readings = [read_manoeuvres(path) for path in paths]
@@ -167,7 +167,7 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is no whole zip file ({error}); download it again") from error
+        raise ValueError(f"{path} is not a complete zip file ({error}); download it again") from error
     with archive:
         inside = [name for name in archive.namelist() if name.lower().endswith(ENDINGS[:2])]
         if len(inside) != 1:
@@ -179,7 +179,7 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _parsed(stream: IO[bytes], ending: str, name: str) -> Iterator[Mapping[str, Any]]:
     if ending not in FORMATS:
-        raise ValueError(f"{name}: wanted {', '.join(ENDINGS)}, got {ending or 'no ending'}. Download the file anew.")
+        raise ValueError(f"{name}: wanted {', '.join(ENDINGS)}, got {ending or 'no ending'}. Download the file again.")
     try:
         import pandas as pd  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -201,7 +201,7 @@ def _chunks(pd: Any, stream: IO[bytes], kind: str, name: str) -> Iterator[Any]:
                     chunk[numbers] = chunk[numbers].mask(chunk[numbers].abs() < LEAST, 0.0)
                     yield chunk
     except (ValueError, EOFError, UserWarning, struct.error) as error:
-        raise ValueError(f"{name}: wanted a whole SAS file ({error}); download it again") from error
+        raise ValueError(f"{name}: wanted a complete SAS file ({error}); download it again") from error
 
 
 def _check(columns: Any, name: str) -> None:
@@ -210,7 +210,7 @@ def _check(columns: Any, name: str) -> None:
 
 
 def _find(data: Path | str | None) -> list[Path]:
-    """One file for each cycle that is there, of the first kind that is there."""
+    """Return one file for each available cycle, of the first available format."""
     folder = data or os.environ.get("SMOOTHHESS_DATA")
     if not folder:
         raise ValueError("wanted a folder with NHANES curves: pass data=… (--data DIR) or set SMOOTHHESS_DATA")

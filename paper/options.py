@@ -1,4 +1,4 @@
-"""What a run of `python -m paper` was asked for, and on what it ran."""
+"""Options of a run of `python -m paper`, and the machine on which it ran."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = ("OMP_NUM_THREADS",)  # of the environment, shown with the command
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command line, for every experiment alike.
+    """The options of the command line, shared by all experiments.
 
     >>> options = Options(Path("results"), quick=True)
     >>> options.folder("nested").as_posix()
@@ -53,16 +53,16 @@ class Options:
             raise ValueError(f"--device {self.device} cannot be used here: {str(error).splitlines()[0]}") from error
 
     def folder(self, name: str) -> Path:
-        """Where the experiment `name` keeps its cells, tables and figures; quick runs have one of their own."""
+        """Folder of the cells, tables and figures of the experiment `name`; quick runs have a separate folder."""
         return self.out / (f"{name}-quick" if self.quick else name)
 
     @property
     def weights(self) -> Path:
-        """Where trained weights are kept, so that no run trains again what is there: `cache`, or out/weights."""
+        """Folder of trained weights, which are reused by later runs: `cache`, or out/weights."""
         return self.out / "weights" if self.cache is None else self.cache
 
     def command(self, name: str) -> str:
-        """The command that makes this experiment again; folders are the reader's own, DIR."""
+        """The command that reproduces this experiment, with DIR in the place of folders."""
         words = ["python -m paper", name]
         words += ["--data DIR"] * (self.data is not None)
         words += ["--out DIR", f"--device {self.device}"]
@@ -75,7 +75,7 @@ class Options:
         return " ".join(words)
 
     def made_by(self, name: str, seconds: float | None = None) -> list[str]:
-        """Lines of Markdown that say how an output was made: command, date, machine and, if given, time taken."""
+        """Lines of Markdown with command, date, machine and, if given, the time of a run."""
         shown = [f"{key}={os.environ[key]}" for key in SETTINGS if key in os.environ]
         took = [] if seconds is None else [f"{seconds / 60:.1f} minutes" if seconds >= 90 else f"{seconds:.0f} s"]
         return [
@@ -86,7 +86,7 @@ class Options:
 
 
 def machine(device: str = "cpu") -> str:
-    """The machine in words: GPU or CPU, threads, versions."""
+    """Description of the machine: GPU or CPU, threads, versions."""
     chosen = torch.device(device)
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{os.cpu_count()} cores of {_processor()}"
     return (

@@ -1,7 +1,7 @@
 """Forward and backward pass of a training step; on a GPU recorded once and replayed.
 
-A deep network makes thousands of small kernels in a step, and starting them one by one takes longer than running them.
-A CUDA graph starts all of them at once.
+A deep network launches thousands of small kernels in a step, and launching them one by one takes longer than running
+them. A CUDA graph launches all of them at once.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 __all__ = ["Passes"]
 
-WARM_STEPS = 3  # that are run as they are before one is recorded
+WARM_STEPS = 3  # steps that are run without a graph before one is recorded
 
 
 class Passes:
-    """Loss of a batch; its gradients are left in the parameters' .grad, those of the last batch replaced.
+    """Loss of a batch; its gradients replace those of the last batch in the parameters' .grad.
 
     On CUDA the network runs in bfloat16, and batches of `size` examples are replayed: the network must do the same for
     every batch, and never wait for the device (`.item()`, `nonzero`).
@@ -30,7 +30,9 @@ class Passes:
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], size: int) -> None:
         self.network, self.loss, self.size = network, loss, size
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        for parameter in network.parameters():  # frozen ones too: an optimiser would go on with what is left there
+        for (
+            parameter
+        ) in network.parameters():  # also of frozen ones: an optimiser would use gradients that are left there
             parameter.grad = None
         self.on_cuda = any(p.is_cuda for p in self.parameters)
         self.run = 0

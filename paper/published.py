@@ -1,8 +1,8 @@
 """The numbers that the paper prints, for comparison.
 
-They are facts of the tables of Torop et al., "SmoothHess: ReLU Network Feature Interactions via Stein's Lemma", NeurIPS
-2023, in published.csv beside this file: one row for each printed number, as printed; `note` says what is known to be
-wrong with it.
+They are the numbers in the tables of Torop et al., "SmoothHess: ReLU Network Feature Interactions via Stein's Lemma",
+NeurIPS 2023, in published.csv in the folder of this file: one row for each number, as printed; `note` describes known
+errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = ("metric", "dataset", "network", "function")
 
 @dataclass(frozen=True)
 class Published:
-    """A printed number; `unit` is mse, percent, sigma2 or beta, `note` is empty where nothing is wrong with it."""
+    """A printed number; `unit` is mse, percent, sigma2 or beta, `note` is empty unless it has a known error."""
 
     value: float
     note: str
@@ -36,7 +36,7 @@ class Published:
 def published(
     *, metric: str, dataset: str, network: str, function: str, epsilon: float, method: str
 ) -> Published | None:
-    """The printed number of a cell, or None if the paper has none for that radius and method.
+    """Return the printed number of a cell, or None if the paper has none for that radius and method.
 
     Args:
         metric: "pmse_mean", "pmse_std", "pmse_smoothing" (the selected σ² or β), "attack_posthoc_accuracy" (per cent of

@@ -1,6 +1,6 @@
-"""Spirograms: volume exhaled against time, what is measured on them, and a set of them for training.
+"""Spirograms: exhaled volume against time, measurements on them, and a set of them for training.
 
-A network of the paper reads a curve of 300 volumes, 15 s at 50 ms, and predicts the FEV₁ of the visit, the volume of
+The paper's network takes a curve of 300 volumes, 15 s at 50 ms, and predicts the FEV₁ of the visit, the volume of
 the first second of the best effort. Curves come from `paper.expiration`, which simulates them, or from
 `paper.nhanes`. Volumes are in litres, times in seconds.
 """
@@ -17,13 +17,13 @@ from paper.datasets import Split
 
 __all__ = ["N_SAMPLES", "STEP", "Coughing", "Spirograms", "fev1", "find_coughs", "flow", "resample"]
 
-STEP = 0.05  # s between the samples that a network reads
+STEP = 0.05  # s between the samples of the network's input
 N_SAMPLES = 300
 SLOPE_WINDOW = 0.08  # s, over which ATS/ERS 2005 averages the steepest slope
-BEGUN = 0.25  # of the peak flow: a break is not looked for before the flow has reached it once
-RECOVERY = 2.0  # a cough ends where the flow is so many times what it was when it was least,
-REBOUND = 0.3  # and has come back by so much, L/s: three times the resolution that ATS/ERS asks of a flow
-STILL = 0.05  # L/s, a flow that counts as none
+BEGUN = 0.25  # share of the peak flow that must be reached before breaks are searched for
+RECOVERY = 2.0  # a cough ends where the flow is this many times its minimum,
+REBOUND = 0.3  # and has risen by this much, L/s: three times the flow resolution required by ATS/ERS
+STILL = 0.05  # L/s, smaller flows count as zero
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Coughing:
 
 @dataclass(frozen=True)
 class Spirograms:
-    """N curves of coughing efforts, each with the FEV₁ of its visit and the breaks that can be seen in it."""
+    """N curves of efforts with coughs, each with the FEV₁ of its visit and the breaks that were detected in it."""
 
     curves: Tensor  # (N, 300) L
     fev1: Tensor  # (N,) L, of the best effort of the visit
     coughs: tuple[tuple[Coughing, ...], ...]
     source: str  # "simulated curves" or "NHANES", for titles
     note: str = ""  # how they were chosen
-    without_coughs: Tensor | None = None  # (N, 300) L, the same efforts had there been no cough; of simulated curves
+    without_coughs: Tensor | None = None  # (N, 300) L, the same efforts without the cough; only for simulated curves
 
     def __post_init__(self) -> None:
         if not len(self.curves) == len(self.fev1) == len(self.coughs):
@@ -69,7 +69,7 @@ class Spirograms:
 
     @property
     def coughing(self) -> Tensor:
-        """Whether a break can be seen in the curve, (N,)."""
+        """Whether a break was detected in the curve, (N,)."""
         return torch.tensor([bool(seen) for seen in self.coughs])
 
     def cough_within(self, seconds: float) -> Tensor:
@@ -77,7 +77,7 @@ class Spirograms:
         return torch.tensor([any(cough.start < seconds for cough in seen) for seen in self.coughs])
 
     def split(self, train_share: float = 0.8) -> tuple[Spirograms, Spirograms]:
-        """The first curves for training, the others for testing; they are in random order as they are made."""
+        """The first curves for training, the others for testing; the curves are in random order."""
         if not 0 < train_share < 1:
             raise ValueError(f"train_share must lie between 0 and 1, got {train_share}.")
         n = round(train_share * len(self))
@@ -102,7 +102,7 @@ def fev1(volumes: Tensor, step: float = STEP, seconds: float = 1.0) -> Tensor:
 
     Time zero is where the steepest tangent of the curve, its slope averaged over 80 ms, meets volume zero (ATS/ERS
     2005). At 10 ms that is eight samples; where 80 ms is no multiple of `step`, the nearest one is taken. The volume is
-    interpolated between samples; after the end of a record it stays what it was last.
+    interpolated between samples; after the end of a record it is constant.
 
     >>> ramp = torch.arange(300) * 0.05 - 0.3  # breath is held for 0.3 s, then 2 L/s for 1.5 s
     >>> fev1(2 * ramp.clamp(0, 1.5)).round(decimals=4)
@@ -120,7 +120,7 @@ def fev1(volumes: Tensor, step: float = STEP, seconds: float = 1.0) -> Tensor:
 
 
 def resample(volumes: Tensor, step: float, *, n_samples: int = N_SAMPLES, to: float = STEP) -> Tensor:
-    """The curve at 0, `to`, 2·`to`, …, linear between samples and level after the last one, (…, n_samples).
+    """The curve at 0, `to`, 2·`to`, …, linear between samples and constant after the last one, (…, n_samples).
 
     >>> resample(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0.02, n_samples=4, to=0.03)
     tensor([0.0000, 1.5000, 3.0000, 3.0000])
@@ -132,9 +132,9 @@ def resample(volumes: Tensor, step: float, *, n_samples: int = N_SAMPLES, to: fl
 def find_coughs(volumes: Tensor, step: float = STEP) -> tuple[tuple[Coughing, ...], ...]:
     """Breaks in the flow of each curve (N, T), in order of time.
 
-    Once past its peak, the flow of a forced expiration falls for good. So wherever it comes back to twice its lowest
-    value and by 0.3 L/s or more, it has been interrupted: by a cough, a closed glottis, or a new effort. The break
-    lasts while the flow stays within twice its lowest value.
+    After its peak the flow of a forced expiration decreases monotonically. So wherever it rises again to twice its
+    minimum and by 0.3 L/s or more, it was interrupted: by a cough, a closed glottis, or a new effort. The break
+    lasts while the flow stays within twice its minimum.
 
     >>> t = STEP * torch.arange(300)
     >>> find_coughs((4 * (1 - torch.exp(-t / 0.6)))[None])
@@ -151,7 +151,7 @@ def find_coughs(volumes: Tensor, step: float = STEP) -> tuple[tuple[Coughing, ..
 def _breaks(flows: Sequence[float], step: float) -> tuple[Coughing, ...]:
     found = []
     begun = next(j for j, f in enumerate(flows) if f >= BEGUN * max(flows))
-    last_peak = lowest = j = _climb(flows, begun)  # lowest: where the flow was least since the last peak
+    last_peak = lowest = j = _climb(flows, begun)  # lowest: the minimum of the flow since the last peak
     while j < len(flows):
         if flows[j] < flows[lowest]:
             lowest = j
@@ -176,7 +176,7 @@ def _climb(flows: Sequence[float], j: int) -> int:
 
 
 def _at(volumes: Tensor, times: Tensor, step: float) -> Tensor:
-    """Curves (…, T) at one time each, linear between samples, level before the first and after the last."""
+    """Curves (…, T) at one time each, linear between samples, constant before the first and after the last."""
     place = (times / step).clamp(0, volumes.shape[-1] - 1)
     left = place.floor().long().clamp_max(volumes.shape[-1] - 2)
     share = place - left

@@ -1,4 +1,4 @@
-"""The paper's 1-D CNN trained to read the FEV₁ of a visit off a coughing curve, with wide or narrow kernels."""
+"""The paper's 1-D CNN, trained to predict the FEV₁ of a visit from a curve with coughs, with wide or narrow kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALIBRATION = 2_048  # training curves from which the batch-norms take their mea
 
 
 class FullPrecisionCNN(SpirometryCNN):
-    """The trainer uses bfloat16 on a GPU, too coarse for litres that are to be right to a hundredth."""
+    """A CNN in float32: the bfloat16 of the trainer on a GPU is too coarse for errors of a hundredth of a litre."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The predicted number, (B, 1)."""
@@ -35,7 +35,7 @@ class FullPrecisionCNN(SpirometryCNN):
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A trained network in eval mode and what it came to; errors are mean squared, in L²."""
+    """A trained network in eval mode and its errors, mean squared, in L²."""
 
     network: nn.Module
     kernel: int  # taps
@@ -43,8 +43,8 @@ class Fitted:
     mse: float  # on the test curves
     train_mse: float
     uncalibrated_mse: float  # on the test curves, before the batch-norms were calibrated
-    variance: float  # of the test FEV₁: the error of always saying the mean
-    machine: str = ""  # that it was trained on; empty where the file does not say
+    variance: float  # of the test FEV₁: the error of predicting the mean
+    machine: str = ""  # on which it was trained; empty if unknown
 
     @property
     def r2(self) -> float:
@@ -58,7 +58,7 @@ class Fitted:
 
 
 def recipe(n_steps: int) -> Recipe:
-    """Adam with a warm cosine; the paper names the loss alone, mean squared error.
+    """Adam with warm-up and cosine decay; the paper states only the loss, mean squared error.
 
     >>> recipe(2_000).rate(200)
     0.001
@@ -68,15 +68,15 @@ def recipe(n_steps: int) -> Recipe:
 
 
 def fitted(spirograms: Spirograms, kernel: int, n_steps: int, options: Options) -> Fitted:
-    """The network trained on four fifths of the curves, or as it was kept in `options.weights`.
+    """Return the network trained on four fifths of the curves, or the one stored in `options.weights`.
 
-    A training that was stopped goes on from its last 100 steps.
+    An interrupted training resumes from its last checkpoint, one of which is written every 100 steps.
     """
     learn, test = spirograms.split()
     variance = float(test.fev1.double().var(unbiased=False))
     name = f"spirometry-{spirograms.source.split()[0].lower()}-{len(spirograms)}-kernel-{kernel}"
     path = options.weights / f"{name}-{n_steps}-steps-seed-{options.seed}.safetensors"
-    with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+    with torch.random.fork_rng(devices=[]):  # layers draw their initial weights from the global generator
         torch.manual_seed(options.seed)
         network = with_long_convolutions(FullPrecisionCNN(kernel=kernel))
     if path.exists():
@@ -114,7 +114,7 @@ def fitted(spirograms: Spirograms, kernel: int, n_steps: int, options: Options) 
 
 
 def linear_mse(spirograms: Spirograms, ridge: float = 0.01) -> float:
-    """Test error of a linear regression of FEV₁ on the volumes, in L²: what can be had without any interaction."""
+    """Test error of a linear regression of FEV₁ on the volumes, in L²: the error without any interaction."""
     (x, y), (test_x, test_y) = (
         (torch.nn.functional.pad(part.curves.double(), (0, 1), value=1.0), part.fev1.double())
         for part in spirograms.split()
@@ -143,8 +143,8 @@ def _keep(result: Fitted, path: Path, seed: int) -> None:
 def recalibrate(network: nn.Module, curves: Tensor, batch_size: int = 256) -> None:
     """Set the means and variances of all batch-norms to those of `curves` without dropout.
 
-    While a network trains, dropout swells the variance that each batch-norm sees; in use there is no dropout, and ten
-    blocks in a row shift the output by the difference. Parameters and layers stay what they are.
+    During training, dropout increases the variance of the inputs of each batch-norm; in eval mode there is no dropout,
+    and the difference, accumulated over ten blocks, shifts the output. Parameters and layers do not change.
     """
     device = next(network.parameters()).device
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paper.cells import write_whole
+from paper.cells import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = [
     "COLOURS",
     "COLUMN",
-    "beside_legend",
-    "beside_published",
+    "legend_with_published",
     "markdown",
     "number",
     "panel_title",
     "print_style",
     "save_figure",
+    "with_published",
     "write_csv",
     "write_page",
     "write_table",
@@ -35,13 +35,13 @@ __all__ = [
 Row = Mapping[str, Any]
 NONE = "–"
 COLUMN = 3.3  # width of a printed column in inches
-# Apart for every kind of colour vision (Okabe and Ito): blue, vermilion, green, pink, orange, sky.
+# Distinguishable for every kind of colour vision (Okabe and Ito): blue, vermilion, green, pink, orange, sky.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _FIGURE: dict[Any, str] = {"svg.hashsalt": "smoothhess", "svg.fonttype": "path"}  # the same drawing gives the same file
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number for the eye.
+    """Format a number for a table.
 
     >>> number(4.123e-05), number(2.5), number(12345.0), number(0.0), number(None), number(float("nan"))
     ('4.12e-05', '2.5', '1.23e+04', '0', '–', '–')
@@ -51,12 +51,12 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def beside_published(
+def with_published(
     labels: Row, ours: float, published: float | None, stderr: float | None = None, **further: Any
 ) -> dict[str, Any]:
-    """One row of a comparison: labels | ours | standard error | published | ratio | whatever else is named.
+    """One row of a comparison: labels | ours | standard error | published | ratio | further columns.
 
-    >>> beside_published({"method": "SG"}, 4.5e-05, 4.5e-05, 1e-06)["ratio"]
+    >>> with_published({"method": "SG"}, 4.5e-05, 4.5e-05, 1e-06)["ratio"]
     1.0
     """
     ratio = None if published is None or published == 0 else ours / published
@@ -79,13 +79,13 @@ def markdown(rows: Sequence[Row], columns: Sequence[str] | None = None, digits: 
 
 
 def write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str] | None = None) -> Path:
-    """A csv file with every digit; None is an empty cell."""
+    """Write a csv file with all digits; None is an empty cell."""
     named = _columns(rows, columns)
     text = io.StringIO()
     writer = csv.DictWriter(text, named, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return write_whole(text.getvalue(), path)
+    return write_atomically(text.getvalue(), path)
 
 
 def write_table(
@@ -96,23 +96,23 @@ def write_table(
     columns: Sequence[str] | None = None,
     digits: int = 3,
 ) -> list[Path]:
-    """`name`.csv with every digit and `name`.md, the heading's lines above the rounded table; the two paths."""
+    """Write `name`.csv with all digits and `name`.md with the heading and the rounded table; return both paths."""
     page = "\n".join([*heading, *([""] if heading else []), markdown(rows, columns, digits), ""])
-    return [write_csv(rows, folder / f"{name}.csv", columns), write_whole(page, folder / f"{name}.md")]
+    return [write_csv(rows, folder / f"{name}.csv", columns), write_atomically(page, folder / f"{name}.md")]
 
 
 def write_page(
     path: Path, title: str, made_by: Sequence[str], lines: Sequence[str], tables: Mapping[str, Sequence[Row]]
 ) -> Path:
-    """A Markdown page: how it was made (`Options.made_by`), findings, and one table below each heading."""
+    """Write a Markdown page: command and machine (`Options.made_by`), findings, and one table below each heading."""
     page = [f"# {title}", "", *made_by, "", *(f"- {line}" for line in lines)]
     for heading, rows in tables.items():
         page += ["", f"## {heading}", "", markdown(rows)]
-    return write_whole("\n".join([*page, ""]), path)
+    return write_atomically("\n".join([*page, ""]), path)
 
 
 def panel_title(ax: Axes, title: str, further: str = "") -> None:
-    """A title at the left of a panel, and a quieter line below it."""
+    """Write a title at the left of a panel, and a smaller line below it."""
     from smoothhess.view.figures.canvas import INK
 
     ax.set_title(title, loc="left", pad=15 if further else 5)
@@ -122,7 +122,7 @@ def panel_title(ax: Axes, title: str, further: str = "") -> None:
 
 @contextmanager
 def print_style() -> Iterator[None]:
-    """Draw inside of this: type and lines that can be read in a figure of one printed column, 3.3 inches wide."""
+    """Context with font sizes and line widths for a figure of one printed column, 3.3 inches wide."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -145,8 +145,8 @@ def print_style() -> Iterator[None]:
         yield
 
 
-def beside_legend(figure: Figure, look: Mapping[str, tuple[str, str]], ncols: int) -> None:
-    """Below the panels: colour and marker of each method, and that hollow ones are published."""
+def legend_with_published(figure: Figure, look: Mapping[str, tuple[str, str]], ncols: int) -> None:
+    """Draw a legend below the panels: colour and marker of each method; hollow markers are published values."""
     from matplotlib.lines import Line2D
 
     shown = {**look, "published": ("#4d4d4d", "o")}
@@ -159,7 +159,7 @@ def beside_legend(figure: Figure, look: Mapping[str, tuple[str, str]], ncols: in
 
 
 def save_figure(figure: Figure, folder: Path, name: str, dpi: int = 250) -> list[Path]:
-    """`name`.png and `name`.svg, each whole or absent; the two paths."""
+    """Write `name`.png and `name`.svg, each atomically, and return both paths."""
     import matplotlib as mpl
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
     python -m paper.training mnist-mlp --data DIR --out FILE
 
-Chance is a function of (seed, step) alone: order of the data, augmentation and dropout. So a run that was cut
-off and resumed from its checkpoint ends with the same numbers as one that was not.
+Order of the data, augmentation and dropout depend only on (seed, step). So a run that was interrupted and resumed from
+its checkpoint gives the same numbers as one that was not.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from smoothhess.model.weight_files import read_weights, save_tensors, save_weigh
 
 __all__ = ["CIFAR10", "FOUR_QUADRANT", "IMAGE_MLP", "NESTED", "Recipe", "Training", "mean_score", "shortened", "train"]
 
-AVERAGED = 100  # steps that the loss of a run is the mean of
-LOOKED_AT = 50  # steps between two looks at the loss
+AVERAGED = 100  # steps over which the loss of a run is averaged
+LOOKED_AT = 50  # steps between two checks of the loss
 
 
 def correct(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def milestones(rate: float, steps: Sequence[int], factor: float = 0.1) -> Callab
 
 
 def warm_cosine(low: float, high: float, final: float, n_warm: int, n_steps: int) -> Callable[[int], float]:
-    """A learning rate that climbs from `low` to `high` in `n_warm` steps and falls to `final` as a cosine.
+    """A learning rate that rises from `low` to `high` in `n_warm` steps and falls to `final` as a cosine.
 
     >>> [round(warm_cosine(0.1, 0.5, 0.0, 4, 8)(step), 3) for step in (0, 2, 4, 6, 8)]
     [0.1, 0.3, 0.5, 0.25, 0.0]
@@ -71,7 +71,7 @@ def warm_cosine(low: float, high: float, final: float, n_warm: int, n_steps: int
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: `rate(step)` is the learning rate, `score` what is reported, example by example."""
+    """How to train: `rate(step)` is the learning rate, `score` the reported score of each example."""
 
     n_steps: int
     batch_size: int
@@ -83,7 +83,7 @@ class Recipe:
 
 
 def shortened(recipe: Recipe, n_steps: int) -> Recipe:
-    """The same recipe in fewer steps: the learning rate falls at the same shares of the way.
+    """Return the same recipe with fewer steps and a proportionally shortened learning-rate schedule.
 
     >>> [round(shortened(FOUR_QUADRANT, 400).rate(step), 6) for step in (49, 50, 399)]
     [0.001, 0.0001, 1e-06]
@@ -126,7 +126,7 @@ NESTED = _plane(200_000, 64, (40_000, 80_000, 120_000, 160_000))
 
 @dataclass(frozen=True)
 class Training:
-    """What a training run came to: `loss` is the mean over its last 100 steps, `scores` are means by split."""
+    """Result of a training run: `loss` is the mean over its last 100 steps, `scores` are means by split."""
 
     n_steps: int
     loss: float
@@ -146,7 +146,7 @@ def train(
     device: torch.device | str = "cpu",
     show_progress: bool = False,
 ) -> Training:
-    """Train a network in place, from its present weights or from the checkpoint if that file is there.
+    """Train a network in place, from its current weights or from the checkpoint if that file exists.
 
     The network ends on `device` in eval mode. On CUDA it runs in bfloat16 and channels-last. The scores are those
     of the training data, without augmentation, and of every split in `held_out`. The global RNG does not move.
@@ -188,7 +188,7 @@ def train(
             losses = torch.cat([losses[-(AVERAGED - 1) :], loss.float().reshape(1)])
             is_last = step + 1 == recipe.n_steps
             keep = (step + 1) % checkpoint_every == 0 or is_last
-            if keep or step % LOOKED_AT == 0:  # each look waits for the device
+            if keep or step % LOOKED_AT == 0:  # each check synchronises with the device
                 if not bool(losses.isfinite().all()):
                     raise FloatingPointError(f"the loss is not finite at step {step}; lower the learning rate")
                 steps.set_postfix(loss=f"{float(losses[-1]):.4g}")
@@ -202,7 +202,7 @@ def train(
 
 @torch.no_grad()
 def mean_score(network: nn.Module, split: Split, score: Callable[[Tensor, Tensor], Tensor] = correct) -> float:
-    """Mean score (by default the accuracy) of a network in its present mode, on the device of its parameters."""
+    """Mean score (by default the accuracy) of a network in its current mode, on the device of its parameters."""
     device = next(network.parameters()).device
     total = 0.0
     for inputs, targets in zip(split.inputs.split(1_000), split.targets.split(1_000), strict=True):
@@ -211,7 +211,7 @@ def mean_score(network: nn.Module, split: Split, score: Callable[[Tensor, Tensor
 
 
 def _mix(*numbers: int) -> int:
-    """A seed for the generator from several numbers, different ones for different tuples in practice."""
+    """Hash several numbers to a seed for the generator."""
     mixed = 0
     for number in numbers:
         mixed = (mixed * 6_364_136_223_846_793_005 + number + 1_442_695_040_888_963_407) % 2**63
@@ -219,7 +219,7 @@ def _mix(*numbers: int) -> int:
 
 
 def _rows(n_examples: int, batch_size: int, step: int, seed: int) -> Tensor:
-    """The examples of a step: batches of a permutation made anew for each epoch, the last one maybe smaller."""
+    """Indices of the examples of a step: each epoch has a new permutation, and its last batch may be smaller."""
     epoch, batch = divmod(step, math.ceil(n_examples / batch_size))
     return _order(n_examples, _mix(seed, epoch, 0))[batch * batch_size : (batch + 1) * batch_size]
 
@@ -238,7 +238,7 @@ def _save(
     recipe: Recipe,
     seed: int,
 ) -> None:
-    """One file holds everything that the next step depends on."""
+    """Write a checkpoint with everything that the next step depends on."""
     tensors = {f"network.{key}": value for key, value in network.state_dict().items()}
     for index, entries in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in entries.items() if value is not None}
@@ -247,7 +247,7 @@ def _save(
 
 
 def _identity(network: nn.Module, recipe: Recipe, seed: int) -> dict[str, int]:
-    """What a checkpoint must share with the run that goes on from it."""
+    """Properties that must agree between a checkpoint and the run that resumes it."""
     n_parameters = sum(parameter.numel() for parameter in network.parameters())
     return {
         "n_parameters": n_parameters,
@@ -263,7 +263,7 @@ def _resume(path: Path, network: nn.Module, optimizer: Optimizer, recipe: Recipe
     wanted = _identity(network, recipe, seed)
     got = {key: progress.get(key) for key in wanted}
     if got != wanted:
-        raise ValueError(f"{path}: wanted a checkpoint of {wanted}, got {got}. Pass another path to start anew.")
+        raise ValueError(f"{path}: wanted a checkpoint of {wanted}, got {got}. Pass another path to start over.")
     network.load_state_dict({k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")})
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -306,7 +306,7 @@ _RUNS: dict[str, tuple[Callable[[], nn.Module], Recipe, Callable[[Path | None], 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train a network of the paper and write its weights; a run that was cut off goes on where it was."""
+    """Train a network of the paper and write its weights; an interrupted run is resumed."""
     parser = argparse.ArgumentParser(prog="python -m paper.training", description=main.__doc__)
     parser.add_argument("name", choices=sorted(_RUNS))
     parser.add_argument("--data", type=Path, help="folder of the data sets (default: SMOOTHHESS_DATA)")

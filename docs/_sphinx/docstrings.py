@@ -1,7 +1,7 @@
-"""Docstrings as they are written here, plain text with `code` in backticks, made into reStructuredText.
+"""Convert docstrings of this package, plain text with `code` in backticks, into reStructuredText.
 
-Stars, bars and trailing underscores mean themselves; an indented paragraph is a formula and keeps its shape; what
-stands under "Args:" becomes the list of parameters, and the comments behind fields of a record their description.
+Stars, bars and trailing underscores are literal; an indented paragraph is a formula and is kept verbatim; the entries
+under "Args:" become the list of parameters, and comments after the fields of a record become their description.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECTIONS = {"Args:": "param", "Raises:": "raises", "Returns:": "returns"}
 
 
 def plain(lines: list[str]) -> list[str]:
-    """The same docstring in reStructuredText."""
+    """Return the same docstring in reStructuredText."""
     out: list[str] = []
     for paragraph in _paragraphs(lines):
         if paragraph[0].lstrip().startswith(">>>"):
@@ -63,15 +63,15 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _escaped(text: str) -> str:
-    """Outside of backticks, markup characters stand for themselves; *emphasis* stays."""
+    """Escape markup characters outside of backticks, except for *emphasis*."""
     parts = re.split(r"(`[^`]+`|(?<!\w)\*[A-Za-z][\w -]*\w\*(?!\w))", text)
     parts[::2] = [re.sub(r"([*|])|(_)(?=\W|$)", lambda m: "\\" + m.group(), part) for part in parts[::2]]
-    parts[1::2] = [part + "\\ " for part in parts[1::2]]  # ends where it ends, whatever letter follows
+    parts[1::2] = [part + "\\ " for part in parts[1::2]]  # ends the markup, whatever letter follows
     return "".join(parts)
 
 
 def field_comments(record: type) -> dict[str, str]:
-    """What stands behind `#` at the fields of a dataclass or named tuple, in order."""
+    """Return the comments after the fields of a dataclass or named tuple, in order."""
     try:
         source = textwrap.dedent(inspect.getsource(record))
     except (OSError, TypeError):

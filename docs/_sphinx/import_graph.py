@@ -1,9 +1,9 @@
-"""Draws the packages of smoothhess in the order of data, with the imports between them, into docs/images/packages.svg.
+"""Draw the packages of smoothhess in the order of data, with the imports between them, into docs/images/packages.svg.
 
     python docs/_sphinx/import_graph.py
 
-Boxes are packages, with what goes in and what comes out. An arc joins a package to one that it imports, as wide as the
-number of modules that do.
+Boxes are packages, with their inputs and outputs. An arc joins a package to one that it imports; its width is the
+number of modules that import it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = {
 
 
 def edges() -> Counter[tuple[str, str]]:
-    """How many modules of one package import from another."""
+    """Count the modules of one package that import from another."""
     found: Counter[tuple[str, str]] = Counter()
     for path in ROOT.rglob("*.py"):
         package = path.relative_to(ROOT).parts[0]

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: the site needs no network and no script for them."""
+"""Render formulas as MathML, which browsers display without scripts or network access."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def _block(self: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Make it known as html_math_renderer = "mathml"."""
+    """Register the renderer as html_math_renderer = "mathml"."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

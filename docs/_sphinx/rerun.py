@@ -1,12 +1,12 @@
-"""Runs the code of the pages and writes what it prints into them.
+"""Run the code of the pages and write its output into them.
 
     OMP_NUM_THREADS=1 python docs/_sphinx/rerun.py               # every page whose code runs
     OMP_NUM_THREADS=1 python docs/_sphinx/rerun.py quickstart.md howto/images.md
-    OMP_NUM_THREADS=1 python docs/gallery/make.py                # the gallery has its own
+    OMP_NUM_THREADS=1 python docs/gallery/make.py                # the gallery
 
-The blocks of a page run in order, in one namespace and in a folder of their own. The block without a language that
-directly follows one of them is replaced by what it printed. Beside each block that makes results, their relative errors
-are listed on the terminal.
+The blocks of a page run in order, in one namespace and in a temporary folder. The block without a language that
+directly follows one of them is replaced by its output. For each block that creates results, their relative errors
+are printed.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """Code of a page, and where what it prints stands."""
+    """Code of a page, and the position of its output."""
 
     language: str  # "python" or "sh"
     code: str
-    shown: str | None  # what it is said to print
-    place: tuple[int, int]  # of that text in the page
+    shown: str | None  # the output on the page
+    place: tuple[int, int]  # position of that output in the page
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The code of a page, in order."""
+    """Yield the code blocks of a page, in order."""
     found = [*FENCE.finditer(text)]
     for block, after in zip(found, [*found[1:], None], strict=True):
         if block[1] not in ("python", "sh"):
@@ -66,7 +66,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def run_block(block: Block, names: dict[str, Any], page: str) -> str:
-    """What a block prints."""
+    """Return the output of a block."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         if block.language == "python":
@@ -77,7 +77,7 @@ def run_block(block: Block, names: dict[str, Any], page: str) -> str:
 
 
 def run_commands(lines: str) -> None:
-    """Those of smoothhess; others, such as pip, are left alone."""
+    """Run the smoothhess commands; others, such as pip, are skipped."""
     from smoothhess.cli.main import main
 
     for line in lines.splitlines():
@@ -89,7 +89,7 @@ def run_commands(lines: str) -> None:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Any]]:
-    """A list of the results that explainers make meanwhile."""
+    """Record the results of all explainers in a list."""
     from smoothhess import SmoothHess
 
     made: list[Any] = []
@@ -112,7 +112,7 @@ def recorded() -> Iterator[list[Any]]:
 
 
 def rerun(page: str) -> None:
-    """Run a page and write what it prints into it."""
+    """Run a page and write its output into it."""
     import torch
 
     path, names = DOCS / page, {}

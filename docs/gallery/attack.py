@@ -1,8 +1,8 @@
 """An attack as a test of an explanation.
 
-If the surrogate f(x) + Gᵀδ + ½δᵀHδ is right about the model, the step that it calls the worst should be a bad one.
-Exact steps inside a ball, from SmoothHess and SmoothGrad, against a random direction, on the same images. On this
-network the Hessian does not make the attack stronger.
+If the surrogate f(x) + Gᵀδ + ½δᵀHδ is accurate, the step that minimizes it should lower the output of the model. The
+script compares exact steps inside a ball, from SmoothHess and SmoothGrad, with a random direction, on the same images.
+On this network the Hessian does not make the attack stronger.
 """
 
 import torch
@@ -29,12 +29,12 @@ labels = model(x).argmax(1)
 
 
 def probability(x):
-    """Of all classes."""
+    """Return the probabilities of all classes."""
     return model(x).softmax(-1)
 
 
 result = sh.SmoothHess(probability).attribute(x, target=labels, sigma=0.1, n_calls=512)
-contest = sh.evaluate.post_hoc(
+comparison = sh.evaluate.post_hoc(
     model,
     x,
     {
@@ -44,7 +44,7 @@ contest = sh.evaluate.post_hoc(
     },
     radii=[0.25, 0.5, 0.75, 1.0],
 )
-print(contest)
+print(comparison)
 error = result.relative_error
 print(f"relative error {float(error.median()):.0%} in the median, {float(error.max()):.0%} at most")
 
@@ -54,9 +54,9 @@ assert (steps <= 1.0 + 1e-5).all()
 step = sh.minimize_in_ball(result.gradient.flatten(1).double(), result.hessian.double(), 1.0)
 residual = sh.evaluate.kkt_residual(result.gradient.flatten(1).double(), result.hessian.double(), 1.0, step)
 print(f"largest residual of the optimality conditions: {float(residual.max()):.0e}")
-assert float(residual.max()) < 1e-6  # the step is the minimum, and proven to be
+assert float(residual.max()) < 1e-6  # the step satisfies the optimality conditions of the global minimum
 
-unchanged = contest.unchanged.double().mean(-1)  # (methods, radii)
+unchanged = comparison.unchanged.double().mean(-1)  # (methods, radii)
 assert (unchanged[0] <= unchanged[2]).all()  # no weaker than chance at any radius
 assert float(unchanged[0, -1]) < 0.5
 
@@ -67,11 +67,11 @@ assert float(fall.median()) > 0.5
 
 figure = Figure(figsize=(9, 3), layout="constrained")
 left, *panels = figure.subplots(1, 4, width_ratios=[1.6, 1, 1, 1])
-for name, share, line in zip(contest.methods, unchanged, ("o-", "s--", "^:"), strict=True):
-    left.plot(contest.radii, 100 * share, line, markerfacecolor="none", label=name)
+for name, share, line in zip(comparison.methods, unchanged, ("o-", "s--", "^:"), strict=True):
+    left.plot(comparison.radii, 100 * share, line, markerfacecolor="none", label=name)
 left.set(xlabel="radius of the attack", ylabel="predictions unchanged, %", ylim=(0, 100))
 left.legend()
-i = int((contest.unchanged[0, 1] == 0).nonzero()[0])  # the first image whose class falls at radius 0.5
+i = int((comparison.unchanged[0, 1] == 0).nonzero()[0])  # the first image whose class changes at radius 0.5
 step = sh.attack(result, 0.5)[i] - x[i]
 limit = float(step.abs().max())
 for ax, shown, title in zip(panels, (x[i], step, x[i] + step), ("image", "step, radius 0.5", "attacked"), strict=True):

@@ -1,7 +1,7 @@
-"""Named columns of a table, each moved by its own spread.
+"""Named columns of a table, each moved in proportion to its standard deviation.
 
-A network tells benign from malignant tumours by 30 measurements. Columns are standardised, so σ = 0.25 moves each by a
-quarter of its spread over the patients. Strong pairs are then compared with second differences of the model itself.
+A network classifies tumours as benign or malignant from 30 measurements. Columns are standardised, so σ = 0.25 moves
+each by a quarter of its standard deviation. Strong pairs are then compared with second differences of the model.
 """
 
 import torch
@@ -30,14 +30,14 @@ print(f"test accuracy {accuracy:.0%}")
 assert accuracy > 0.9
 
 confidence = model(columns[test]).softmax(-1).max(1).values
-patient = columns[test[confidence.argsort()[:3]]]  # the three that the network is least sure about
+patient = columns[test[confidence.argsort()[:3]]]  # the three patients with the least confident predictions
 result = sh.SmoothHess(model).attribute(patient, target=1, sigma=0.25)
 print(f"relative error {float(result.relative_error.max()):.0%} at most, {int(result.n_calls.max())} calls")
 for pair in result.top_pairs(5, names)[0]:
     print(f"{' × '.join(pair.names)}: {pair.value:+.3f} in [{pair.low:+.3f}, {pair.high:+.3f}]")
 assert all(pair.significant for pair in result.top_pairs(5, names)[0])
 
-# What the model does when both columns move, beyond each alone, at steps of the noise's radius σ√d:
+# The effect of moving both columns, beyond the sum of the effects of each, at steps of the noise's radius σ√d:
 found = sh.evaluate.validate_pairs(model, result, 10)
 print(found.around)
 half = found.steps.tolist().index(0.5)  # half of that radius

@@ -1,7 +1,7 @@
 """Intervals of a curve that act together.
 
-A 1-D convolutional network is trained on curves whose label is planted: the mean of the first quarter times the mean of
-the third, plus the mean of the last. The interaction of those two intervals, and no other, is there to be found.
+A 1-D convolutional network is trained on curves with a synthetic label: the mean of the first quarter times the mean of
+the third, plus the mean of the last. The label has one interaction, that of the first and the third quarter.
 """
 
 import torch
@@ -42,9 +42,9 @@ with torch.no_grad():
 print(f"the network explains {explained:.0%} of the label")
 assert explained > 0.9
 
-# Around sixteen curves. Noise that shifts whole intervals of twelve points asks what two of them do when both move.
-# Noise with the covariance of the curves moves neighbouring points together, as the data do. Independent noise asks
-# about wiggles that no curve has.
+# Sixteen curves are explained with three kinds of noise. The first shifts whole intervals of twelve points. The second
+# has the covariance of the curves, so that neighbouring points are correlated. The third is independent, and produces
+# fluctuations that no curve of the data has.
 windows = segments.windows((1, length), 12, unit="points")
 x = test[:16]
 kinds = {

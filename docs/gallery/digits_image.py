@@ -1,7 +1,7 @@
 """Pixels of a handwritten digit that act together.
 
-A small ReLU network reads 8×8 digits. Its own Hessian is zero; that of the smoothed network is not. The script finds
-the strongest pairs of pixels around one test image, asks again with many more draws whether the intervals were right,
+A small ReLU network classifies 8×8 digits. Its Hessian is zero; that of the smoothed network is not. The script finds
+the strongest pairs of pixels around one test image, checks the intervals with a second run that has many more draws,
 and sums pixels to blocks of 2×2.
 """
 
@@ -35,12 +35,12 @@ result = sh.SmoothHess(model).attribute(x, target=target, radius=1.0)
 print(result)
 for pair in result.top_pairs(5)[0]:
     print(f"{' × '.join(pair.names)}: {pair.value:+.2f} in [{pair.low:+.2f}, {pair.high:+.2f}]")
-assert bool(result.relative_error < 0.1)  # sampling went on until then
-with warnings.catch_warnings():  # baselines.hessian warns that there is nothing to see, which is the point here
+assert bool(result.relative_error < 0.1)  # sampling continued until then
+with warnings.catch_warnings():  # baselines.hessian warns that the Hessian is zero, as expected here
     warnings.simplefilter("ignore")
     assert not sh.baselines.hessian(model, x, target).hessian.any()
 
-# A second, longer run with other draws: do the intervals of the first hold what it finds?
+# A second, longer run with other draws: do the intervals of the first run contain its values?
 again = sh.SmoothHess(model).attribute(x, target=target, radius=1.0, n_calls=20_000, seed=1)
 held = [pair.low <= float(again.hessian[0, pair.i, pair.j]) <= pair.high for pair in result.top_pairs(20)[0]]
 print(f"{sum(held)} of 20 intervals hold the value of a run with {int(again.n_calls / result.n_calls)}× the calls")
@@ -49,6 +49,6 @@ assert sum(held) >= 17
 blocks = result.unshrunk().groups(torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1))
 print(f"relative error of the 16 blocks, unbiased: {float(blocks.relative_error):.0%}")
 total = result.unshrunk().hessian.sum()
-assert torch.allclose(blocks.hessian.sum(), total, rtol=1e-3, atol=1e-3)  # sums, so nothing is lost
+assert torch.allclose(blocks.hessian.sum(), total, rtol=1e-3, atol=1e-3)  # group sums preserve the total
 
 result.plot("image", k=8, cmap="gray_r").figure.savefig("digits_image.png", dpi=110)

@@ -1,8 +1,8 @@
 """A 3×64×64 image, 12 288 features, by segments.
 
-A Hessian of 12 288 × 12 288 numbers is out of reach of a few hundred gradient calls; sums over segments are not. A
-convolutional network learns a label in which two of sixteen squares act together, and the sums must find that pair.
-The noise moves whole squares: all pixels of one shift by the same number.
+A few hundred gradient calls cannot estimate a Hessian of 12 288 × 12 288 numbers, but they can estimate sums over
+segments. A convolutional network learns a label in which two of sixteen squares interact, and the sums must find that
+pair. The noise shifts whole squares: all pixels of a square shift by the same number.
 """
 
 import torch
@@ -44,8 +44,8 @@ print(f"the network explains {explained:.0%} of the label")
 assert explained > 0.8
 
 x = test[:1]
-# Noise that shifts whole squares by 0.25: a problem of 16 dimensions. Independent noise would hardly move the
-# brightness of 768 pixels, and show how sharply the network bends for tiny changes of it.
+# Noise that shifts whole squares by 0.25: a problem of 16 dimensions. Independent noise would hardly change the mean
+# brightness of 768 pixels, and measure the curvature of the network for tiny changes of it.
 noise = segments.noise(squares, 0.25)
 result = sh.SmoothHess(model).attribute(x, gaussian=noise, feature_mask=squares, n_calls=400)
 print(f"relative error {float(result.relative_error):.0%} after {int(result.n_calls)} calls")
@@ -54,10 +54,10 @@ for pair in result.top_pairs(3)[0]:
 first, second = result.top_pairs(2)[0]
 assert first.names == ("5", "10")
 assert first.significant
-assert abs(first.value - 3) < 1  # that of the label
+assert abs(first.value - 3) < 1  # the interaction of the label
 assert abs(second.value) < abs(first.value) / 3
 
-# Without a mask factors are kept, never a 12 288 × 12 288 matrix, and other groups can be asked for later.
+# Without a mask factors are kept, never a 12 288 × 12 288 matrix, and sums over other groups can be computed later.
 whole = sh.SmoothHess(model).attribute(x, gaussian=noise, n_calls=400)
 print(f"relative error without a mask {float(whole.relative_error):.0%}")
 assert (whole @ torch.ones_like(x)).shape == x.shape

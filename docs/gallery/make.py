@@ -1,8 +1,8 @@
-"""Makes the gallery's page: runs every script, keeps its figure, and writes index.md from what it says and prints.
+"""Build the gallery page: run every script, save its figure, and write index.md from its docstring and its output.
 
     OMP_NUM_THREADS=1 python docs/gallery/make.py
 
-The page holds what was printed here; a test runs the scripts, whose asserts are what counts.
+The page contains the output of this run; a test runs the scripts, whose assertions check the results.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ORDER = [
 ]
 HEAD = """# Gallery
 
-Scripts that run as they stand, in seconds on one CPU core, and check themselves: each ends with an error if what it
-says is not so. They need `pip install 'smoothhess[demo]'`.
+These scripts run as they stand, in seconds on one CPU core, and check their results: each raises an error if a
+statement does not hold. They need `pip install 'smoothhess[demo]'`.
 
 > The intervals are the Monte-Carlo error of one network's smoothed Hessian. They do not say whether an interaction is
 > real, stable or causal.

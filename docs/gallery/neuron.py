@@ -1,7 +1,7 @@
-"""One hidden neuron, where the answer is known.
+"""One hidden neuron with a known smoothed Hessian.
 
-A unit of the first layer, relu(w·x + b), has a smoothed Hessian that can be written down: φ(s/τ)/τ w wᵀ with
-s = w·x + b and τ = σ‖w‖. The estimate must agree with it, and the closed form must be exact.
+A unit of the first layer, relu(w·x + b), has the smoothed Hessian φ(s/τ)/τ w wᵀ with s = w·x + b and τ = σ‖w‖. The
+estimate must agree with it, and the closed form must be exact.
 """
 
 import math
@@ -24,7 +24,7 @@ result = explainer.attribute(x, unit, sigma=sigma)
 print(f"closed form: off by {float((result.hessian[0] - truth).norm() / truth.norm()):.1e}")
 assert torch.allclose(result.hessian[0], truth, atol=1e-9)
 
-# As if nothing were known of the model: sampled, with error bars that can be compared with the truth.
+# The model as a black box: sampled, with error bars that can be compared with the true error.
 sampled = explainer.attribute(x, unit, sigma=sigma, control=None, shrink=False, n_calls=2400)
 z = (sampled.hessian - truth) / sampled.stderr()
 print(
@@ -34,7 +34,7 @@ print(
 assert float((z.abs() < 2).double().mean()) > 0.85
 assert float(z.abs().max()) < 6
 
-# A unit of the second layer, before its ReLU, sees kinks of the first; a slice sums over units.
+# A unit of the second layer, before its ReLU, depends on the kinks of the first; a slice sums over units.
 deep = sh.NeuronSmoothHess(model, model[3])
 before = deep.attribute(x, 5, attribute_to_neuron_input=True, sigma=sigma)
 together = deep.attribute(x, (slice(None),), sigma=sigma)

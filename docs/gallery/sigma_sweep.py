@@ -1,9 +1,9 @@
-"""How an interaction changes with σ, against the truth.
+"""How an interaction changes with σ, compared with the exact values.
 
 f(x) = relu(x₀) relu(x₁) + x₂ x₃ at the point (½, ½, 0, 0). The first pair interacts only where both are positive, so
 its smoothed interaction is Φ(½/σ)², which falls from 1 to ¼ as the noise reaches the other quadrants; the second is
-1 throughout. Crosses are the truth. All scales share their draws, so that changes have smaller errors than the curves
-suggest.
+1 for every σ. Crosses are the exact values. All scales share their draws, so that changes have smaller errors than the
+curves suggest.
 """
 
 import torch
@@ -29,7 +29,7 @@ for sigma, value, error, exact in zip(sigmas, curve.value[:, 0], curve.stderr[:,
 assert ((curve.value[:, 0] - truth).abs() <= 4 * curve.stderr[:, 0]).all()
 assert torch.allclose(flat.value[:, 0], torch.ones(5).double(), atol=0.1)
 
-# Is the change from σ = 0.4 to 0.8 real? Paired differences say so, and that nothing else changes.
+# Paired differences test whether the change from σ = 0.4 to 0.8 is significant, and that no other pair changes.
 change = scales.difference(1, 2).top_pairs(6)[0]
 assert change[0].names == ("0", "1")
 assert change[0].significant

@@ -1,8 +1,8 @@
-"""Against the Hessian of a softened network.
+"""Comparison with the Hessian of a softened network.
 
-The usual way out for a ReLU network is to replace each relu by a SoftPlus and to differentiate that. How close do the
-surrogates f(x) + Gᵀδ + ½δᵀHδ of both come to the model inside a ball? σ and β are chosen on validation points, and the
-winner is read off the paired difference on others.
+The usual alternative for a ReLU network is to replace each relu by a SoftPlus and to differentiate the result. The
+script measures how close the surrogates f(x) + Gᵀδ + ½δᵀHδ of both methods are to the model inside a ball. σ and β are
+chosen on validation points, and the methods are compared by the paired difference on other points.
 """
 
 import torch
@@ -57,7 +57,7 @@ for baseline in table.methods[1:]:
     )
     assert float(ahead.value) < 0
 
-# The two Hessians are alike where both are chosen well, and are not the same thing.
+# The two Hessians are similar where σ and β are chosen well, but not identical.
 a, b = smooth.hessian.flatten(1), soft.hessian.flatten(1)
 cosine = nn.functional.cosine_similarity(a, b)
 print(f"cosine between the two Hessians: {float(cosine.median()):.2f} in the median")

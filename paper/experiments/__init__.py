@@ -1,4 +1,4 @@
-"""The experiments of the paper by name; each is a function `run(options) -> Outcome` in a module of its own."""
+"""The experiments of the paper by name; each is a function `run(options) -> Outcome` in a separate module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXPERIMENTS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment came to: the files it wrote, and its findings in a few lines of text."""
+    """Result of an experiment: the files it wrote, and its findings in a few lines of text."""
 
     name: str
     files: Sequence[Path]
@@ -50,7 +50,7 @@ def find(name: str) -> Callable[[Options], Outcome]:
 
 
 def run_all(options: Options) -> Outcome:
-    """Every experiment, one after the other; one that fails is told at the end and does not stop the others."""
+    """Run all experiments in sequence; a failure is reported at the end and does not stop the others."""
     files: list[Path] = []
     lines: list[str] = []
     failed: list[str] = []
@@ -63,5 +63,5 @@ def run_all(options: Options) -> Outcome:
         files += outcome.files
         lines += [f"{name}: {line}" for line in outcome.lines]
     if failed:
-        raise ValueError(f"done but for {len(failed)} of {len(EXPERIMENTS)}: {'; '.join(failed)}")
+        raise ValueError(f"{len(failed)} of {len(EXPERIMENTS)} experiments failed: {'; '.join(failed)}")
     return Outcome("all", files, lines)

@@ -1,9 +1,10 @@
-"""Table 2 and its appendix: how many predictions survive when an image is moved to the minimum of a method's surrogate.
+"""Table 2 and its appendix: predictions left unchanged when an image is moved to the minimum of a method's surrogate.
 
-What is attacked is the softmax of the predicted class. First-order methods step along −G, second-order methods to the
-exact minimum of the quadratic in the ball; the paper's reduction to the eigenvectors that hold a share T of Σ|λ| is
-tried beside it. σ² and β are those that leave fewest predictions unchanged on validation images, out of the paper's
-grids; of equal ones, those that leave the lowest probability. On MNIST and FMNIST the paper's own are tried as well.
+The attacked output is the softmax of the predicted class. First-order methods step along −G, second-order methods to
+the exact minimum of the quadratic in the ball; the paper's reduction to the eigenvectors that account for a share T of
+Σ|λ| is measured as well. σ² and β are selected from the paper's grids: the values that leave the fewest predictions
+unchanged on validation images; ties are resolved by the lowest probability. On MNIST and FMNIST the values of the paper
+are measured as well.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ __all__ = ["EPSILONS", "KEEP", "Size", "measure", "perturbed", "run"]
 NAME = "attack"
 EPSILONS = {"mlp5": (0.25, 0.5, 0.75, 1.25, 1.75), "resnet18": (0.1, 0.2, 0.3, 0.4, 1.0)}
 KEEP = {"mlp5": 0.98, "resnet18": 0.8}  # the paper's T
-KRYLOV = 32  # dimensions of the space that a minimum is first looked for in: enough for nearly every image
-ROUNDING = 1e-6  # of a product: that of a whole network in float32
-DENSE = 1024  # features up to which the reduction by T, which takes every eigenvalue, is tried
+KRYLOV = 32  # initial dimension of the Krylov space for the minimum: enough for nearly every image
+ROUNDING = 1e-6  # rounding error of a product with a float32 network
+DENSE = 1024  # features up to which the reduction by T, which needs all eigenvalues, is measured
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done for one network."""
+    """Sizes of the experiment for one network."""
 
     points: int  # test images
     batch: int  # images at once
     calls: int  # of SmoothHess
     val: int  # validation images
     val_calls: int
-    stride: int = 1  # every so many values of the grids
+    stride: int = 1  # use every stride-th value of the grids
 
 
 FULL = Size(400, 100, 1_568, 200, 784)
@@ -64,7 +65,7 @@ QUICK_CONVOLUTIONAL = Size(1, 1, 96, 1, 32, 7)
 
 
 def run(options: Options) -> Outcome:
-    """One network of each data set that was asked for: on MNIST that of the authors where it is given."""
+    """Attack one network of each requested data set: on MNIST that of the authors if it is available."""
     started = time.perf_counter()
     done: list[Measured] = []
     skipped: list[str] = []
@@ -93,7 +94,7 @@ def _first(sources: Sequence[Source], options: Options, skipped: list[str]) -> C
 
 
 def size_of(classifier: Classifier, options: Options) -> Size:
-    """How much is done, given whether the run is quick and what a pass of the network costs."""
+    """Sizes of the experiment, which depend on `quick` and on the cost of a pass of the network."""
     if options.quick:
         return QUICK_CONVOLUTIONAL if classifier.is_convolutional else QUICK
     return FULL_CONVOLUTIONAL if classifier.is_convolutional else FULL
@@ -102,7 +103,7 @@ def size_of(classifier: Classifier, options: Options) -> Size:
 def measure(
     classifier: Classifier, options: Options, size: Size, *, keep: float | None = None, name: str = NAME
 ) -> Measured:
-    """Every cell of one network; those that are on disk are not made again. `keep` is T; the paper's if None."""
+    """Compute all cells of one network that are not on disk. `keep` is T; the paper's if None."""
     points = min(options.points or size.points, len(classifier.data.test))
     inputs = classifier.inputs("test", points)
     share = KEEP[classifier.architecture] if keep is None else keep
@@ -120,7 +121,7 @@ def measure(
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """One network, and where its cells are kept."""
+    """One network and the folder of its cells."""
 
     classifier: Classifier
     options: Options
@@ -144,7 +145,7 @@ class _Bench:
         return values[:: self.size.stride]
 
     def choices(self) -> Chosen:
-        """The strongest σ or β of every method on validation images, for each radius."""
+        """The σ or β of the strongest attack of every method on validation images, for each radius."""
         inputs = self.classifier.inputs("val", self.size.val)
         make = self._maker(inputs, self.size.val_calls, self.options.seed)
         methods = [m for m in ATTACK if m.parameter is not None]
@@ -155,7 +156,7 @@ class _Bench:
         for method, value in self._bar(pairs, "choice of σ² and β"):
             key = {"candidate": method.name, "value": value}
             outcomes[method.name, value] = self.cells.compute(
-                key, lambda m=method, v=value: self._survivors(make, m, v)
+                key, lambda m=method, v=value: self._unchanged(make, m, v)
             )
         return {
             (epsilon, method.name): strongest({v: outcomes[method.name, v] for v in self.grid(method)}, i)
@@ -167,8 +168,8 @@ class _Bench:
         return self.grid(next(m for m in ATTACK if m.parameter == parameter))
 
     @torch.no_grad()
-    def _survivors(self, make: Maker, method: Method, value: float) -> Row:
-        """How many validation images keep their prediction, and the mean probability of it, radius by radius."""
+    def _unchanged(self, make: Maker, method: Method, value: float) -> Row:
+        """Number of validation images with an unchanged prediction, and its mean probability, for each radius."""
         points = perturbed(make(method, value), method.order, self.epsilons, exact=False)
         rows = self.classifier.rows or 4_096
         scores = torch.cat([self.classifier.network(x) for x in points.flatten(0, 1).split(rows)])
@@ -228,12 +229,12 @@ class _Bench:
         return Measured.joined(self.classifier, self.epsilons, len(inputs), self.keep, found, chosen, printed)
 
     def _attacked(self, make: Maker, method: Method, value: float | None) -> Row:
-        """Predictions before and after, and what it cost."""
+        """Predictions before and after the attack, and its cost."""
         result = make(method, value)
         attackers = {"exact": perturbed(result, method.order, self.epsilons)}
         if method.name == "SH+SG" and result.shape[1] <= DENSE:
             attackers["cut"] = perturbed(result, method.order, self.epsilons, keep=self.keep)
-        contest = post_hoc(
+        comparison = post_hoc(
             self.classifier.network,
             make.inputs,
             attackers,
@@ -241,8 +242,8 @@ class _Bench:
             internal_batch_size=self.classifier.rows,
         )
         return {
-            "before": contest.before.tolist(),
-            "after": dict(zip(contest.methods, contest.after.tolist(), strict=True)),
+            "before": comparison.before.tolist(),
+            "after": dict(zip(comparison.methods, comparison.after.tolist(), strict=True)),
             "calls": float(result.n_calls.double().mean()),
             "passes": float(result.n_passes.double().mean()),
         }
@@ -258,7 +259,7 @@ class _Bench:
 
 
 def strongest(outcomes: Mapping[float, Row], column: int) -> float:
-    """The candidate that leaves fewest predictions unchanged; of equal ones that with the lowest mean probability.
+    """The candidate that leaves the fewest predictions unchanged; ties are resolved by the lowest mean probability.
 
     >>> close = {"unchanged": [3], "probability": [0.4]}
     >>> strongest({1.0: {"unchanged": [4], "probability": [0.1]}, 2.0: close, 3.0: {**close, "probability": [0.3]}}, 0)
@@ -273,14 +274,14 @@ def strongest(outcomes: Mapping[float, Row], column: int) -> float:
 def perturbed(
     result: Interactions, order: int, radii: Sequence[float], *, keep: float | None = None, exact: bool = True
 ) -> Tensor:
-    """The inputs at which a surrogate is lowest in the balls of these radii, (R, B, *shape).
+    """The inputs that minimize a surrogate in the balls of these radii, (R, B, *shape).
 
     Args:
         result: of any method.
         order: of the surrogate.
         radii: of the balls.
-        keep: T, the share of Σ|λ| that the eigenvectors which are kept hold; None keeps all.
-        exact: grow the space that the minimum is looked for in until it is the minimum; else 32 dimensions must do.
+        keep: T, the share of Σ|λ| of the eigenvectors that are kept; None keeps all.
+        exact: enlarge the Krylov space until it contains the minimum; otherwise 32 dimensions are used.
 
     >>> from smoothhess import baselines
     >>> result = baselines.hessian(lambda x: x.square().sum(1), torch.ones(1, 3).double())
@@ -288,7 +289,7 @@ def perturbed(
     tensor([0.7321, 0.0000], dtype=torch.float64)
     """
     if order == 2 and not isinstance(result, Exact):
-        _ = result.hessian  # of an estimate, cheaper than its factors for some thirty products
+        _ = result.hessian  # for an estimate, cheaper than its factors for some thirty products
     taylor = result.taylor(order)
     inputs = taylor.inputs
     with quiet():
@@ -303,9 +304,9 @@ def perturbed(
 
 
 def spectrum(taylor: Taylor, exact: bool = True, size: int = KRYLOV) -> Spectrum:
-    """The surrogate in the Krylov space of its gradient and a random direction; `exact` lets that space grow on.
+    """The surrogate in the Krylov space of its gradient and a random direction; `exact` enlarges that space.
 
-    An image takes some thirty products with its Hessian, all images together, instead of all its eigenvectors.
+    An image takes some thirty products with its Hessian, batched over images, instead of all its eigenvectors.
     """
     assert taylor.product is not None
     gradient = taylor.gradient.double()
@@ -319,7 +320,7 @@ def spectrum(taylor: Taylor, exact: bool = True, size: int = KRYLOV) -> Spectrum
 
 
 def _krylov(gradient: Tensor, product: Product, size: int) -> Space:
-    """Blocks of two, each what H makes of the last one; the second vector finds what the gradient has no part in."""
+    """Blocks of two, each H times the previous one; the second vector adds directions orthogonal to the gradient."""
     d = gradient.shape[1]
     full = min(size, d)
     basis, images = gradient[:, None][:, :0], []

@@ -16,7 +16,7 @@ from paper.experiments.pmse_report import numbered
 from paper.methods import ATTACK
 from paper.options import Options
 from paper.published import published
-from paper.tables import COLOURS, COLUMN, beside_legend, beside_published, print_style, save_figure, write_table
+from paper.tables import COLOURS, COLUMN, legend_with_published, print_style, save_figure, with_published, write_table
 from smoothhess.evaluate import AttackComparison
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 Chosen = dict[tuple[float, str], float]  # by ε and method: σ or β
 OURS = "SH+SG"
 METHODS = {method.name: method for method in ATTACK}
-SURE = 0.05  # p below which a difference is called one
+SURE = 0.05  # p below which a difference is called significant
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Measured:
             printed=printed,
         )
 
-    def contest(self, epsilon: float, parameters: Chosen, *, cut: bool = False) -> AttackComparison:
+    def comparison(self, epsilon: float, parameters: Chosen, *, cut: bool = False) -> AttackComparison:
         """All methods in one column, each at its parameter; with `cut` also SH+SG by the paper's reduction."""
         i = self.epsilons.index(epsilon)
         columns = {
@@ -102,7 +102,7 @@ class Measured:
         return f"{OURS}, T = {self.keep:g}"
 
     def published(self, metric: str, epsilon: float, method: str) -> tuple[float | None, str]:
-        """The printed number, and what is known to be wrong with it."""
+        """The printed number, and its known error."""
         found = published(
             metric=metric,
             dataset=self.classifier.dataset,
@@ -117,7 +117,7 @@ class Measured:
 def report(
     name: str, measured: Sequence[Measured], skipped: Sequence[str], options: Options, seconds: float
 ) -> Outcome:
-    """Write everything; the findings are the lines above the first table."""
+    """Write all tables and the figure; the findings are printed above the first table."""
     folder = options.folder(name)
     lines = [*findings(measured), *skipped]
     made_by = options.made_by(name, seconds)
@@ -141,18 +141,18 @@ def report(
 
 
 def rows_of(measured: Sequence[Measured], which: str) -> list[Row]:
-    """Every method in every column: share, binomial standard error, and paired against SH+SG."""
+    """Every method in every column: share, binomial standard error, and paired difference from SH+SG."""
     rows = []
     for m in measured:
         parameters: Chosen = getattr(m, which)
         for epsilon in m.epsilons:
-            contest = m.contest(epsilon, parameters, cut=True)
-            for name in contest.methods:
-                share, apart = contest.share(name, epsilon), contest.difference(name, OURS)
+            comparison = m.comparison(epsilon, parameters, cut=True)
+            for name in comparison.methods:
+                share, apart = comparison.share(name, epsilon), comparison.difference(name, OURS)
                 printed, note = m.published("attack_posthoc_accuracy", epsilon, name.split(",")[0])
                 method, value = METHODS.get(name), parameters.get((epsilon, name.split(",")[0]))
                 shown = METHODS[name.split(",")[0]]
-                low, high = contest.interval(name, epsilon)
+                low, high = comparison.interval(name, epsilon)
                 further = {
                     "95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
                     "less SH+SG": None if name == OURS else 100 * float(apart.value[0]),
@@ -163,7 +163,7 @@ def rows_of(measured: Sequence[Measured], which: str) -> list[Row]:
                     "note": note,
                 }
                 labels = {"network": m.classifier.title, "ε": epsilon, "method": name}
-                rows.append(beside_published(labels, 100 * share.value, printed, 100 * share.stderr, **further))
+                rows.append(with_published(labels, 100 * share.value, printed, 100 * share.stderr, **further))
     return rows
 
 
@@ -173,7 +173,7 @@ def _calls(m: Measured, name: str, value: float | None) -> int | None:
 
 
 def parameter_rows(measured: Sequence[Measured]) -> list[Row]:
-    """What was chosen on validation images, beside what the paper chose."""
+    """Values chosen on validation images, compared with those of the paper."""
     rows = []
     for m in measured:
         for epsilon in m.epsilons:
@@ -201,7 +201,7 @@ def parameter_rows(measured: Sequence[Measured]) -> list[Row]:
 
 
 def findings(measured: Sequence[Measured]) -> list[str]:
-    """What the tables show, in numbers."""
+    """Summarise the tables in numbers."""
     lines = [f"{m.classifier.title}: {m.classifier.words}; {m.n_points} test images" for m in measured]
     lines.append(_strongest(measured))
     lines += [line for m in measured for epsilon in m.epsilons if (line := _not_strongest(m, epsilon))]
@@ -211,31 +211,31 @@ def findings(measured: Sequence[Measured]) -> list[str]:
 
 
 def _strongest(measured: Sequence[Measured]) -> str:
-    alone, tied, total = 0, 0, 0
+    strongest, tied, total = 0, 0, 0
     for m in measured:
         for epsilon in m.epsilons:
-            contest = m.contest(epsilon, m.chosen)
-            shares = {name: contest.share(name, epsilon).value for name in contest.methods}
+            comparison = m.comparison(epsilon, m.chosen)
+            shares = {name: comparison.share(name, epsilon).value for name in comparison.methods}
             others = min(share for name, share in shares.items() if name != OURS)
             total += 1
-            alone += shares[OURS] < others
+            strongest += shares[OURS] < others
             tied += shares[OURS] == others
     return (
-        f"SH+SG is the strongest attack in {alone} of {total} columns and as strong as another in {tied} (published: "
-        "14 of 15, ties among them)"
+        f"SH+SG is the strongest attack in {strongest} of {total} columns and tied with another in {tied} (published: "
+        "14 of 15, including ties)"
     )
 
 
 def _not_strongest(m: Measured, epsilon: float) -> str | None:
-    """Who is stronger than SH+SG in a column, and how sure that is."""
-    contest = m.contest(epsilon, m.chosen)
-    shares = {name: contest.share(name, epsilon).value for name in contest.methods}
+    """The method that is stronger than SH+SG in a column, and the significance of the difference."""
+    comparison = m.comparison(epsilon, m.chosen)
+    shares = {name: comparison.share(name, epsilon).value for name in comparison.methods}
     best = min(shares, key=lambda name: shares[name])
     if shares[best] >= shares[OURS]:
         return None
-    apart = contest.difference(best, OURS)
+    apart = comparison.difference(best, OURS)
     p = float(apart.p_value[0])
-    words = "a difference" if p < SURE else "which chance may explain"
+    words = "significant" if p < SURE else "not significant"
     return (
         f"{m.classifier.title} at ε = {epsilon:g}: SH+SG is not the strongest; {best} leaves "
         f"{100 * shares[best]:.1f} % unchanged, SH+SG {100 * shares[OURS]:.1f} % (paired "
@@ -247,24 +247,24 @@ def _own_hessian(measured: Sequence[Measured]) -> str:
     weaker, total = 0, 0
     for m in measured:
         for epsilon in m.epsilons:
-            contest = m.contest(epsilon, m.chosen)
-            weaker += contest.share("H+G", epsilon).value > contest.share("SG", epsilon).value
+            comparison = m.comparison(epsilon, m.chosen)
+            weaker += comparison.share("H+G", epsilon).value > comparison.share("SG", epsilon).value
             total += 1
-    return f"the network's own Hessian, H+G, is weaker than SG in {weaker} of {total} columns (the paper says 14 of 15)"
+    return f"the Hessian of the network, H+G, is weaker than SG in {weaker} of {total} columns (published: 14 of 15)"
 
 
 def _cuts(measured: Sequence[Measured]) -> list[str]:
-    """Whether the paper's reduction changes anything."""
+    """The effect of the paper's reduction."""
     lines = []
     for m in measured:
         differ = []
         for epsilon in m.epsilons:
-            contest = m.contest(epsilon, m.chosen, cut=True)
-            if m.cut_name in contest.methods:
-                differ.append(100 * float(contest.difference(m.cut_name, OURS).value[0]))
+            comparison = m.comparison(epsilon, m.chosen, cut=True)
+            if m.cut_name in comparison.methods:
+                differ.append(100 * float(comparison.difference(m.cut_name, OURS).value[0]))
         if differ:
             lines.append(
-                f"{m.classifier.title}: keeping the eigenvectors that hold {m.keep:g} of Σ|λ| changes the share of "
+                f"{m.classifier.title}: keeping the eigenvectors with {m.keep:g} of Σ|λ| changes the share of "
                 f"SH+SG by {min(differ):+.1f} to {max(differ):+.1f} points"
             )
     return lines
@@ -282,7 +282,7 @@ _LOOK = {
 
 
 def figure(measured: Sequence[Measured]) -> Figure:
-    """How many more predictions than SH+SG each attack leaves unchanged, measured (filled) and published (hollow)."""
+    """Predictions left unchanged by each attack minus those of SH+SG, measured (filled) and published (hollow)."""
     from smoothhess.view.figures.canvas import new_figure
 
     drawn = new_figure(COLUMN, 0.6 + 1.6 * len(measured))
@@ -291,7 +291,7 @@ def figure(measured: Sequence[Measured]) -> Figure:
         _panel(ax, m)
     axes[-1].set_xlabel("radius ε; unchanged by SH+SG, % (published)")
     drawn.supylabel("left unchanged beyond SH+SG (percentage points)", fontsize=7.5)
-    beside_legend(drawn, _LOOK, ncols=6)
+    legend_with_published(drawn, _LOOK, ncols=6)
     return drawn
 
 
@@ -299,15 +299,15 @@ def _panel(ax: Axes, m: Measured) -> None:
     from smoothhess.view.figures.canvas import INK
 
     ax.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
-    ax.margins(y=0.08)  # no mark touches the frame
+    ax.margins(y=0.08)  # no marker touches the frame
     labels = []
     for i, epsilon in enumerate(m.epsilons):
-        contest = m.contest(epsilon, m.chosen)
+        comparison = m.comparison(epsilon, m.chosen)
         base = m.published("attack_posthoc_accuracy", epsilon, OURS)[0]
         told = "" if base is None else f"\n({base:.1f})"
-        labels.append(f"{epsilon:g}\n{100 * contest.share(OURS, epsilon).value:.1f}{told}")
+        labels.append(f"{epsilon:g}\n{100 * comparison.share(OURS, epsilon).value:.1f}{told}")
         for k, (name, (colour, marker)) in enumerate(_LOOK.items()):
-            apart, x = contest.difference(name, OURS), i + 0.14 * (k - 2)
+            apart, x = comparison.difference(name, OURS), i + 0.14 * (k - 2)
             value, error = 100 * float(apart.value[0]), 100 * float(apart.stderr[0])
             ax.errorbar(x, value, error, fmt=marker, color=colour, markersize=3, elinewidth=0.7, zorder=3)
             printed = m.published("attack_posthoc_accuracy", epsilon, name)[0]

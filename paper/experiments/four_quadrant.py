@@ -1,8 +1,8 @@
-"""Fig. 2: the interaction at the corner of four quadrants, against how far SmoothHess and SoftPlus look.
+"""Fig. 2: the interaction at the corner of four quadrants, as a function of σ² (SmoothHess) and of β (SoftPlus).
 
 The function is K·x₁x₂ with K = 5, 3, 12, −10 in the quadrants. Smoothed at 0 by any isotropic Gaussian it has
-H₁₂ = (5 + 3 + 12 − 10)/4 = 2.5 and H₁₁ = H₂₂ = 12/π. A network learns it; SmoothHess of the network should say the same
-at every σ, the Hessian of the network with SoftPlus does not at any β for long.
+H₁₂ = (5 + 3 + 12 − 10)/4 = 2.5 and H₁₁ = H₂₂ = 12/π. A network learns it; SmoothHess of the network should have the
+same values at every σ, while the Hessian of the network with SoftPlus has them over no range of β.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NAME = "four-quadrant"
 TRUTH = {"H₁₁": 12 / math.pi, "H₁₂": 2.5, "H₂₂": 12 / math.pi}
-ALLOWED, FROM = 0.15, 0.01  # H₁₂ is to be within 2.5 ± 0.15 for σ² from 0.01 on
+ALLOWED, FROM = 0.15, 0.01  # H₁₂ should be within 2.5 ± 0.15 for σ² from 0.01 on
 # H₁₂ of the authors' network, read off the published figure to about ± 0.1; by σ², and at the peak by β.
 READ_OFF = {0.001: 1.5, 0.00316228: 2.2, 0.00630957: 2.5, 1.0: 2.45}
 READ_OFF_PEAK = (700.0, 10.5)
@@ -69,7 +69,7 @@ def run(options: Options) -> Outcome:
 
 
 def findings(smooth: list[Row], soft: list[Row], fitted: Trained) -> list[str]:
-    """What the experiment shows, in numbers."""
+    """Summarise the experiment in numbers."""
     judged = [row for row in smooth if row["σ²"] >= FROM * (1 - 1e-9)]
     values = [row["H₁₂"] for row in judged]
     inside = sum(abs(value - TRUTH["H₁₂"]) <= ALLOWED for value in values)

@@ -1,12 +1,13 @@
-"""Nested Interactions: other interactions at other distances, against how far SmoothHess and SoftPlus look.
+"""Nested Interactions: interactions that depend on the distance, as a function of σ² (SmoothHess) and β (SoftPlus).
 
 The target is ½x₁² + x₁x₂ within radius 0.6 of 0, x₁x₂ up to 1.2, −5x₁x₂ beyond. Smoothed at 0 its Hessian is, with
 t = .18/σ² and the regularised incomplete gamma functions P and Q = 1 − P,
 
     H₁₂ = 1 − 6 Q(3, .72/σ²),      H₁₁ = ³⁄₂ P(3, t) − ½ P(2, t),      H₂₂ = ½ (P(3, t) − P(2, t)).
 
-A network can follow it neither across its jumps nor outside the square [−2, 2]² that it was shown. The Hessian is
-linear in the function, so what the network's differs by is the sum of what either place contributes; both are computed.
+A network can represent the target neither at its jumps nor outside the training square [−2, 2]². The Hessian is linear
+in the function, so the difference between network and target is the sum of two contributions, from inside and outside
+the square; both are computed.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "nested"
-ALLOWED, JUDGED = 0.15, (0.005, 0.5)  # agreement with the target is asked for at these σ²
+ALLOWED, JUDGED = 0.15, (0.005, 0.5)  # agreement with the target is required at these σ²
 SIGMA2, BETA = (1e-6, 10.0), (1e-1, 1e4)
-MET = 0.05  # from this σ² on the draws meet the jumps, and many of them are needed
+MET = 0.05  # from this σ² on draws reach the jumps, and more of them are needed
 CALLS, QUICK_CALLS = (20_480, 163_840), (4_096, 16_384)  # below and above
-BAND = 0.1  # that near to a jump the error is counted as its doing
+BAND = 0.1  # within this distance of a jump the error is attributed to the jump
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1))
 LINES = {" of the network": "-", " of the target": DASHED, " of the target clipped to the square": DOTTED}
 SIDE = 2.0  # half the side of the square of the training points
 
 
 def run(options: Options) -> Outcome:
-    """H₁₁, H₁₂ and H₂₂ at 0 against σ² beside those of the target, and against β; tables and the figure."""
+    """H₁₁, H₁₂ and H₂₂ at 0 against σ², compared with the target, and against β; tables and the figure."""
     (few, many), per_decade = (QUICK_CALLS, 3) if options.quick else (CALLS, 6)
     recipe = shortened(NESTED, 4_000) if options.quick else NESTED
     folder = options.folder(NAME)
@@ -95,12 +96,12 @@ def target_hessian(sigma2: Tensor) -> Tensor:
 
 
 def explain(smooth: list[Row], fitted: Trained, cells: Cells, options: Options) -> None:
-    """Add to each row what the target has, and where the network's difference from it comes from."""
+    """Add to each row the target's Hessian and the two contributions to the network's difference from it."""
     sigma2 = [row["σ²"] for row in smooth]
     double = fitted.in_double
 
     def outside(other: str) -> dict[str, list[float]]:
-        """What putting another function in the target's place outside the square changes."""
+        """The change of the Hessian if the target is replaced by another function outside the square."""
         replaced = {
             "network": lambda x: double(x)[:, 0] - double(x.new_zeros(1, 2))[:, 0],
             "clipped": lambda x: nested(x.clamp(-SIDE, SIDE)),
@@ -132,7 +133,7 @@ def explain(smooth: list[Row], fitted: Trained, cells: Cells, options: Options) 
 
 
 def jump_words(fitted: Trained, device: str) -> str:
-    """Where the squared error of the network lies: at the jumps of its target, which no network can follow."""
+    """The share of the squared error at the jumps of the target, which no continuous network can represent."""
     points = plane_grid(0.016).double().to(device)
     double = fitted.in_double
     with torch.no_grad():
@@ -148,7 +149,7 @@ def jump_words(fitted: Trained, device: str) -> str:
 
 
 def findings(smooth: list[Row], soft: list[Row], fitted: Trained, device: str = "cpu") -> list[str]:
-    """What the experiment shows, in numbers."""
+    """Summarise the experiment in numbers."""
     low, high = JUDGED
     judged = [row for row in smooth if low <= row["σ²"] <= high]
     lines = [f"network: {fitted.words} (published: 200000 steps, 1e-1)", jump_words(fitted, device)]

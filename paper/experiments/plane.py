@@ -1,4 +1,4 @@
-"""The networks on the plane, trained once and kept."""
+"""The two-dimensional networks, trained once and stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Trained", "open_cells", "trained"]
 
 
 class _FullPrecision(MLP):
-    """The trainer uses bfloat16 on a GPU, too coarse for a mean squared error of 1e-4 of values up to 48."""
+    """An MLP in float32: the trainer's bfloat16 on a GPU is too coarse for an error of 1e-4 of values up to 48."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs, (B, sizes[-1])."""
@@ -32,12 +32,12 @@ class _FullPrecision(MLP):
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A network on the plane, in eval mode, and what its training came to."""
+    """A two-dimensional network, in eval mode, and the result of its training."""
 
     network: nn.Module
     n_steps: int
     mse: float
-    planned: int | None = None  # steps of the whole recipe, where the training was stopped before
+    planned: int | None = None  # steps of the full recipe, if the training was stopped before
 
     @property
     def in_double(self) -> nn.Module:
@@ -64,10 +64,10 @@ def trained(
     sizes: tuple[int, ...] = (2, 500, 300, 250, 250, 250, 1),
     points: Tensor | None = None,
 ) -> Trained:
-    """The network `name` trained on `target` at `points` (the paper's grid if None), or as it was kept.
+    """Return the network `name` trained on `target` at `points` (the paper's grid if None), or the stored one.
 
     Weights and the state of an unfinished training are files in `options.weights`, so nothing is trained twice. With
-    `options.steps` it stops there: the same network as the whole training has at that step.
+    `options.steps` the training stops there, with the weights that the full training has at that step.
     """
     kind, planned = f"{name}-{recipe.n_steps}-steps", None
     if options.steps is not None and options.steps != recipe.n_steps:
@@ -76,7 +76,7 @@ def trained(
         kind, planned = f"{name}-{options.steps}-of-{recipe.n_steps}-steps", recipe.n_steps
         recipe = replace(recipe, n_steps=options.steps)
     path = options.weights / f"{kind}-seed-{options.seed}.safetensors"
-    with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+    with torch.random.fork_rng(devices=[]):  # layers draw their initial weights from the global generator
         torch.manual_seed(options.seed)
         network = _FullPrecision(sizes)
     if path.exists():
@@ -100,6 +100,6 @@ def trained(
 
 
 def open_cells(folder: Path, options: Options, fitted: Trained, **settings: Any) -> Cells:
-    """The cells of an experiment; its settings name the network by its error, so that cells of another are refused."""
+    """The cells of an experiment; the settings include the network's error, so that cells of another network raise."""
     network = {"seed": options.seed, "steps": fitted.n_steps, "mean squared error": float(f"{fitted.mse:.6g}")}
     return Cells(folder / "cells", network | settings)

@@ -1,9 +1,9 @@
-"""Table 1 and its appendix: how well each method's Taylor expansion follows a network in the ball around an image.
+"""Table 1 and its appendix: how close each method's Taylor expansion is to a network in the ball around an image.
 
 Three data sets, the logit of the predicted class and a penultimate neuron, ε = .25, .5 and 1, seven methods. σ and β
-are chosen on validation points; the paper's own values are tried as well. Two samplers are reported: "radius", with
-the radius of a perturbation uniform in [0, ε], is what the published numbers were made with; "ball", uniform in the
-ball, is the definition. SmoothHess is the library's default estimate on all points, and on a few of them also the
+are chosen on validation points; the values of the paper are measured as well. Two samplers are reported: "radius",
+with the radius of a perturbation uniform in [0, ε], was used for the published numbers; "ball", uniform in the ball, is
+the definition. SmoothHess is the library's default estimate on all points, and on a few of them also the
 published recipe: 100 000 antithetic gradients for each image of MNIST and FMNIST, 480 000 for CIFAR10.
 """
 
@@ -34,29 +34,31 @@ __all__ = ["EPSILONS", "Function", "Size", "measure", "run", "run_resnet101"]
 
 NAME, RESNET101_NAME = "pmse", "pmse-resnet101"
 EPSILONS = (0.25, 0.5, 1.0)
-SAME = 0.05  # σ² that differ by less are one: the tables print two digits
+SAME = 0.05  # σ² that differ by less are identified: the tables print two digits
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done for one network."""
+    """Sizes of the experiment for one network."""
 
     points: int  # test images
     samples: int  # displacements of each
-    exact: int | None  # of them, how many are looked at in full precision where the others are not
-    batch: int  # images at once; each batch has draws of its own
+    exact: int | None  # how many of them are evaluated in full precision if the others are not
+    batch: int  # images at once; each batch has separate draws
     calls: int | None  # of SmoothHess; None: until its relative error is 0.1
     val: int  # validation images for β,
-    val_smooth: int  # for σ, whose estimates cost more; 0: the second of the three candidates, as in all of the paper
+    val_smooth: (
+        int  # for σ, whose estimates cost more; 0: the second of the three candidates, as in all cells of the paper
+    )
     val_samples: int
     samplings: tuple[str, ...]  # samplers that parameters are chosen for; results of another one use those of the first
-    recipe_points: int  # images that the published recipe is tried on
+    recipe_points: int  # images on which the published recipe is run
     recipe_share: float = 1.0  # of its calls
-    stride: int = 1  # every so many values of the β grid
+    stride: int = 1  # use every stride-th value of the β grid
 
 
 # An estimate of a convolutional network takes one or two seconds of a GPU. With fewer calls the closed form would not
-# be worth its passes, and noise would hide what is compared, and decide between the σ.
+# be worth its passes, and noise would dominate the comparison and the choice of σ.
 FULL = Size(200, 15_000, None, 50, None, 200, 200, 500, ("radius", "ball"), 20)
 FULL_CONVOLUTIONAL = Size(100, 15_000, 1_000, 10, 4_096, 50, 6, 300, ("radius",), 1)
 FULL_DEEP = Size(100, 15_000, 500, 10, 4_096, 16, 3, 200, ("radius",), 0)  # a pass costs five times as much again
@@ -66,7 +68,7 @@ QUICK_CONVOLUTIONAL = Size(1, 60, None, 1, 96, 1, 0, 16, ("radius",), 0, 0.0, 16
 
 @dataclass(frozen=True)
 class Function:
-    """What is explained of a classifier."""
+    """An explained function of a classifier."""
 
     name: str
     published: str  # "logit" or "neuron"
@@ -80,16 +82,16 @@ class Function:
 
 
 def run(options: Options) -> Outcome:
-    """All networks of the data sets that were asked for."""
+    """Run all networks of the requested data sets."""
     return _run(options, NAME, wanted(options, CLASSIFIERS), ("logit", "neuron"))
 
 
 def run_resnet101(options: Options) -> Outcome:
-    """ResNet-101 on CIFAR10, logit alone."""
+    """Run ResNet-101 on CIFAR10, only the logit."""
     if options.quick:
-        return Outcome(RESNET101_NAME, [], ["left out of a quick run: it takes a trained ResNet-101 and a GPU"])
+        return Outcome(RESNET101_NAME, [], ["left out of a quick run: it needs a trained ResNet-101 and a GPU"])
     if options.dataset not in (None, "cifar10") or options.function not in (None, "logit"):
-        return Outcome(RESNET101_NAME, [], ["left out: it is about the logits of CIFAR10 alone"])
+        return Outcome(RESNET101_NAME, [], ["left out: it uses only the logits of CIFAR10"])
     return _run(options, RESNET101_NAME, [RESNET101], ("logit",))
 
 
@@ -113,7 +115,7 @@ def _run(options: Options, name: str, sources: Sequence[Source], functions: Sequ
 
 
 def size_of(classifier: Classifier, options: Options) -> Size:
-    """How much is done, given whether the run is quick and what a pass of the network costs."""
+    """Sizes of the experiment, which depend on `quick` and on the cost of a pass of the network."""
     if options.quick:
         return QUICK_CONVOLUTIONAL if classifier.is_convolutional else QUICK
     if classifier.architecture == "resnet101":
@@ -122,7 +124,7 @@ def size_of(classifier: Classifier, options: Options) -> Size:
 
 
 def measure(classifier: Classifier, asked: Sequence[str], options: Options, size: Size, name: str = NAME) -> Measured:
-    """Every cell of one network; those that are on disk are not made again."""
+    """Compute all cells of one network that are not on disk."""
     points = min(options.points or size.points, len(classifier.data.test))
     inputs = classifier.inputs("test", points)
     settings = {
@@ -143,7 +145,7 @@ def _digest(inputs: Tensor) -> str:
 
 
 def _functions(classifier: Classifier, asked: Sequence[str], cells: Cells) -> list[Function]:
-    """The functions that were asked for; on MNIST two neurons, since the printed row is that of the second."""
+    """The requested functions; on MNIST two neurons, since the printed row is that of the second."""
     found = [Function("logit", "logit")] if "logit" in asked else []
     if "neuron" in asked:
         unit = cells.compute({"unit": "class"}, lambda: classifier.most_active_unit(NEURON_CLASS))
@@ -156,7 +158,7 @@ def _functions(classifier: Classifier, asked: Sequence[str], cells: Cells) -> li
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """One network, and where its cells are kept."""
+    """One network and the folder of its cells."""
 
     classifier: Classifier
     options: Options
@@ -170,7 +172,7 @@ class _Bench:
 
     @property
     def _is_rough(self) -> bool:
-        """Whether most values are made with TF32, and put right by some exact ones."""
+        """Whether most values are computed in TF32 and corrected with some exact ones."""
         on_gpu = torch.device(self.classifier.device).type == "cuda"
         return self.classifier.is_convolutional and on_gpu and self.size.exact is not None
 
@@ -223,8 +225,8 @@ class _Bench:
     def printed(self, function: Function, epsilon: float, method: Method) -> float | None:
         """The parameter of the paper's table for this cell.
 
-        A printed σ² is one of three candidates up to rounding; one that is none of them is a misprint, and counts as
-        the second candidate, which all others are.
+        A printed σ² is one of three candidates up to rounding; any other value is a misprint, and is replaced by the
+        second candidate, which is the value of all other cells.
         """
         classifier = self.classifier
         found = published(
@@ -268,7 +270,7 @@ class _Bench:
 
     @staticmethod
     def _key(function: Function, epsilon: float, images: str) -> dict[str, Any]:
-        """Batches are known by their images, so that a run of more points goes on from one of fewer."""
+        """Batches are identified by their images, so that a run with more points resumes one with fewer."""
         return {"function": function.name, "epsilon": epsilon, "images": images}
 
     def _wanted(self, function: Function, epsilon: float, chosen: Chosen) -> list[tuple[Method, float | None]]:
@@ -314,7 +316,7 @@ class _Bench:
     # --- the published recipe -------------------------------------------------------------------------------------
 
     def recipes(self, inputs: Tensor) -> None:
-        """The published recipe beside the default estimate: same σ, same points, same draws of P_MSE."""
+        """Compare the published recipe with the default estimate: same σ, same points, same draws of P_MSE."""
         if not len(inputs):
             return
         n_calls = 2 * round(self.size.recipe_share * RECIPE_CALLS[self.classifier.architecture] / 2)
@@ -363,7 +365,7 @@ class _Bench:
             }
 
     def measured(self, inputs: Tensor, chosen: Chosen) -> Measured:
-        """What the cells hold, put together."""
+        """Combine the contents of the cells."""
         batches = [_digest(x) for x in inputs.split(self.size.batch)]
         tried = _digest(inputs[: self.size.recipe_points])
         records = [
@@ -426,7 +428,7 @@ class _Bench:
 
 
 def _orders(methods: Sequence[Method]) -> Iterator[tuple[tuple[float, ...], list[Method]]]:
-    """σ radius by radius: both orders share an estimate. β for all radii at once: they share the products."""
+    """σ for each radius: both orders share an estimate. β for all radii at once: they share the products."""
     smooth = [m for m in methods if m.parameter == "σ"]
     for epsilon in EPSILONS:
         yield (epsilon,), smooth

@@ -17,7 +17,7 @@ from paper.experiments import Outcome
 from paper.methods import PMSE, Method
 from paper.options import Options
 from paper.published import published
-from paper.tables import COLOURS, COLUMN, beside_legend, beside_published, print_style, save_figure, write_table
+from paper.tables import COLOURS, COLUMN, legend_with_published, print_style, save_figure, with_published, write_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,10 +28,10 @@ __all__ = ["Chosen", "Measured", "Record", "numbered", "report"]
 Row = dict[str, Any]
 Chosen = dict[tuple[str, str, float, str], float]  # by function, sampler, ε and method
 OURS = "SH+SG"
-LEAST_HEIGHT = 2.6  # inches of a figure, which its label and legend need
+LEAST_HEIGHT = 2.6  # inches, the minimum for label and legend of a figure
 METHODS = {method.name: method for method in PMSE}
 NOISY = ": too few calls for a verdict on SH+SG"
-FAR = 10.0  # times what is measured: no sampler and no network would explain it
+FAR = 10.0  # times the measured value: no sampler and no network explains such a ratio
 CLAIM = {"lowest": "18 of 18", "least spread": "15 of 18, and 2 ties"}  # the paper's, of SH+SG
 
 
@@ -53,7 +53,7 @@ class Record:
 
     @staticmethod
     def merged(function: str, epsilon: float, batches: Sequence[Sequence[Row]]) -> list[Record]:
-        """The records of a cell from those of its batches of points, each of which has draws of its own."""
+        """Merge the records of the batches of points of a cell, each of which has separate draws."""
         found = []
         for parts in zip(*batches, strict=True):
             first, sizes = parts[0], [len(part["errors"][SAMPLERS[0]]) for part in parts]
@@ -91,7 +91,7 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """All that was measured on one network."""
+    """All measurements of one network."""
 
     classifier: Classifier
     functions: Mapping[str, str]  # to the name in the paper's tables
@@ -108,14 +108,14 @@ class Measured:
     choices: Sequence[tuple[Row, list[Row]]]
 
     def record(self, function: str, epsilon: float, method: str, value: float | None) -> Record | None:
-        """The one at this value of the parameter."""
+        """The record at this value of the parameter."""
         for r in self.records:
             if (r.function, r.epsilon, r.method, r.value) == (function, epsilon, method, value):
                 return r
         return None
 
     def best(self, function: str, epsilon: float, method: str, sampler: str) -> Record:
-        """The one whose parameter was chosen for this sampler, or for the first where it was not chosen for this."""
+        """The record whose parameter was chosen for this sampler, or for the first sampler if there is none."""
         value = None
         if METHODS[method].parameter is not None:
             sampling = sampler if sampler in self.samplings else self.samplings[0]
@@ -135,7 +135,7 @@ class Measured:
         return {"network": self.classifier.title, "function": shown, "ε": epsilon, "method": method}
 
     def published(self, metric: str, function: str, epsilon: float, method: str) -> tuple[float | None, str]:
-        """The printed number, and what is known to be wrong with it."""
+        """The printed number, and its known error."""
         found = published(
             metric=metric,
             dataset=self.classifier.dataset,
@@ -150,7 +150,7 @@ class Measured:
 def report(
     name: str, measured: Sequence[Measured], skipped: Sequence[str], options: Options, seconds: float
 ) -> Outcome:
-    """Write everything; the findings are the lines above the first table."""
+    """Write all tables and the figure; the findings are printed above the first table."""
     folder = options.folder(name)
     lines = [*findings(measured), *skipped]
     made_by = options.made_by(name, seconds)
@@ -183,7 +183,7 @@ def _heading(name: str, words: str, made_by: Sequence[str]) -> list[str]:
 
 
 def numbered(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
-    """Long notes as numbers, and what the numbers mean as lines of Markdown.
+    """Replace long notes by numbers, and list the numbered notes as lines of Markdown.
 
     >>> numbered([{"note": ""}, {"note": "a misprint"}, {"note": "a misprint"}])
     (['', 'Note 1: a misprint.'], [{'note': ''}, {'note': '1'}, {'note': '1'}])
@@ -214,7 +214,7 @@ def main_rows(measured: Sequence[Measured]) -> list[Row]:
                     "note": note,
                 }
                 labels = m.labels(function, epsilon, method.name)
-                rows.append(beside_published(labels, near.mean("radius"), printed, near.stderr("radius"), **further))
+                rows.append(with_published(labels, near.mean("radius"), printed, near.stderr("radius"), **further))
     return rows
 
 
@@ -226,12 +226,12 @@ def std_rows(measured: Sequence[Measured]) -> list[Row]:
             for method in PMSE:
                 record = m.best(function, epsilon, method.name, "radius")
                 printed, note = m.published("pmse_std", function, epsilon, method.name)
-                # of a standard deviation, as if the points were normal: what is heavy in the tail is less certain
+                # of a standard deviation, for normally distributed points: too small for heavy tails
                 n = len(record.errors["radius"])
                 stderr = record.std("radius") / math.sqrt(2 * (n - 1)) if n > 1 else math.nan
                 labels = m.labels(function, epsilon, method.name)
                 rows.append(
-                    beside_published(
+                    with_published(
                         labels,
                         record.std("radius"),
                         printed,
@@ -244,7 +244,7 @@ def std_rows(measured: Sequence[Measured]) -> list[Row]:
 
 
 def paired_rows(measured: Sequence[Measured]) -> list[Row]:
-    """P_MSE of SH+SG less that of each other method, point by point."""
+    """P_MSE of SH+SG minus that of each other method, at each point."""
     rows = []
     for m in measured:
         for function, epsilon in m.cells():
@@ -279,7 +279,7 @@ def point_rows(measured: Sequence[Measured]) -> list[Row]:
 
 
 def parameter_rows(measured: Sequence[Measured]) -> list[Row]:
-    """What was chosen on validation points, which values cannot be told from it, and what the paper chose."""
+    """Values chosen on validation points, values tied with them, and those of the paper."""
     rows = []
     for m in measured:
         kept = {
@@ -314,7 +314,7 @@ def parameter_rows(measured: Sequence[Measured]) -> list[Row]:
 
 
 def printed_rows(measured: Sequence[Measured]) -> list[Row]:
-    """At the paper's own σ² and β, with its sampler: on the authors' network nothing else differs."""
+    """At the paper's σ² and β, with its sampler: on the authors' network only the draws differ."""
     rows = []
     for m in measured:
         for function, epsilon in m.cells():
@@ -332,9 +332,7 @@ def printed_rows(measured: Sequence[Measured]) -> list[Row]:
                     "smoothing": _shown(method, value),
                     "note": note,
                 }
-                rows.append(
-                    beside_published(labels, record.mean("radius"), printed, record.stderr("radius"), **further)
-                )
+                rows.append(with_published(labels, record.mean("radius"), printed, record.stderr("radius"), **further))
     return rows
 
 
@@ -377,11 +375,11 @@ def _score(apart: Tensor) -> float:
 
 
 def findings(measured: Sequence[Measured]) -> list[str]:
-    """What the tables show, in numbers."""
+    """Summarise the tables in numbers."""
     lines = []
     for m in measured:
         units = "".join(f", {function} is unit {unit}" for function, unit in m.units.items())
-        rough = "" if m.n_exact is None else f" (in TF32, put right by {m.n_exact} exact ones; gradients in TF32)"
+        rough = "" if m.n_exact is None else f" (in TF32, corrected with {m.n_exact} exact ones; gradients in TF32)"
         lines.append(
             f"{m.classifier.title}: {m.classifier.words}; {m.n_points} test points, {m.n_samples} draws each"
             f"{rough}{units}"
@@ -396,7 +394,7 @@ def findings(measured: Sequence[Measured]) -> list[str]:
 
 
 def _lowest(measured: Sequence[Measured], sampler: str) -> list[str]:
-    """In how many cells SH+SG is lowest, and by how much."""
+    """The number of cells in which SH+SG is lowest, and the ratios to the next best."""
     words = {"radius": "radius uniform, the sampler of the tables", "ball": "uniform in the ball"}[sampler]
     lines = []
     for m in measured:
@@ -442,7 +440,7 @@ def _totals(measured: Sequence[Measured]) -> list[str]:
 
 
 def _sharpness(measured: Sequence[Measured]) -> list[str]:
-    """How the β that was chosen for SoftPlus goes with ε."""
+    """The dependence of the chosen β of SoftPlus on ε."""
     lines = []
     for m in measured:
         for function in m.functions:
@@ -455,7 +453,7 @@ def _sharpness(measured: Sequence[Measured]) -> list[str]:
 
 
 def _gradient(measured: Sequence[Measured]) -> list[str]:
-    """The printed row of G is not the gradient's."""
+    """Compare the printed row of G, which is not the error of the gradient, with the measured one."""
     ours, printed = [], []
     for m in measured:
         for function, epsilon in m.cells():
@@ -466,15 +464,15 @@ def _gradient(measured: Sequence[Measured]) -> list[str]:
                 printed.append(shown / g)
     if not printed:
         return []
-    verdict = ", and grows as ε²: it cannot be the gradient's" if min(printed) > FAR else ""
+    verdict = ", and grows as ε²: it cannot be the error of the gradient" if min(printed) > FAR else ""
     return [
         f"G is {min(ours):.2f} to {max(ours):.2f} times SG; the printed row of G is {min(printed):.3g} to "
-        f"{max(printed):.3g} times what is measured{verdict}"
+        f"{max(printed):.3g} times the measured value{verdict}"
     ]
 
 
 def _cost(measured: Sequence[Measured]) -> list[str]:
-    """Calls of the default estimate and of the recipe, and what each of them gives on the same points."""
+    """Calls of the default estimate and of the recipe, and the P_MSE of both on the same points."""
     lines = []
     for m in measured:
         ours = [m.best(f, e, OURS, "radius") for f, e in m.cells()]
@@ -482,7 +480,7 @@ def _cost(measured: Sequence[Measured]) -> list[str]:
             sum(getattr(r, name) for r in ours) / len(ours) for name in ("calls", "passes", "error")
         )
         lines.append(
-            f"{m.classifier.title}: SmoothHess took {calls:.0f} calls ({passes:.0f} passes) a point and radius on "
+            f"{m.classifier.title}: SmoothHess took {calls:.0f} calls ({passes:.0f} passes) per point and radius on "
             f"average; relative error of the Hessian {error:.2f}{NOISY if error > 0.5 else ''}"
         )
         by = {words: [r for r in m.recipes if r.by == words and r.method == OURS] for words in ("default", "recipe")}
@@ -495,7 +493,7 @@ def _cost(measured: Sequence[Measured]) -> list[str]:
         )
         lines.append(
             f"{m.classifier.title}: the published recipe took {calls['recipe']:.0f} calls ({seconds['recipe']:.3g} s) "
-            f"a point and radius where the default took {calls['default']:.0f} ({passes['default']:.0f} passes, "
+            f"per point and radius where the default took {calls['default']:.0f} ({passes['default']:.0f} passes, "
             f"{seconds['default']:.3g} s); P_MSE of the default is {min(ratios):.3f} to {max(ratios):.3f} of the "
             f"recipe's on the same {len(by['recipe'][0].errors['radius'])} point(s)"
         )
@@ -530,7 +528,7 @@ def figure(measured: Sequence[Measured]) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("radius ε")
     drawn.supylabel("P_MSE over that of SH+SG", fontsize=7.5)
-    beside_legend(drawn, _LOOK, ncols=4)
+    legend_with_published(drawn, _LOOK, ncols=4)
     return drawn
 
 
@@ -538,14 +536,14 @@ def _panel(ax: Axes, m: Measured, function: str) -> None:
     from smoothhess.view.figures.canvas import INK
 
     ax.axhline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
-    ax.margins(y=0.08)  # no mark touches the frame
+    ax.margins(y=0.08)  # no marker touches the frame
     for k, (name, (colour, marker)) in enumerate(_LOOK.items()):
         for i, epsilon in enumerate(m.epsilons):
             ours, other = (m.best(function, epsilon, method, "radius") for method in (OURS, name))
             x = i + 0.12 * (k - 2.5)
             ax.plot(x, other.mean("radius") / ours.mean("radius"), marker, color=colour, markersize=3.2, zorder=3)
             base, printed = (m.published("pmse_mean", function, epsilon, method)[0] for method in (OURS, name))
-            if name != "G" and base and printed:  # what is printed for G is not the gradient's
+            if name != "G" and base and printed:  # the printed row of G is not the error of the gradient
                 ax.plot(
                     x,
                     printed / base,

@@ -5,7 +5,7 @@ radius,
 
     H₁₁, H₂₂ = ∫ [r²(a ± c)/2σ⁴ − a/σ²] p(r) dr,      H₁₂ = ∫ r² s/2σ⁴ p(r) dr,      p(r) = r/σ² exp(−r²/2σ²),
 
-so one set of values serves every σ. It is another route than that of the estimator, which sees gradients only.
+so one set of values is used for every σ. This is independent of the estimator, which uses gradients only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BATCH = 8_192  # points per forward pass
 
 @dataclass(frozen=True, eq=False)
 class Rings:
-    """Angular means of f − f(0) on rings around 0, radii a geometric sequence: all that its smoothed Hessian needs.
+    """Angular means of f − f(0) on rings around 0, with radii in a geometric sequence, for its smoothed Hessian.
 
-    The mean is over the part of each ring where `where` holds, the rest counting as zero: the Hessian is linear in f,
-    so a region's share in it can be told.
+    f − f(0) is set to zero where `where` is False: the Hessian is linear in f, so this gives the contribution of a
+    region.
 
     >>> saddle = Rings.of(lambda x: x[:, 0] * x[:, 1])
     >>> saddle.hessian(torch.tensor([0.01, 1.0])).round(decimals=6).abs()

@@ -1,4 +1,4 @@
-"""The Hessian at 0 of a network on the plane against the scale: SmoothHess by σ², SoftPlus by β, and the exact one."""
+"""The Hessian at 0 of a two-dimensional network by scale: SmoothHess by σ², SoftPlus by β, and the exact one."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def smooth_rows(
     sigma2: list[float],
     n_calls: list[int],
 ) -> list[Row]:
-    """SmoothHess of the network at each σ²; beside it the exact smoothed Hessian and the error of the same network.
+    """SmoothHess of the network at each σ², with the exact smoothed Hessian and the error of the same network.
 
-    `n_calls` is one number for each σ², fixed beforehand: to stop when the error looks small is to believe lucky draws.
+    `n_calls` is one number for each σ², fixed in advance: stopping when the estimated error is small would bias it.
     The error is the root mean square of network − target over the Gaussian, e. By Cauchy and Schwarz the network's H₁₂
     differs from the target's by at most e/σ², its H₁₁ and H₂₂ by at most √2 e/σ².
     """
@@ -84,7 +84,7 @@ def smooth_rows(
     errors = cells.compute({"error": "network", "scales": len(sigma2)}, error)
     rows = []
     for k, s2 in enumerate(tqdm(sigma2, desc="SmoothHess", disable=not options.show_progress)):
-        # a seed of its own for each σ: what looks smooth is not the same noise everywhere
+        # a separate seed for each σ, so that the errors at different σ are independent
         found = cells.compute(
             {"sigma2": s2},
             lambda s2=s2, k=k: _smooth_hessian(
@@ -100,7 +100,7 @@ def smooth_rows(
 
 
 def error_words(row: Row, allowed: float) -> str:
-    """What the network's own error lets its Hessian be off by at one scale."""
+    """The bound that the error of the network implies for the error of its Hessian at one scale."""
     s2, error = row["σ²"], row["error of the network"]
     across, along = error / s2, math.sqrt(2) * error / s2
     return (
@@ -120,9 +120,9 @@ def softplus_rows(fitted: Trained, cells: Cells, options: Options, beta: list[fl
 
 
 def agreement(rows: list[Row], exact: str = "of the network", reach: float = REACH) -> str:
-    """How far the estimates are from the exact Hessians beside them, in standard errors.
+    """The distance of the estimates from the exact Hessians, in standard errors.
 
-    Estimates that saw no kink have a standard error of zero, and nothing can be said about them.
+    Estimates without any kink in their draws have a standard error of zero and are left out.
     """
     scores = [
         abs(row[name] - row[f"{name} {exact}"]) / row[f"{name} standard error"]
@@ -145,8 +145,8 @@ def estimate(row: Row, name: str) -> str:
 def _smooth_hessian(network: nn.Module, sigma2: float, n_calls: int, seed: int, device: str) -> dict[str, Any]:
     """SmoothHess at 0, the mean of `RUNS` independent runs, and the standard error over them, for a cell.
 
-    A network that follows a jump has gradients as steep as the jump is thin, which few draws meet. Their share in the
-    error is seen by comparing runs; the standard error of a single run knows its first draws only.
+    A network that approximates a jump has very large gradients in a thin region, which few draws reach. Their
+    contribution to the error is estimated by comparing runs; the standard error of a single run may miss it.
     """
     x = torch.zeros(RUNS, 2, device=device)
     seeds = [RUNS * seed + i for i in range(RUNS)]

@@ -1,18 +1,18 @@
-"""Figs. 3 and 4: which parts of a coughing spirogram a network reads together when it predicts FEV₁.
+"""Figs. 3 and 4: interactions between parts of a spirogram with a cough in a network that predicts FEV₁.
 
 Fig. 3: SmoothGrad of each half second, and SmoothHess of each half second with the first one, on a curve with a cough
-in its first 4 s and on one without. Fig. 4: the whole SmoothHess of the first curve, in a network with narrow kernels
-and in one with wide kernels. Beside the two pictures, the same on a set of test curves, so that the paper's sentences
-about them can be judged in numbers:
+in its first 4 s and on one without. Fig. 4: the full SmoothHess matrix of the first curve, in a network with narrow
+kernels and in one with wide kernels. In addition to the figures, the same quantities are computed on a set of test
+curves, to test the paper's statements in numbers:
 
 - reach: the mean distance in time |i − j| of two samples, i ≠ j, weighted by H_ij². Weights are products of two
-  independent estimates, so noise adds nothing to them on average; weights |H_ij| would sum the noise of 90 000 entries.
-- cough share: the part of Σ_k H_0k², k ≥ 1, that falls on intervals in which the glottis is shut. Simulated curves are
-  also explained as they would have been without the cough: same lung, same effort, same intervals.
+  independent estimates, so noise does not bias them; weights |H_ij| would sum the noise of 90 000 entries.
+- cough share: the share of Σ_k H_0k², k ≥ 1, in intervals in which the glottis is closed. Simulated curves are
+  also explained without the cough: same lung, same effort, same intervals.
 
-The paper names neither its narrow width nor σ. σ is chosen here for the neighbourhood that a spirometer cannot tell
-apart: ATS/ERS allow ± 0.05 L, so the ball has radius 0.05·√300 L, and of five σ the one with the lowest P_MSE in that
-ball is taken, on test curves that are not explained afterwards.
+The paper states neither its narrow width nor σ. σ is chosen here for the neighbourhood that a spirometer cannot
+resolve: ATS/ERS allow ± 0.05 L, so the ball has radius 0.05·√300 L, and σ is the one of five candidates with the lowest
+P_MSE in that ball, on test curves that are not explained afterwards.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ NAME = "spirometry"
 INTERVAL = 0.5  # s
 PER_INTERVAL = round(INTERVAL / STEP)
 N_INTERVALS = N_SAMPLES // PER_INTERVAL
-EARLY = 4.0  # s, within which the paper's first sample coughs and its second does not
-ACCURACY = 0.05  # L, that ATS/ERS allow a spirometer to be off
+EARLY = 4.0  # s, within which the paper's first sample has a cough and its second has none
+ACCURACY = 0.05  # L, the tolerance of a spirometer by ATS/ERS
 PUBLISHED_MSE = {"train": 0.563, "test": 0.547}
-CLEAR = 0.3  # s, that the break of the first sample lasts at least
-FAR = 4.5  # s: ten blocks with narrow kernels cannot make two samples interact that are farther apart
-SCALES = (0.25, 0.5, 1.0, 2.0)  # of ACCURACY: σ at which the reach is looked at, too
+CLEAR = 0.3  # s, minimum duration of the break of the first sample
+FAR = 4.5  # s: with ten blocks of narrow kernels, samples farther apart cannot interact
+SCALES = (0.25, 0.5, 1.0, 2.0)  # times ACCURACY: further σ at which the reach is measured
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class _Size:
-    """How much is done."""
+    """Sizes of the experiment."""
 
     n_curves: int
     n_steps: int
@@ -128,7 +128,7 @@ def run(options: Options) -> Outcome:
 
 
 def _spirograms(options: Options, n: int) -> Spirograms:
-    """NHANES where it is asked for by name, else simulated curves."""
+    """NHANES if it is requested by name, else simulated curves."""
     return nhanes(options.data, seed=options.seed) if options.dataset == "nhanes" else simulate(n, options.seed)
 
 
@@ -176,7 +176,7 @@ def _choose_sigma(network: nn.Module, curves: Tensor, size: _Size, options: Opti
 
 @dataclass(frozen=True)
 class _Explainer:
-    """What is explained, how, and where results are kept."""
+    """The explained curves, the settings, and the folder of the results."""
 
     test: Spirograms
     sigma: float
@@ -193,7 +193,7 @@ class _Explainer:
         return SmoothHess(network).attribute(x, 0, sigma=sigma, n_calls=n_calls, seed=seed)
 
     def result(self, fit: Fitted, i: int, name: str) -> Interactions:
-        """The estimate of a curve of the figures, kept as a file."""
+        """The estimate of a curve of the figures, stored as a file."""
         path = self.folder / "cells" / f"{name}-kernel-{fit.kernel}.safetensors"
         if path.exists():
             return Interactions.load(path)
@@ -221,8 +221,8 @@ class _Explainer:
         )
 
     def row(self, wide: Fitted, narrow: Fitted, i: int) -> Row:
-        """One test curve: reach in both networks, and where the interactions with the first interval lie."""
-        seed = 1_000_003 * self.options.seed + 2 * i  # each curve has draws of its own
+        """One test curve: reach in both networks, and the location of the interactions with the first interval."""
+        seed = 1_000_003 * self.options.seed + 2 * i  # each curve has separate draws
         row: Row = {"curve": i, "coughs": _told(self.test.coughs[i])}
         for fit in (narrow, wide):
             row |= self.cells.compute(
@@ -282,7 +282,7 @@ def _distance() -> Tensor:
 def reach(weights: Tensor) -> float:
     """Mean distance in time of two different samples, weighted, in seconds.
 
-    >>> round(reach(torch.ones(300, 300)), 3)  # of all pairs alike
+    >>> round(reach(torch.ones(300, 300)), 3)  # equal weights
     5.017
     """
     off = weights.double().clone().fill_diagonal_(0)
@@ -290,7 +290,7 @@ def reach(weights: Tensor) -> float:
 
 
 def profile(weights: Tensor) -> list[float]:
-    """The part of the weight of pairs that are at most 1, 2, … 299 samples apart.
+    """The share of the weight of pairs that are at most 1, 2, … 299 samples apart.
 
     >>> weights = torch.zeros(300, 300)
     >>> weights[5, 7] = weights[7, 5] = 1
@@ -302,7 +302,7 @@ def profile(weights: Tensor) -> list[float]:
 
 
 def share_beyond(weights: Tensor, seconds: float) -> float:
-    """The part of the weight of pairs that are farther apart than so many seconds.
+    """The share of the weight of pairs that are farther apart than `seconds`.
 
     >>> share_beyond(torch.ones(300, 300), 15.0)
     0.0
@@ -337,7 +337,7 @@ def _shut(coughs: Sequence[Coughing]) -> list[int]:
 
 
 def _shares(found: Row, shut: list[int], tag: str) -> Row:
-    """Where a curve's interactions with the first interval lie; squares less their noise, so that none is added."""
+    """Location of a curve's interactions with the first interval, from squares minus their variance."""
     value, error = (torch.tensor(found[name], dtype=torch.float64) for name in ("row", "row errors"))
     energy = value.square() - error.square()
     slopes = torch.tensor(found["slopes"], dtype=torch.float64).abs()
@@ -372,7 +372,7 @@ def findings(
     spirograms: Spirograms,
     samples: Sequence[Explained],
 ) -> list[str]:
-    """What the experiment shows, in numbers."""
+    """Summarise the experiment in numbers."""
 
     def of(name: str, times: float = 1.0) -> list[float]:
         return [times * row[name] for row in rows]
@@ -392,7 +392,7 @@ def findings(
         f"σ = {choice['best']:.3g} L by P_MSE in the ball of radius {ACCURACY:g}·√{N_SAMPLES} L on {choice['points']} "
         f"curves{'; at the edge of the grid' if choice['at edge'] else ''}",
         f"reach (H²-weighted |i − j|, {len(rows)} curves): kernel {WIDE} {_pm(of(far[0]), 3)} s, kernel {NARROW} "
-        f"{_pm(of(far[1]), 3)} s, paired difference {_pm(apart, 3)} s; pairs farther apart than {FAR:g} s hold "
+        f"{_pm(of(far[1]), 3)} s, paired difference {_pm(apart, 3)} s; pairs farther apart than {FAR:g} s have "
         f"{_pm(of(beyond[0], 100), 1)} % and {_pm(of(beyond[1], 100))} % of the weight",
         f"share of the first interval's interactions (H²) that lies on the cough: {_pm(of('cough share'), 3)}, "
         f"{_pm(of('cough share of intervals'), 3)} of the intervals; strongest there in "
@@ -421,7 +421,7 @@ def findings(
 
 
 def _scales_told(scales: Sequence[Row]) -> str:
-    """Whether the comparison of kernels depends on σ."""
+    """The comparison of kernels at other σ."""
     wide, narrow = f"reach, kernel {WIDE} (s)", f"reach, kernel {NARROW} (s)"
     told = ", ".join(f"{row[wide]:.2f} and {row[narrow]:.2f} s at σ = {row['σ (L)']:g} L" for row in scales)
     return f"reach on the coughing curve of the figure at other σ, kernels {WIDE} and {NARROW}: {told}"

@@ -1,4 +1,4 @@
-"""The drawings of the spirometry experiment: explained curves (Fig. 3) and whole Hessians by kernel (Fig. 4)."""
+"""Figures of the spirometry experiment: explained curves (Fig. 3) and dense Hessians by kernel (Fig. 4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIP = 99.5  # per cent of |H| within the colours; the rest is drawn in the last
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """A curve with what was found on it; the (30,) are by half second, interactions are those with the first one."""
+    """A curve and its results; the (30,) are by half second, interactions are those with the first one."""
 
     name: str
     curve: Tensor  # (300,) L
@@ -41,7 +41,7 @@ class Explained:
 
     @property
     def strongest(self) -> int:
-        """The interval, not the first itself, that interacts most with the first."""
+        """The interval other than the first that interacts most with the first."""
         return 1 + int(self.row[1:].abs().argmax())
 
 
@@ -72,7 +72,7 @@ def samples_figure(samples: Sequence[Explained], title: str, interval: float) ->
         _bars(slope, middles, interval, sample.slopes, sample.slope_errors, GREEN)
         slope.set(ylabel="SmoothGrad\n(L/L)", ylim=(-slope_limit, slope_limit))
         values, errors = sample.row.clone(), sample.row_errors.clone()
-        values[0] = errors[0] = np.nan  # its own curvature, no interaction
+        values[0] = errors[0] = np.nan  # a diagonal entry, not an interaction
         _bars(pair, middles, interval, values, errors, VERMILION)
         pair.set(ylabel="with the first\n0.5 s (L/L²)", ylim=(-pair_limit, pair_limit))
         pair.axvspan(0, interval, facecolor="none", edgecolor=INK, hatch="////", linewidth=0.5, alpha=0.5)
@@ -114,7 +114,7 @@ def _arrow(ax: Axes, middles: np.ndarray, sample: Explained, limit: float) -> No
 def kernels_figure(
     hessians: Mapping[int, Tensor], profiles: Mapping[int, Tensor], sample: Explained, title: str
 ) -> Figure:
-    """The Hessian of one curve for each kernel, and below how the weight of many curves spreads over distances."""
+    """The Hessian of one curve for each kernel, and the distribution of the weight of many curves over distances."""
     from smoothhess.view.figures.canvas import new_figure
 
     drawn = new_figure(COLUMN, 3.4)

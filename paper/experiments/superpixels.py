@@ -1,9 +1,9 @@
 """Qualitative figure: how one super-pixel of an image interacts with the others, by three kinds of smoothing.
 
-The first test image of a car, a frog and a dog that the network gets right is cut into 20 to 25 segments by SLIC. The
-interaction of two segments is the plain sum of the Hessian over all pairs of their pixels and channels; the segment
-that holds the middle of the image is shown with all others. Above each picture stands the P_MSE of the surrogate that
-the Hessian belongs to, at ε = .25, with the sampler of the paper; σ and β are chosen for that on validation images.
+The first correctly classified test image of a car, a frog and a dog is divided into 20 to 25 segments by SLIC. The
+interaction of two segments is the sum of the Hessian over all pairs of their pixels and channels; the figure shows the
+interactions of the segment at the centre of the image with all others. The title of each picture is the P_MSE of the
+surrogate with this Hessian, at ε = .25, with the sampler of the paper; σ and β minimize it on validation images.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done."""
+    """Sizes of the experiment."""
 
     calls: int | None  # of SmoothHess; None: until its relative error is 0.1
     samples: int  # of P_MSE
     val: int  # validation images for β,
     val_smooth: int  # for σ; 0: the second of the three candidates
     val_samples: int
-    stride: int = 1  # every so many values of the β grid
+    stride: int = 1  # use every stride-th value of the β grid
 
 
 FULL = Size(None, 15_000, 20, 6, 300)
@@ -59,7 +59,7 @@ QUICK = Size(160, 60, 1, 0, 16, 16)
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One image, its segments, and what each method says of the chosen one."""
+    """One image, its segments, and the interactions of the chosen one by each method."""
 
     subject: str
     image: Tensor  # (3, H, W)
@@ -87,7 +87,7 @@ class Picture:
 def run(options: Options) -> Outcome:
     """Explain three images and draw them."""
     if options.dataset not in (None, "cifar10"):
-        return Outcome(NAME, [], ["left out: it is about CIFAR10 alone"])
+        return Outcome(NAME, [], ["left out: it uses only CIFAR10"])
     started = time.perf_counter()
     source = next(s for s in CLASSIFIERS if s.key == "cifar10")
     try:
@@ -107,7 +107,7 @@ def run(options: Options) -> Outcome:
 
 
 def explain(classifier: Classifier, options: Options, size: Size) -> tuple[list[Picture], dict[str, float]]:
-    """All that the figure shows; what is on disk is not made again."""
+    """Compute the contents of the figure that are not on disk."""
     settings = {**asdict(size), "seed": options.seed, "weights": classifier.fingerprint, "epsilon": EPSILON}
     cells = Cells(options.folder(NAME) / "cells", settings)
     chosen = {m.name: _choice(classifier, options, size, cells, m) for m in METHODS}
@@ -153,7 +153,7 @@ def _choice(classifier: Classifier, options: Options, size: Size, cells: Cells, 
 
 
 def _first_right(classifier: Classifier, subject: str) -> int:
-    """The first test image of a class that the network gets right."""
+    """The first correctly classified test image of a class."""
     label = classifier.data.classes.index(subject)
     test = classifier.data.test
     for index in (test.targets == label).nonzero()[:, 0].tolist():
@@ -167,10 +167,10 @@ def segment(image: Tensor) -> Tensor:
     try:
         from skimage.segmentation import slic
     except ImportError as error:
-        raise ImportError("super-pixels need scikit-image: pip install 'smoothhess[reproduce]'") from error
+        raise ImportError("super-pixels need scikit-image: pip install 'smoothhess[paper]'") from error
     pixels = image.permute(1, 2, 0).double().numpy()
     counts = []
-    for compactness in (10.0, 5.0, 20.0, 40.0):  # flat images are cut into too few segments by colour alone
+    for compactness in (10.0, 5.0, 20.0, 40.0):  # by colour only, flat images are divided into too few segments
         for wanted in range(SEGMENTS[0], 2 * SEGMENTS[1]):
             found = torch.from_numpy(slic(pixels, n_segments=wanted, compactness=compactness, start_label=0))
             counts.append(int(found.max()) + 1)
@@ -259,7 +259,7 @@ def rows_of(pictures: Sequence[Picture]) -> list[Row]:
 
 
 def segment_rows(pictures: Sequence[Picture]) -> list[Row]:
-    """Every number of the figure."""
+    """All numbers of the figure."""
     return [
         {
             "image": p.subject,
@@ -277,7 +277,7 @@ def segment_rows(pictures: Sequence[Picture]) -> list[Row]:
 
 
 def findings(pictures: Sequence[Picture], classifier: Classifier, chosen: Mapping[str, float]) -> list[str]:
-    """What the figure shows, in numbers."""
+    """Summarise the figure in numbers."""
     told = ", ".join(f"{TITLES[m.name]} {m.printed_parameter} = {m.printed(chosen[m.name]):.3g}" for m in METHODS)
     lines = [f"{classifier.title}: {classifier.words}", f"chosen on validation images at ε = {EPSILON:g}: {told}"]
     for sampler in SAMPLERS:
@@ -292,14 +292,14 @@ def findings(pictures: Sequence[Picture], classifier: Classifier, chosen: Mappin
         )
     calls, errors = ([p.found["SH+SG"][key] for p in pictures] for key in ("calls", "error"))
     lines.append(
-        f"SmoothHess was made of {min(calls)} to {max(calls)} calls an image, its relative error is "
+        f"SmoothHess used {min(calls)} to {max(calls)} calls per image, its relative error is "
         f"{min(errors):.2f} to {max(errors):.2f}"
     )
     near = sum(p.touches(p.partner("SH+SG")) for p in pictures)
     positive = sum(float(p.row("SH+SG")[p.partner("SH+SG")]) > 0 for p in pictures)
     lines.append(
         f"SmoothHess: the strongest partner of the chosen segment lies next to it in {near} of {len(pictures)} images, "
-        f"and acts with it (H > 0) in {positive}"
+        f"and its interaction is positive in {positive}"
     )
     return lines
 
@@ -308,7 +308,7 @@ def findings(pictures: Sequence[Picture], classifier: Classifier, chosen: Mappin
 
 
 def figure(pictures: Sequence[Picture]) -> Figure:
-    """A row for each image: itself, and the chosen segment's interactions by each method."""
+    """A row for each image: the image, and the chosen segment's interactions by each method."""
     from smoothhess.view.figures.canvas import INK, array, new_figure
 
     drawn = new_figure(COLUMN, 0.15 + 1.03 * len(pictures))
@@ -336,7 +336,7 @@ def figure(pictures: Sequence[Picture]) -> Figure:
 
 
 def _scientific(value: float) -> str:
-    """A number as short as it can be read.
+    """Format a number in short scientific notation.
 
     >>> _scientific(0.00098), _scientific(0.0125)
     ('$9.8\\\\cdot10^{-4}$', '$1.2\\\\cdot10^{-2}$')
@@ -346,7 +346,7 @@ def _scientific(value: float) -> str:
 
 
 def _heatmap(ax: Axes, p: Picture, method: str) -> float:
-    """Colours of the other segments over the grey image; the end of their scale."""
+    """Draw the colours of the other segments over the grey image, and return the end of the colour scale."""
     from smoothhess.view.figures.canvas import DIVERGING, array
 
     row = p.row(method).clone()

@@ -1,8 +1,9 @@
-"""Fig. 1: a ReLU network on the plane, piecewise linear, and the same network convolved with a Gaussian of σ² = 0.3.
+"""Fig. 1: a ReLU network of two variables, piecewise linear, and the network convolved with a Gaussian of σ² = 0.3.
 
-The published figure does not say what its network had learned. Ours, with five hidden layers of eight units, goes
-through a hundred points of four hills and hollows: few units, so that its flat pieces can be seen. The smoothed surface
-and its Hessian are exact, by quadrature; SmoothHess, which sees gradients of the network alone, is held against them.
+The paper does not state the training data of the network in its figure. Ours, with five hidden layers of eight units,
+interpolates a hundred points of a surface with two maxima and two minima: few units, so that its linear pieces are
+visible. The smoothed surface and its Hessian are exact, by quadrature; SmoothHess, which uses only gradients of the
+network, is compared with them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ HILLS = ((1.5, 1.0, 0.8, 1.0), (-1.2, -1.2, -0.6, 1.2), (0.9, -1.0, 1.3, 0.6), (
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """Values on a square grid, and what the Gaussian makes of them."""
+    """Values on a square grid, and the smoothed values and Hessians."""
 
     axis: Tensor  # (n,) within ± HALF
     f: Tensor  # (n, n); first index along x₁
@@ -60,7 +61,7 @@ class Surface:
     hessian: Tensor  # (n, n, 2, 2) of h
 
     def index(self, coordinate: float) -> int:
-        """Where this coordinate is on the axis; it must be there, since the exact Hessian changes between points."""
+        """Index of this coordinate on the axis, which must contain it, since the Hessian changes between points."""
         apart = (self.axis - coordinate).abs()
         if float(apart.amin()) > 1e-9:
             raise ValueError(f"wanted a coordinate of the grid, got {coordinate}; choose a step that divides it.")
@@ -68,7 +69,7 @@ class Surface:
 
     @classmethod
     def of(cls, network: nn.Module, step: float, device: str = "cpu") -> Surface:
-        """A float64 network on a grid that reaches eight σ beyond what is shown.
+        """Evaluate a float64 network on a grid that extends eight σ beyond the displayed square.
 
         The Gaussian and its derivatives are products of those in each direction: h = W f Wᵀ, ∂₁₂h = W′ f W′ᵀ, …
         """
@@ -90,7 +91,7 @@ class Surface:
 
 
 def run(options: Options) -> Outcome:
-    """The surfaces of f and of f smoothed, the interaction H₁₂ over the plane, and a cut with SmoothHess's parabola."""
+    """Surfaces of f and of smoothed f, the interaction H₁₂ over the plane, and a cut with SmoothHess's parabola."""
     n_calls, n_grid = (500, 11) if options.quick else (4_000, 21)
     folder = options.folder(NAME)
     points = HALF * (2 * torch.rand(N_POINTS, 2, generator=Generator().manual_seed(options.seed)) - 1)
@@ -123,14 +124,14 @@ def hills(points: Tensor) -> Tensor:
 def grid_rows(
     fitted: Trained, surface: Surface, cells: Cells, options: Options, n_grid: int, n_calls: int
 ) -> list[Row]:
-    """SmoothHess at the points of a coarse grid, beside the exact Hessian of h."""
+    """SmoothHess at the points of a coarse grid, with the exact Hessian of h."""
     axis = torch.linspace(-HALF, HALF, n_grid, dtype=torch.float64)
     rows: list[Row] = []
     for k, x1 in enumerate(tqdm(axis.tolist(), desc="SmoothHess", disable=not options.show_progress)):
 
         def estimate(k: int = k, x1: float = x1) -> dict[str, Any]:
             x = torch.stack([torch.full_like(axis, x1), axis], -1).float().to(options.device)
-            # draws of its own for each point, so that the differences from the truth are independent
+            # separate draws for each point, so that the errors are independent
             seeds = [10_000 * options.seed + k * n_grid + j for j in range(n_grid)]
             result = SmoothHess(fitted.network).attribute(x, 0, sigma=math.sqrt(SIGMA2), n_calls=n_calls, seed=seeds)
             return {"hessian": result.hessian.tolist(), "stderr": result.stderr().tolist()}
@@ -163,10 +164,10 @@ def centre_cell(fitted: Trained, cells: Cells, options: Options, n_calls: int) -
 
 
 def findings(rows: list[Row], centre: dict[str, Any], fitted: Trained, surface: Surface, options: Options) -> list[str]:
-    """What the figure shows, in numbers."""
+    """Summarise the figure in numbers."""
     anywhere = torch.tensor([[row["x₁"], row["x₂"]] for row in rows], dtype=torch.float64, device=options.device)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is zero everywhere: this is what the line says
+        warnings.simplefilter("ignore", UserWarning)  # the warning that it is zero everywhere, which is reported below
         flat = own_hessian(fitted.in_double, anywhere, 0).hessian.abs().amax()
     exact = surface.hessian[tuple(surface.index(value) for value in CENTRE)]
     told = ", ".join(
@@ -197,7 +198,7 @@ def figure(surface: Surface, rows: list[Row], centre: dict[str, Any]) -> Figure:
 
     from smoothhess.view.figures.canvas import DIVERGING, INK, array
 
-    drawn = Figure(figsize=(COLUMN, 3.45))  # placed by hand: axes in 3-D leave a wide margin that layouts keep
+    drawn = Figure(figsize=(COLUMN, 3.45))  # placed manually: layout engines keep the wide margins of 3-D axes
     x, f = array(surface.axis), array(surface.f)
     for left, values, title in ((-0.025, surface.f, "(a)  $f$"), (0.46, surface.h, "(b)  $h = f * N(0, 0.3\\,I)$")):
         _draw_surface(drawn.add_axes((left, 0.49, 0.5, 0.5), projection="3d"), x, array(values), abs(f).max())
@@ -207,7 +208,7 @@ def figure(surface: Surface, rows: list[Row], centre: dict[str, Any]) -> Figure:
     side = round(math.sqrt(len(rows)))
     estimate = torch.tensor([row["H₁₂"] for row in rows]).reshape(side, side)
     limit = float(surface.hessian[..., 0, 1].abs().amax())
-    edge = HALF + HALF / (side - 1)  # a cell has its point in the middle
+    edge = HALF + HALF / (side - 1)  # points are at the centres of cells
     extent = (-edge, edge, -edge, edge)
     image = ax.imshow(array(estimate.mT), origin="lower", extent=extent, cmap=DIVERGING, vmin=-limit, vmax=limit)
     levels = [share * limit for share in (-0.75, -0.5, -0.25, 0.25, 0.5, 0.75)]
@@ -223,7 +224,7 @@ def figure(surface: Surface, rows: list[Row], centre: dict[str, Any]) -> Figure:
 
 
 def _draw_surface(ax: Any, x: Any, values: Any, limit: float) -> None:
-    """A surface whose brightness follows its slope, so that each flat piece has one; its colour is its height."""
+    """Draw a surface whose brightness depends on its slope, so that linear pieces are visible; colour shows height."""
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.colors import LightSource

@@ -1,4 +1,4 @@
-"""Figures that are drawn quickly, and a web server on the loopback that can be told to misbehave."""
+"""Fast figures, and a local web server that can simulate failures."""
 
 import hashlib
 import threading

@@ -45,7 +45,7 @@ def measured(weights, tmp_path_factory):
     return attack.measure(classifier, options, TINY), options
 
 
-def test_the_whole_run(weights, tmp_path, monkeypatch):
+def test_the_full_run(weights, tmp_path, monkeypatch):
     monkeypatch.setattr(attack, "CLASSIFIERS", (mlp_source(),))
     monkeypatch.setattr(attack, "FULL", TINY)
     outcome = attack.run(Options(tmp_path, cache=weights))
@@ -86,22 +86,22 @@ def test_a_column_is_what_the_library_says(measured):
         "random": baselines.random(softmax, x, target, seed=0).taylor(1),
     }
     wanted = post_hoc(classifier.network, x, attackers, epsilon)
-    contest = found.contest(epsilon, found.chosen)
+    comparison = found.comparison(epsilon, found.chosen)
     for name in attackers:
-        ours = contest.after[contest.methods.index(name), 0, :4]
+        ours = comparison.after[comparison.methods.index(name), 0, :4]
         assert torch.equal(ours, wanted.after[wanted.methods.index(name), 0]), name
 
 
 def test_paired_columns(measured):
     found, _ = measured
     rows = {(r["ε"], r["method"]): r for r in attack_report.rows_of([found], "chosen")}
-    contest = found.contest(1.25, found.chosen)
-    apart = contest.difference("G", "SH+SG")
+    comparison = found.comparison(1.25, found.chosen)
+    apart = comparison.difference("G", "SH+SG")
     row = rows[1.25, "G"]
     assert row["less SH+SG"] == pytest.approx(100 * float(apart.value[0]))
     assert row["McNemar p"] == pytest.approx(float(apart.p_value[0]))
     assert rows[1.25, "SH+SG"]["McNemar p"] is None
-    assert row["ours"] == pytest.approx(100 * contest.share("G", 1.25).value)
+    assert row["ours"] == pytest.approx(100 * comparison.share("G", 1.25).value)
 
 
 def test_it_says_where_another_is_stronger(measured):
@@ -114,8 +114,8 @@ def test_it_says_where_another_is_stronger(measured):
     lines = attack_report.findings([made])
     (line,) = [line for line in lines if "not the strongest" in line]
     assert "at ε = 0.5: SH+SG is not the strongest; SG leaves 0.0 % unchanged, SH+SG 100.0 %" in line
-    assert "a difference" in line
-    assert any("strongest attack in 0 of 3 columns and as strong as another in 2" in line for line in lines)
+    assert line.endswith(": significant)")
+    assert any("strongest attack in 0 of 3 columns and tied with another in 2" in line for line in lines)
 
 
 def test_a_run_that_was_killed_goes_on(weights, tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def _value(result, step):
     return (g * step).sum(1) + ((step[:, None] @ H)[:, 0] * step).sum(1) / 2
 
 
-def test_contests_are_the_librarys(measured):
+def test_comparisons_are_the_librarys(measured):
     found, _ = measured
-    assert isinstance(found.contest(0.5, found.chosen), AttackComparison)
-    assert found.contest(0.5, found.chosen, cut=True).methods[-1] == "SH+SG, T = 0.98"
+    assert isinstance(found.comparison(0.5, found.chosen), AttackComparison)
+    assert found.comparison(0.5, found.chosen, cut=True).methods[-1] == "SH+SG, T = 0.98"

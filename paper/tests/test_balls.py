@@ -60,7 +60,7 @@ def test_chunks_do_not_change_it(network, monkeypatch):
 
 
 def test_rough_values_are_put_right_by_the_exact_ones(network):
-    """As on a GPU with TF32: all values off by a little, and the first ones known exactly."""
+    """As on a GPU with TF32: all values have a small error, and the first ones are also computed exactly."""
     readout, x, targets = network
     exact = Balls.around(readout, x, targets, [0.5], n_samples=4_000, seed=2)
     rng = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from paper.cells import Cells, write_whole
+from paper.cells import Cells, write_atomically
 
 KEY = {"method": "SH+SG", "epsilon": 0.25, "point": 3}
 
@@ -70,7 +70,7 @@ def test_none_is_a_value(tmp_path):
         ({"seed": 2, "calls": ()}, r"calls is .*; seed is"),
     ],
 )
-def test_other_settings_are_refused_by_name(tmp_path, settings, words):
+def test_other_settings_raise_with_their_name(tmp_path, settings, words):
     Cells(tmp_path, {"seed": 0, "calls": (10, 20)}).put(KEY, 1)
     Cells(tmp_path, {"calls": [10, 20], "seed": 0})  # the same ones
     with pytest.raises(ValueError, match=words + r".* Pass another --out, or remove the folder"):
@@ -85,7 +85,7 @@ def test_two_processes_may_share_a_folder(tmp_path):
     assert (one.get({"k": 2}), other.get({"k": 1})) == ("other", "one")
 
 
-def test_a_cell_is_whole_or_absent(tmp_path, monkeypatch):
+def test_a_cell_is_written_atomically(tmp_path, monkeypatch):
     cells = Cells(tmp_path, {})
     before = sorted(tmp_path.iterdir())
 
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_named(tmp_path):
     cells = Cells(tmp_path, {})
     cells.put(KEY, 1)
     (path,) = tmp_path.glob("cell-*.json")
-    assert json.loads(path.read_text())["key"] == KEY  # says itself what it is
+    assert json.loads(path.read_text())["key"] == KEY  # the file contains its key
     path.write_text(path.read_text()[:-5])
     with pytest.raises(ValueError, match=f"{path.name} is damaged .* remove it"):
         cells.get(KEY)
@@ -116,7 +116,7 @@ def test_a_damaged_file_is_named(tmp_path):
 
 def test_text_replaces_text(tmp_path):
     path = tmp_path / "a" / "b.md"
-    write_whole("one", path)
-    assert write_whole("two · ε", path) == path
+    write_atomically("one", path)
+    assert write_atomically("two · ε", path) == path
     assert path.read_text(encoding="utf-8") == "two · ε"
     assert [p.name for p in path.parent.iterdir()] == ["b.md"]

@@ -125,7 +125,7 @@ def test_all_goes_on_after_a_failure_and_tells_it(monkeypatch, tmp_path):
         return run
 
     monkeypatch.setattr(experiments, "find", find)
-    with pytest.raises(ValueError, match=r"done but for 1 of 8: pmse: wanted a folder"):
+    with pytest.raises(ValueError, match=r"1 of 8 experiments failed: pmse: wanted a folder"):
         run_all(Options(tmp_path))
     assert done == [name for name in EXPERIMENTS if name != "pmse"]
 

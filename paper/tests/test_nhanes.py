@@ -145,7 +145,7 @@ def test_a_bad_record_is_left_out_and_counted(tmp_path, broken):
 
 
 def test_parse_curve_refuses_what_is_not_documented():
-    for points, n, match in [("1,2", 3, "wanted 3 points"), ("1,2.5", 2, "whole numbers"), ("-64,2", 2, "-63 to 192")]:
+    for points, n, match in [("1,2", 3, "wanted 3 points"), ("1,2.5", 2, "integers"), ("-64,2", 2, "-63 to 192")]:
         with pytest.raises(ValueError, match=match):
             parse_curve(points, 1.0, n)
 
@@ -200,9 +200,9 @@ def test_other_formats_are_refused(tmp_path, monkeypatch):
         nhanes(tmp_path)
     for name, content, match in [
         ("a.csv", b"SEQN,SPXRAW", r"wanted \.xpt, \.sas7bdat, \.zip, got \.csv"),
-        ("b.zip", b"PK no", "no whole zip file"),
-        ("c.xpt", b"SEQN,SPXRAW\n1,2", "c.xpt: wanted a whole SAS file"),
-        ("d.xpt", b"HEADER RECORD*******LIBV8   HEADER RECORD!!!!!!!" + b"0" * 30, "d.xpt: wanted a whole SAS file"),
+        ("b.zip", b"PK no", "not a complete zip file"),
+        ("c.xpt", b"SEQN,SPXRAW\n1,2", "c.xpt: wanted a complete SAS file"),
+        ("d.xpt", b"HEADER RECORD*******LIBV8   HEADER RECORD!!!!!!!" + b"0" * 30, "d.xpt: wanted a complete SAS file"),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=match):
@@ -221,7 +221,7 @@ def test_other_formats_are_refused(tmp_path, monkeypatch):
 def test_a_damaged_sas_file_is_refused(tmp_path):
     pytest.importorskip("pandas")
     (tmp_path / "x.sas7bdat").write_bytes(sas7bdat(table(RECORDS), LENGTHS)[:5_000])
-    with pytest.raises(ValueError, match="wanted a whole SAS file"):
+    with pytest.raises(ValueError, match="wanted a complete SAS file"):
         read_manoeuvres(tmp_path / "x.sas7bdat")
     (tmp_path / "y.sas7bdat").write_bytes(sas7bdat({"SEQN": [1.0], "OTHER": ["a"]}, {"SEQN": 8, "OTHER": 8}))
     with pytest.raises(ValueError, match="wanted the fields of SPXRAW"):
@@ -245,5 +245,5 @@ def test_damaged_xpt_files_are_refused(tmp_path):
     for name, content in (("header", whole[: 9 * 80]), ("rows", whole[:-100])):
         path = tmp_path / f"{name}.xpt"
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}.xpt: wanted a whole SAS file"):
+        with pytest.raises(ValueError, match=f"{name}.xpt: wanted a complete SAS file"):
             read_manoeuvres(path)

@@ -57,7 +57,7 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def test_the_whole_run(stand_ins, weights, tmp_path):
+def test_the_full_run(stand_ins, weights, tmp_path):
     options = Options(tmp_path, cache=weights)
     outcome = pmse.run(options)
     folder = tmp_path / "pmse"
@@ -165,7 +165,7 @@ def test_a_run_that_was_killed_goes_on(stand_ins, weights, tmp_path, monkeypatch
     pmse.run(cut)
 
 
-def test_other_settings_in_the_same_folder_are_refused(weights, tmp_path):
+def test_other_settings_in_the_same_folder_raise(weights, tmp_path):
     classifier = mlp_source().classifier(Options(tmp_path, cache=weights))
     options = Options(tmp_path)
     folder = options.folder("pmse") / "cells" / "mnist"
@@ -195,12 +195,12 @@ def test_a_run_of_more_points_goes_on_from_one_of_fewer(weights, tmp_path, monke
         pmse.Balls, "around", lambda *a, f=pmse.Balls.around, **k: asked.append(len(a[1])) or f(*a, **k)
     )
     found = pmse.measure(classifier, ("logit",), replace(some, points=5), TINY)
-    assert asked == [2]  # the second batch alone
+    assert asked == [2]  # only the second batch
     for one, other in zip(whole.records, found.records, strict=True):
         torch.testing.assert_close(one.errors, other.errors, rtol=0, atol=0)
 
 
-def test_the_recipe_stands_beside_the_default(weights, tmp_path):
+def test_the_recipe_is_compared_with_the_default(weights, tmp_path):
     classifier = mlp_source().classifier(Options(tmp_path, cache=weights))
     found = pmse.measure(classifier, ("logit",), Options(tmp_path), TINY)
     rows = [r for r in pmse_report.recipe_rows([found]) if r["ε"] == 1.0]
@@ -244,7 +244,7 @@ def test_resnet101_is_left_out_with_a_line(tmp_path):
     assert slow.files == []
     assert "python -m paper.training cifar10-resnet101" in slow.lines[0]
     for other in ({"function": "neuron"}, {"dataset": "mnist"}):
-        assert "logits of CIFAR10 alone" in pmse.run_resnet101(Options(tmp_path, **other)).lines[0]
+        assert "only the logits of CIFAR10" in pmse.run_resnet101(Options(tmp_path, **other)).lines[0]
     with pytest.raises(ValueError, match="--function: wanted logit or neuron, got 'softmax'"):
         pmse.run(Options(tmp_path, function="softmax"))
 

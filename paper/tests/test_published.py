@@ -23,7 +23,7 @@ def test_every_row_is_found_as_it_stands():
         assert found.n_points in (100, 200, 400)
 
 
-def test_the_tables_are_whole():
+def test_the_tables_are_complete():
     """7 rows of 18 cells and ResNet-101's 3 in mean and deviation; 6 of them have a parameter; attacks: 7 of 15, 4."""
     assert len({tuple(row[key] for key in KEY) for row in ROWS}) == len(ROWS)
     assert Counter(row["metric"] for row in ROWS) == {

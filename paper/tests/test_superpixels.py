@@ -50,7 +50,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(superpixels, "segment", tiles)
 
 
-def test_the_whole_run(stand_in, weights, tmp_path, monkeypatch):
+def test_the_full_run(stand_in, weights, tmp_path, monkeypatch):
     options = Options(tmp_path, cache=weights)
     outcome = superpixels.run(options)
     assert {path.name for path in outcome.files} == {
@@ -136,4 +136,4 @@ def test_without_weights_there_is_a_line(stand_in, tmp_path):
     outcome = superpixels.run(Options(tmp_path))
     assert outcome.files == []
     assert outcome.lines[0].startswith("left out: CIFAR10")
-    assert "CIFAR10 alone" in superpixels.run(Options(tmp_path, dataset="mnist")).lines[0]
+    assert "only CIFAR10" in superpixels.run(Options(tmp_path, dataset="mnist")).lines[0]

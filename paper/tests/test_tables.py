@@ -3,11 +3,11 @@ import csv
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from paper.tables import beside_published, markdown, number, print_style, save_figure, write_table
+from paper.tables import markdown, number, print_style, save_figure, with_published, write_table
 
 ROWS = [
-    beside_published({"method": "SH+SG", "ε": 0.25}, 1.0749e-06, 9.6e-07, 8.123e-08, calls=25088),
-    beside_published({"method": "a|b", "ε": 1.0}, 1 / 3, None),
+    with_published({"method": "SH+SG", "ε": 0.25}, 1.0749e-06, 9.6e-07, 8.123e-08, calls=25088),
+    with_published({"method": "a|b", "ε": 1.0}, 1 / 3, None),
 ]
 
 
@@ -16,7 +16,7 @@ def test_a_comparison_has_ours_published_ratio_and_error():
     assert first["ratio"] == 1.0749e-06 / 9.6e-07
     assert list(first) == ["method", "ε", "ours", "standard error", "published", "ratio", "calls"]
     assert second["published"] is second["ratio"] is second["standard error"] is None
-    assert beside_published({}, 2.0, 0.0)["ratio"] is None  # 0.0 % is printed in the attack table
+    assert with_published({}, 2.0, 0.0)["ratio"] is None  # 0.0 % is printed in the attack table
 
 
 def test_markdown_rounds_floats_only_and_keeps_its_columns():

@@ -101,7 +101,7 @@ def test_smoothhess_agrees_with_the_rings():
 
 
 def test_error_bars_hold_for_gradients_that_few_draws_meet():
-    """A ramp around a circle, met by one draw in a hundred: over scales with draws of their own, z is normal."""
+    """A ramp around a circle, reached by one draw in a hundred: over scales with independent draws, z is normal."""
 
     class Ramp(nn.Module):
         def forward(self, x):
@@ -265,7 +265,7 @@ def test_training_is_kept_resumed_and_leaves_the_global_generator_alone(tmp_path
     assert all(torch.equal(a, b) for a, b in zip(again.network.parameters(), resumed.network.parameters(), strict=True))
 
 
-def test_a_training_stopped_on_purpose_is_the_whole_one_at_that_step(tmp_path, monkeypatch):
+def test_a_training_with_fewer_steps_equals_the_full_one_at_that_step(tmp_path, monkeypatch):
     recipe, sizes, points = shortened(FOUR_QUADRANT, 60), (2, 16, 1), datasets.plane_grid(0.5)
     train = plane.train
     monkeypatch.setattr(plane, "train", lambda *a, **k: train(*a, **k, checkpoint_every=25))
@@ -312,7 +312,7 @@ def test_full_precision_under_autocast():
     assert torch.equal(inside, net(x))
 
 
-# --- whole experiments, on small networks -----------------------------------------------------------------------------
+# --- full experiments, on small networks ------------------------------------------------------------------------------
 
 
 @pytest.fixture

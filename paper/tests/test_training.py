@@ -72,7 +72,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, optimizer):
     assert (again.loss, again.scores) == (wanted.loss, wanted.scores)
 
 
-def test_a_checkpoint_is_one_whole_safetensors_file(tmp_path):
+def test_a_checkpoint_is_one_complete_safetensors_file(tmp_path):
     path = tmp_path / "deep" / "c.safetensors"
     train(classifier(), images(), IMAGES, checkpoint=path, checkpoint_every=5)
     assert [p.name for p in path.parent.iterdir()] == ["c.safetensors"]
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_one_whole_safetensors_file(tmp_path):
     assert "network.0.features.0.weight" in names
 
 
-def test_a_foreign_checkpoint_is_refused(tmp_path):
+def test_a_foreign_checkpoint_raises(tmp_path):
     path = tmp_path / "c.safetensors"
     train(classifier(), images(), IMAGES, checkpoint=path)
     with pytest.raises(ValueError, match=r"c\.safetensors: wanted .*'seed': 1.* got .*'seed': 0"):
@@ -163,7 +163,7 @@ def test_the_command_trains_and_writes_weights(tmp_path, capsys, monkeypatch):
 
 
 def test_a_frozen_layer_stays_as_it_is():
-    """Also where a training before has left gradients in it, with which an optimiser would go on."""
+    """Also where an earlier training has left gradients in it, which an optimiser would use."""
     network = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
     line = Split(torch.linspace(-1, 1, 20)[:, None], torch.linspace(-3, 3, 20))
     recipe = dataclasses.replace(IMAGES, n_steps=5, loss=training._mean_squared_error, score=training.squared_error)
