@@ -92,7 +92,7 @@ class AttackComparison:
         )
 
     @staticmethod
-    def cat(contests: Sequence[AttackComparison]) -> AttackComparison:
+    def cat(comparisons: Sequence[AttackComparison]) -> AttackComparison:
         """Concatenate comparisons of the same attacks on different points.
 
         >>> f = lambda x: torch.stack([x.sum(1), -x.sum(1)], 1)
@@ -100,17 +100,17 @@ class AttackComparison:
         >>> len(AttackComparison.cat(parts))
         6
         """
-        if not contests:
+        if not comparisons:
             raise ValueError("wanted at least one comparison, got none.")
-        first = contests[0]
-        if len({(c.methods, c.radii) for c in contests}) != 1:
+        first = comparisons[0]
+        if len({(c.methods, c.radii) for c in comparisons}) != 1:
             raise ValueError("comparisons can be concatenated only when methods and radii agree.")
         return AttackComparison(
             first.methods,
             first.radii,
-            torch.cat([c.before for c in contests]),
-            torch.cat([c.after for c in contests], 2),
-            torch.cat([c.moved for c in contests], 2),
+            torch.cat([c.before for c in comparisons]),
+            torch.cat([c.after for c in comparisons], 2),
+            torch.cat([c.moved for c in comparisons], 2),
         )
 
     def to_markdown(self, against: str | None = None) -> str:
