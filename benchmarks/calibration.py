@@ -61,10 +61,10 @@ SELECTED = 0.1  # coverage of reported pairs below that of an oracle, where the 
 Q = 0.05  # false-discovery rate
 KINDS = {
     "budget": ("max_calls",),
-    "zero": ("told from zero",),
-    "jump": ("jump", "discontinu", "do not belong"),
+    "zero": ("distinguished from zero",),
+    "jump": ("jump", "discontinu", "not the derivatives of"),
     "closed form": ("the closed form of",),
-    "unknown": ("no gradient of", "met a change of the gradient"),
+    "unknown": ("no gradient of", "changed the gradient"),
 }
 
 

@@ -1,4 +1,7 @@
-"""Which pairs of features act together inside a neural network, how strongly, and how sure are we?
+"""Pairwise feature interactions of differentiable models, with confidence intervals.
+
+The package exports the public names and holds no code: the explainers are in `smoothhess.explainers`, the results in
+`smoothhess.result`, other methods in `smoothhess.baselines`, and the comparison of methods in `smoothhess.evaluate`.
 
 >>> import torch, smoothhess as sh
 >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).double()

@@ -98,13 +98,13 @@ def test_a_photo_needs_no_large_matrix():
 @pytest.mark.parametrize(
     ("parts", "sigma", "words"),
     [
-        (torch.tensor([0, 2, 2]), 0.1, r"1 of the ids 0 … 2 have no features \(such as 1\).*from_mask"),
+        (torch.tensor([0, 2, 2]), 0.1, r"ids 0 … 2 must have a feature, got 1 without \(such as 1\).*from_mask"),
         (torch.tensor([-1, 0]), 0.1, "segment ids must be 0, 1, 2, …, got -1"),
         (torch.zeros(0, dtype=torch.long), 0.1, "got none"),
         (torch.tensor([0, 1]), [0.1, 0.2, 0.3], r"one per segment, 2 here, got shape \(3,\)"),
-        (torch.tensor([0, 1]), -0.1, "sigma must be positive and finite"),
-        (torch.tensor([0, 1]), [0.0, 0.0], "sigma must be positive and finite"),
-        (torch.tensor([0, 1]), math.nan, "sigma must be positive and finite"),
+        (torch.tensor([0, 1]), -0.1, "sigma must be a positive, finite standard deviation"),
+        (torch.tensor([0, 1]), [0.0, 0.0], "sigma must be a positive, finite standard deviation"),
+        (torch.tensor([0, 1]), math.nan, "sigma must be a positive, finite standard deviation"),
     ],
 )
 def test_what_cannot_be_moved_is_refused(parts, sigma, words):

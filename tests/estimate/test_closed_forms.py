@@ -69,7 +69,7 @@ def test_affine_is_exact_under_mirrored_designs(d):
             assert (result.hessian == 0).all()
             assert (result.relative_error == 0).all()
             torch.testing.assert_close(result.gradient, b.expand(SEEDS, d), rtol=0, atol=1e-12)
-            with pytest.warns(UserWarning, match="H cannot be told from zero"):
+            with pytest.warns(UserWarning, match="H cannot be distinguished from zero"):
                 adaptive = Plain(lambda x: x @ b + 3).attribute(
                     torch.ones(1, d).double(), sigma=1.0, design=design.name
                 )

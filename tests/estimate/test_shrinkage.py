@@ -54,7 +54,7 @@ def test_in_few_dimensions_nothing_is_denoised(d):
 
 @pytest.mark.parametrize("design", sorted(DESIGNS))
 @pytest.mark.parametrize("control", [None, "auto"])
-@pytest.mark.filterwarnings("ignore:.*cannot be told from zero")
+@pytest.mark.filterwarnings("ignore:.*cannot be distinguished from zero")
 def test_nothing_to_find(design, control):
     """Constant gradient, and an affine function: H = 0, said to be zero, without a warning about numbers."""
     x, weight = torch.ones(2, 8).double(), torch.arange(8).double()

@@ -163,7 +163,7 @@ def test_shown_as_a_table():
         ({"by": "median"}, "by must be 'square', 'abs', 'mean', got 'median'"),
         ({"k": 0}, "wanted k ≥ 1 and 0 < q < 1, got k=0"),
         ({"q": 1.0}, "0 < q < 1"),
-        ({"names": ["a"]}, "wanted one name per feature, 4, got 1"),
+        ({"names": ["a"]}, "names must have one name per feature, 4, got 1"),
         ({"scales": torch.ones(3)}, "wanted one scale per feature, 4, got 3"),
         ({"level": 1.5}, "level must lie between 0 and 1"),
     ],

@@ -33,7 +33,7 @@ def test_defaults_find_what_the_closed_form_misses(network):
     sigma, x = 0.1**0.5, torch.zeros(1, 2).double()
     truth = quadrature(network, 0, sigma)
     assert float(truth[0, 1]) == pytest.approx(2.5, abs=0.1)  # the network has learned the function
-    with pytest.warns(UserWarning, match="seen to be off"):
+    with pytest.warns(UserWarning, match="estimated relative error"):
         closed = SmoothHess(network).closed_form(x, 0, sigma=sigma)
     assert abs(float(closed.hessian[0, 0, 1]) - 2.5) > 0.5  # many units flip at once
     result = SmoothHess(network).attribute(x, 0, sigma=sigma, tol=0.02)

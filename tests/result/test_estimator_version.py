@@ -49,7 +49,7 @@ def test_a_file_keeps_its_version(old, new, tmp_path):
 
 def test_results_of_two_versions_are_neither_merged_nor_concatenated(old, new):
     for mix in (lambda: old.merge(new), lambda: new.merge(old), lambda: Interactions.cat([new, old])):
-        with pytest.raises(ValueError, match="versions . and . of the estimator.*Make the older one again"):
+        with pytest.raises(ValueError, match="versions . and . of the estimator.*Rerun the older one"):
             mix()
     assert len(Interactions.cat([old, old])) == 2
 

@@ -293,7 +293,7 @@ def sampled():
 class TestRefusals:
     def test_there_are_no_draws(self):
         result = make(method="softplus")[0]
-        with pytest.raises(ValueError, match=r"\(softplus\) was not sampled: it keeps no draws"):
+        with pytest.raises(ValueError, match=r"\(softplus\) was not sampled: it has no draws"):
             _ = result.statistics
         with pytest.raises(ValueError, match="nothing to merge"):
             result.merge(result)
@@ -308,7 +308,7 @@ class TestRefusals:
         x = torch.ones(2, 3)
         with pytest.raises(ValueError, match="they differ in kind"):
             Interactions.cat([sampled(), Exact.make(x, x[:, 0], x)])
-        with pytest.raises(ValueError, match="only results of one method can be put side by side, got a, b"):
+        with pytest.raises(ValueError, match="only results of one method can be concatenated, got a, b"):
             Interactions.cat([make(method="a")[0], make(method="b")[0]])
 
     @pytest.mark.parametrize(

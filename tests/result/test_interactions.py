@@ -132,7 +132,7 @@ def test_damaged_and_foreign_files(tmp_path):
     whole = (tmp_path / "r").read_bytes()
     for name, content in (("short", whole[:-100]), ("text", b"hello"), ("empty", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match="not a safetensors file, or it is cut short"):
+        with pytest.raises(ValueError, match="not a safetensors file, or it is truncated"):
             Interactions.load(tmp_path / name)
     from safetensors.torch import save_file
 
@@ -151,7 +151,7 @@ def test_damaged_and_foreign_files(tmp_path):
         Interactions.load(tmp_path / "d")
     with pytest.raises(FileNotFoundError, match="no file"):
         Interactions.load(tmp_path / "none")
-    with pytest.raises(ValueError, match="does not exist. Make it first"):
+    with pytest.raises(ValueError, match="does not exist. Create it first"):
         make().save(tmp_path / "no" / "r")
 
 
@@ -197,7 +197,7 @@ def test_what_was_applied_is_recorded():
     result = make(control="auto", shrink=True)
     assert (result.control, result.shrink, result.unbiased, result.design) == ("kink", True, True, "orthogonal")
     result = make(control=None, shrink=False)
-    assert (result.control, result.control_note, result.shrink) == (None, "none was asked for", False)
+    assert (result.control, result.control_note, result.shrink) == (None, "control=None was passed", False)
 
 
 class TestPairs:
@@ -269,10 +269,10 @@ class TestTaylor:
 @pytest.mark.parametrize(
     ("ask", "text"),
     [
-        (lambda r: r @ torch.ones(5), r"wanted a vector of 12 features, \(3, 4\)"),
+        (lambda r: r @ torch.ones(5), r"v must be a vector of 12 features, \(3, 4\)"),
         (lambda r: r.row(12), "feature 12 is not among the 12 features"),
         (lambda r: r.row((0, 4)), r"feature \(0, 4\) is not among"),
-        (lambda r: r.bilinear(torch.ones(12), torch.ones(3)), r"wanted a direction of shape \(3, 4\)"),
+        (lambda r: r.bilinear(torch.ones(12), torch.ones(3)), r"a direction must have shape \(3, 4\)"),
         (lambda r: r.eigh(13), "between 1 and 12 eigenpairs"),
         (lambda r: r.calls_for(0.0), "error must be positive"),
         (lambda r: r.calls_for(0.1, "max"), 'norm must be "fro" or "op"'),
@@ -299,7 +299,7 @@ class TestGroupings:
     def test_plain_and_weighted_groups_do_not_mix(self):
         result = make()
         mask = torch.arange(12).reshape(3, 4) % 3
-        with pytest.raises(ValueError, match="cannot be put side by side"):
+        with pytest.raises(ValueError, match="cannot be concatenated"):
             Interactions.cat([result[0].groups(mask, torch.ones(3, 4)), result[1].groups(mask)])
 
     def test_groups_of_groups_can_be_continued(self):
@@ -359,7 +359,7 @@ def test_indices_and_points_of_other_types():
 def test_names_are_no_indices():
     with pytest.raises(TypeError, match=r"Use names.index\('alcohol'\)"):
         make().row("alcohol")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="names cannot be used"):
+    with pytest.raises(TypeError, match="integer group ids, got .*Replace names"):
         make().groups(["a"] * 12)  # type: ignore[arg-type]
 
 

@@ -174,7 +174,7 @@ def test_float_and_broken_mask_files_are_refused(tmp_path):
 
 
 def test_ids_that_do_not_fit_the_names_are_refused():
-    with pytest.raises(ValueError, match=r"wanted ids 0 … 1"):
+    with pytest.raises(ValueError, match=r"mask must use all ids 0 … 1"):
         Segments(torch.tensor([0, 2]), ("a", "b"))
 
 

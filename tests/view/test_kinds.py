@@ -64,9 +64,9 @@ def test_exact_results_and_attributions_draw_without_a_word_about_noise(small, k
 @pytest.mark.parametrize("kind", [*KINDS, "series"])
 def test_wrong_examples_and_axes_are_refused(small, curve, kind):
     result = curve if kind == "series" else small
-    with pytest.raises(ValueError, match="there is no example 2 of 2: wanted 0 to 1"):
+    with pytest.raises(ValueError, match="there is no example 2 of 2. Pass 0 to 1"):
         result.plot(kind, example=2)
-    with pytest.raises(ValueError, match="example must be the number of one example, got 'first'"):
+    with pytest.raises(ValueError, match="example must be the index of one example, got 'first'"):
         result.plot(kind, example="first")
     with pytest.raises(ValueError, match="ax must be matplotlib Axes to draw into, got Figure"):
         result.plot(kind, ax=Figure())

@@ -1,4 +1,8 @@
-"""Witness one of the noise: independent units of the design, whose estimates can be compared with each other."""
+"""Estimate of the variance from the scatter of independent replicates: blocks, scramblings or single rows.
+
+This module sums rows over replicates and computes the variance between them. The estimate from the antisymmetric half
+is in `antisymmetric_variance`; both are combined in `variance`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,17 @@ from smoothhess.estimate.incomplete_blocks import pieces
 from smoothhess.estimate.statistics import DrawRange, symmetric
 from smoothhess.estimate.unbiased_hessian import Unbiased
 
-LARGE_REPLICATE = 8  # rows; the incomplete blocks of larger ones have a variance of their own, see `incomplete_blocks`
+LARGE_REPLICATE = 8  # rows; incomplete blocks of larger replicates are treated in `incomplete_blocks`
 
 
 class Replicates:
-    """The independent units that the head consists of."""
+    """The independent replicates of the rows in the head."""
 
     def __init__(self, estimate: Unbiased) -> None:
         self.estimate, self.stats = estimate, estimate.stats
         stats = self.stats
         self.size = find_design(stats.design).replicate_rows(stats.rank)
-        self.alone = False  # whether nobody has two units that could be compared
+        self.alone = False  # whether no example has two replicates
         if self.size == 1:
             rows = torch.arange(stats.head.odd.shape[1], device=stats.n.device)
             self.sizes = (rows < stats.n_head[:, None]).double()  # (B, U)
@@ -35,21 +39,21 @@ class Replicates:
             grouped: dict[tuple[tuple[int, int], ...], list[int]] = {}
             for example, own in enumerate(ends):
                 grouped.setdefault(tuple(own), []).append(example)
-            # examples whose units begin and end at the same rows are handled together
+            # examples whose replicates begin and end at the same rows are batched
             self.alike = [(torch.tensor(e, device=stats.n.device), own) for own, e in grouped.items()]
             self.sizes = torch.tensor(sizes, dtype=torch.float64, device=stats.n.device)
         self.weight = self.sizes.sum(1)  # rows in the head, (B,)
-        # A unit of w rows is taken to have variance σ²/w. Few, unequal units know less than their number says.
+        # The mean of a replicate of w rows has variance σ²/w; unequal replicates have fewer degrees of freedom.
         self.df = (self.weight.square() / self.sizes.square().sum(1).clamp_min(1) - 1).clamp_min(0)
         self.divisor = ((self.sizes > 0).sum(1) - 1).double()
-        self.loose = torch.zeros_like(self.weight)  # rows of incomplete units that are not among these, (B,)
+        self.loose = torch.zeros_like(self.weight)  # rows of incomplete replicates beyond the head, (B,)
         if self.size > 1 and bool((stats.n > stats.n_head).any()):
             for example, stream in enumerate(stats.stream):
                 parts = [b - a for a, b in pieces(stream, self.size) if b > int(stats.n_head[example])]
                 self.loose[example] = sum(m for m in parts if m < self.size)
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Sums over each unit of values per row, (B, P, …) → (B, U, …)."""
+        """Sums of values per row over each replicate, (B, P, …) → (B, U, …)."""
         rows = rows.double().expand(len(self.stats), *rows.shape[1:])
         if self.size == 1:
             return rows
@@ -60,7 +64,7 @@ class Replicates:
         return summed
 
     def spread(self, values: Tensor) -> Tensor:
-        """Values per unit (U,), repeated for the rows of each unit, (1 or B, P)."""
+        """Values per replicate (U,), repeated for the rows of each replicate, (1 or B, P)."""
         if self.size == 1:
             return values[None]
         rows = values.new_zeros(len(self.stats), self.stats.head.odd.shape[1])
@@ -70,7 +74,7 @@ class Replicates:
         return rows
 
     def of_mean(self, rows: Tensor) -> Tensor:
-        """Variance of the mean over all n rows of a quantity whose head values are `rows` (B, P, …)."""
+        """Variance of the mean over all n rows of a quantity with the values `rows` (B, P, …) in the head."""
         if self.alone:
             return self.divisor.new_zeros(len(self.stats), *rows.shape[2:])
         sums = self.sums(rows)
@@ -81,7 +85,7 @@ class Replicates:
         return self._per_mean(squares) + self._of_loose(lambda: rows.double().square().sum(1))
 
     def _of_loose(self, squares: Callable[[], Tensor]) -> Tensor | float:
-        """Variance that rows of incomplete units behind the head have; the squares of all rows of it are added up."""
+        """Variance from rows of incomplete replicates beyond the head; `squares` gives Σ of squares over the head."""
         if self.size > LARGE_REPLICATE or not bool((self.loose > 0).any()):
             return 0.0
         total = squares()
@@ -89,7 +93,7 @@ class Replicates:
         return loose / n.clamp_min(1).square() * total / head.clamp_min(1)
 
     def of_form(self, rows: Tensor, identity: Tensor) -> Tensor:
-        """As `of_mean`, for uᵀĤv of corrected rows; `identity` (1 or B, …) is that of the identity in place of H."""
+        """As `of_mean`, for uᵀĤv of corrected rows; `identity` (1 or B, …) is uᵀIv with the image I of the identity."""
         if self.alone or not self.estimate.needs_correction:
             return self.of_mean(rows)
         lift = self.estimate.correction.lift
@@ -101,7 +105,7 @@ class Replicates:
             return self.divisor.new_zeros(1).expand(len(self.stats), self.stats.k, self.stats.k)
         s, g = self.stats.head.score.double(), self.estimate.odd.double()
         if self.size == 1:
-            # Σ_i of the squares of A_i = (s gᵀ + g sᵀ)/2, entry by entry
+            # Σ_i of the squared entries of (s gᵀ + g sᵀ)/2
             mean = symmetric(s.mT @ g)  # of sums
             cross = s.square().mT @ g.square()
             squares = (cross + cross.mT + 2 * (s * g).mT @ (s * g)) / 4
@@ -126,7 +130,7 @@ class Replicates:
         return self._per_mean(squares.clamp_min(0)) + self._of_loose(of_rows)
 
     def of_norm(self, score: Tensor, odd: Tensor, squared_norm: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Summed variance over all entries, (B,).
+        """Sum of the variances of all entries, (B,).
 
         `squared_norm(S, G, c)` is ‖sym SᵀG + c I‖² of rows (b, r, k) and constants (b,), in any coordinates.
         """
@@ -163,6 +167,6 @@ class Replicates:
 
 
 def _boundaries(stream: Sequence[DrawRange], left: int, size: int) -> list[tuple[int, int]]:
-    """First and last + 1 row of each unit of a head of `left` rows; a unit that goes on behind the head is left out."""
+    """First row and last row + 1 of each replicate in a head of `left` rows; one that exceeds the head is left out."""
     ends = [piece for piece in pieces(stream, size) if piece[0] < left]
     return ends if ends and ends[-1][1] <= left else ends[:-1]

@@ -1,4 +1,8 @@
-"""Groups of features: super-pixels, intervals, columns that belong together."""
+"""Grouping: sums of features over groups, such as super-pixels, intervals or columns of a table.
+
+This module validates masks and sums tensors over groups. Masks are made in `smoothhess.result.segments`; the variance
+of group sums is in `variance`.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +20,32 @@ from smoothhess.estimate.statistics import PROBES
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """Which group each feature belongs to, and what the group sums keep of their features."""
+    """Assignment of features to groups, and the quantities that are kept for the groups."""
 
     mask: Tensor  # (1 or B, D) group ids
     direction: Tensor | None  # (1 or B, D) weight of each feature
     count: int  # K
-    scales: Tensor  # (1 or B, K) size of a usual move of each group, float64 on the CPU
+    scales: Tensor  # (1 or B, K) typical change of each group, float64 on the CPU
     r2: Tensor  # (B,) of the Hessian that was summed
 
     @staticmethod
     def make(
         feature_mask: Any, direction: Any, inputs_shape: Sequence[int], feature_scales: Tensor, like: Tensor
     ) -> Grouping:
-        """From a user's mask (and direction) for inputs of shape (B, *features); numbers follow `like`."""
+        """Validate a mask (and direction) for inputs of shape (B, *features); dtype and device are those of `like`."""
         batch, *features = inputs_shape
         try:
             mask = torch.as_tensor(feature_mask)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError("feature_mask must hold integer group ids; names cannot be used.") from error
+            raise TypeError(
+                f"feature_mask must hold integer group ids, got {type(feature_mask).__name__}. Replace names by ids."
+            ) from error
         if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
             raise TypeError(f"feature_mask must hold integer group ids, got {mask.dtype}.")
         mask = _flat(mask, batch, features, "feature_mask").long().to(like.device)
         if int(mask.min()) < 0:
             raise ValueError(
-                f"group ids must be 0, 1, 2, …, got {int(mask.min())}. Give features to leave out an id of their own."
+                f"group ids must be 0, 1, 2, …, got {int(mask.min())}. Give features to leave out a separate id."
             )
         count = int(mask.max()) + 1
         weight = None
@@ -50,7 +56,7 @@ class Grouping:
         return Grouping(mask, weight, count, scales, r2)
 
     def after(self, first: Grouping, feature_scales: Tensor) -> Grouping:
-        """This grouping of the groups of `first`, as one grouping of the features."""
+        """The composition of `first` and this grouping of its groups, as one grouping of the features."""
         batch = max(len(self.mask), len(first.mask))
         mask = self.mask.expand(batch, -1).gather(1, first.mask.expand(batch, -1))
         directions = []
@@ -88,7 +94,7 @@ class Grouping:
         return both[0], both[1]
 
     def select(self, index: Tensor) -> Grouping:
-        """For the examples at `index`."""
+        """The grouping of the examples at `index`."""
         return replace(
             self,
             mask=self.mask if len(self.mask) == 1 else self.mask[index],
@@ -98,16 +104,16 @@ class Grouping:
         )
 
     def to(self, device: torch.device | str) -> Grouping:
-        """On another device."""
+        """Copy to another device."""
         direction = None if self.direction is None else self.direction.to(device)
         return replace(self, mask=self.mask.to(device), direction=direction, r2=self.r2.to(device))
 
     def without_r2(self) -> Grouping:
-        """For statistics that have changed since: group sums do not keep what r2 needs."""
+        """A copy without r2, for statistics that have changed: group sums do not keep the gradient's variation."""
         return replace(self, r2=torch.full_like(self.r2, torch.nan))
 
     def same_as(self, other: Grouping | None) -> bool:
-        """Whether the features are summed alike."""
+        """Whether two groupings have the same groups and weights."""
         if other is None or self.count != other.count or not torch.equal(self.mask, other.mask):
             return False
         if self.direction is None or other.direction is None:
@@ -116,10 +122,13 @@ class Grouping:
 
     @staticmethod
     def cat(parts: Sequence[Grouping], sizes: Sequence[int]) -> Grouping:
-        """Side by side, for `sizes` examples each."""
+        """Concatenate groupings of `sizes` examples each."""
         first = parts[0]
         if len({p.direction is None for p in parts}) > 1:
-            raise ValueError("groups weighted by a direction and plain groups cannot be put side by side.")
+            raise ValueError(
+                "groups weighted by a direction and plain groups cannot be concatenated. Pass a direction for all, or "
+                "for none."
+            )
         if all(len(p.mask) == 1 and p.same_as(first) for p in parts):
             return replace(first, r2=torch.cat([p.r2 for p in parts]))
 
@@ -138,7 +147,7 @@ class Grouping:
 
 
 def _scales(mask: Tensor, direction: Tensor | None, count: int, feature_scales: Tensor) -> Tensor:
-    """Root mean square of the σ of the features of each group that move; with a direction it is in the sums already."""
+    """Root mean square σ of the features of each group with σ > 0; 1 with a direction, which includes the scale."""
     if direction is not None:
         return torch.ones(1, count, dtype=torch.float64)
     moving = (feature_scales > 0).double().expand(len(mask), -1)
@@ -148,7 +157,7 @@ def _scales(mask: Tensor, direction: Tensor | None, count: int, feature_scales: 
 
 
 def probes(rank: int, like: Tensor) -> Tensor:
-    """Fixed random directions in which group sums watch the noise of the whole Hessian, (PROBES, rank)."""
+    """Fixed random directions in which group sums keep the antisymmetric half of the Hessian, (PROBES, rank)."""
     return _probes(rank).to(like)
 
 
@@ -159,7 +168,7 @@ def _probes(rank: int) -> Tensor:
 
 
 def _flat(x: Tensor, batch: int, features: Sequence[int], name: str) -> Tensor:
-    """(1 or B, D) from the shape of one input or of the batch; dimensions of size 1, or missing ones, are repeated."""
+    """(1 or B, D) from the shape of one input or of the batch; missing dimensions and those of size 1 are broadcast."""
     shape, features = tuple(x.shape), tuple(features)
     own = x[None] if x.ndim <= len(features) else x
     fits = own.ndim > 1 and len(own) in (1, batch)
@@ -175,5 +184,5 @@ def _flat(x: Tensor, batch: int, features: Sequence[int], name: str) -> Tensor:
 
 
 def _between(per_example: Tensor, x: Tensor) -> Tensor:
-    """(B, D) with dimensions of size 1 put in so that it lines up with (B, …, D)."""
+    """(B, D) with dimensions of size 1 inserted so that it broadcasts with (B, …, D)."""
     return per_example.reshape(len(per_example), *[1] * (x.ndim - 2), -1)

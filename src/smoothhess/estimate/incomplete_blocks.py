@@ -1,15 +1,16 @@
-"""Incomplete orthogonal blocks: the correction that keeps their estimate unbiased, and the variance it leaves.
+"""Correction of incomplete orthogonal blocks, and the part of their variance that the antisymmetric half lacks.
 
 Take one block of orthonormal directions q_1 … q_m, m < k, and let α_i = q_i·γ_i/R_i be the slope of the gradient along
-its own direction, with mean tr(W)/k. The plain estimate (k/m) Σ q_i (γ_i/R_i)ᵀ errs by a((k/m)P − I) for W = aI, P the
-projector on the directions, and its antisymmetric half does not show it. The corrected estimate
+its own direction, with mean tr(W)/k. For W = aI the plain estimate (k/m) Σ q_i (γ_i/R_i)ᵀ has the error a((k/m)P − I),
+with P the projector on the directions, and its antisymmetric half is zero. The corrected estimate
 
     Ŵ = (k/m) Σ q_i (γ_i/R_i − b_i q_i)ᵀ + â I,      b_i = ((k−1) â_{−i} + α_i)/k,
 
-with â the mean of all α and â_{−i} that of the other rows, is unbiased for any function, exact for W = aI, and equal to
-the plain estimate on a complete block. docs/theory.md has the proof and the variance that belongs to it.
+with â the mean of all α and â_{−i} the mean over the other rows, is unbiased for any function, exact for W = aI, and
+equal to the plain estimate on a complete block. docs/theory.md has the proof and the variance.
 
-This module knows rows and their blocks; what is made of them is in `unbiased` (the estimate) and `noise` (its error).
+This module computes the correction of rows and blocks. The estimate is in `unbiased_hessian`, its variance in
+`variance`.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from smoothhess.draws.designs import SMALL
 from smoothhess.estimate.statistics import DrawRange, Statistics
 
 RADIAL = 1.5  # see `_radial_variance`
-DEGREES = (1, 4)  # of the part of a function that is not quadratic: kinks, and the first term of a smooth one
+DEGREES = (1, 4)  # range of p for the part of f that is not quadratic: kinks, and the next even term of a smooth f
 _TINY = 1e-300
-QUADRATIC, ROUNDING = 1e-6, 64  # agreement of values and slopes, relative and in units in the last place of f(x)
+QUADRATIC, ROUNDING = 1e-6, 64  # tolerance of values and slopes: relative, and in units in the last place of f(x)
 
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What is done about the incomplete blocks of B examples."""
+    """The correction of the incomplete blocks of B examples, and its variances."""
 
     slope: Tensor  # (B, P) b_i of each row of the head, 0 in complete blocks
-    lift: Tensor  # (B, P) â of the block that a row of the head belongs to, 0 in complete blocks
-    constant: Tensor  # (B,) the multiple of the identity that is added back, on average over all rows
-    mean: Tensor  # (B,) tr(W)/k of what is sampled
+    lift: Tensor  # (B, P) â of the block of each row of the head, 0 in complete blocks
+    constant: Tensor  # (B,) the multiple of the identity that is added back, averaged over all rows
+    mean: Tensor  # (B,) tr(W)/k of the sampled W, without the control variate's expectation
     corrected: Tensor  # (B,) Σ (m/n)² C over corrected blocks, C as in `_spread`
-    plain: Tensor  # (B,) the same over incomplete blocks that could not be corrected
-    wobble: Tensor  # (B,) variance that the error of â adds to the projector's
-    radial: Tensor  # (B,) variance of â from the lengths of the rows, which the antisymmetric half cannot show
+    plain: Tensor  # (B,) the same sum over incomplete blocks that could not be corrected
+    wobble: Tensor  # (B,) additional variance from the error of â
+    radial: Tensor  # (B,) variance of â from the lengths of the rows, which the antisymmetric half does not contain
 
     @cached_property
     def is_needed(self) -> bool:
@@ -51,12 +52,12 @@ class Correction:
 
     @cached_property
     def has_variance(self) -> bool:
-        """Whether anybody's estimate has variance that its antisymmetric half does not show."""
+        """Whether the estimate of any example has variance that its antisymmetric half does not contain."""
         return any(bool(t.any()) for t in (self.corrected, self.plain, self.radial))
 
 
 def pieces(stream: Sequence[DrawRange], size: int) -> list[tuple[int, int]]:
-    """First and last + 1 row of each part of a block of `size` rows, in the order in which the rows were drawn.
+    """First row and last row + 1 of each complete or partial block of `size` rows, in the order of the draws.
 
     >>> pieces([DrawRange(0, 0, 5), DrawRange(7, 2, 4)], 3)
     [(0, 3), (3, 5), (5, 6), (6, 7)]
@@ -74,8 +75,8 @@ def pieces(stream: Sequence[DrawRange], size: int) -> list[tuple[int, int]]:
 def correct(stats: Statistics, allowed: bool = True) -> Correction:
     """The correction of each example, from the slopes of its rows along their own directions.
 
-    It is not `allowed` where mean curvature in whitened coordinates is far from that of features: with correlated noise
-    it would bring noise into directions in which the plain estimate has none.
+    It is not `allowed` for correlated Gaussians, under which the mean curvature in whitened coordinates differs much
+    from that of features: there it would add noise in directions in which the plain estimate has none.
     """
     head, k = stats.head, stats.rank
     along = head.along.double()
@@ -111,14 +112,15 @@ def correct(stats: Statistics, allowed: bool = True) -> Correction:
 
 
 def _radial_variance(stats: Statistics, variance: Tensor, inside: Tensor) -> Tensor:
-    """Variance of α over the lengths R of rows, from what depends on R in all directions alike, (B,).
+    """Variance of α over the lengths R of rows, from the part of f that depends on R equally in all directions, (B,).
 
-    Along a row the part of f of degree p has α = p w f/k, so that d = α − 2wf/k leaves out the quadratic part, however
-    much it varies between directions, and is (p − 2)/p of the others'. Its mean over directions grows as R^(p−2), with
-    Var(ln R) = 1/(2(k + 2)): Var(α) = (p d)²/(2(k + 2)). p is read off the slope of d; kinks have p = 1, quartics 4.
+    Along a row the part of f of degree p has α = p w f/k, so d = α − 2wf/k does not contain the quadratic part, however
+    much that varies between directions, and is (p − 2)/p of α for the other parts. The mean of d over directions grows
+    as R^(p−2), with Var(ln R) = 1/(2(k + 2)), hence Var(α) = (p d)²/(2(k + 2)). p is estimated from the slope of d;
+    kinks have p = 1, quartics p = 4.
 
-    With a control variate the values are not those of the slopes; then α may vary by a multiple RADIAL of what a linear
-    field or evenly spread noise makes it vary before the rest counts.
+    With a control variate, values and slopes are those of different functions. Then the variance is that of α beyond
+    RADIAL times the variance under a linear field or isotropic noise.
     """
     head, k = stats.head, stats.rank
     n = stats.n_head.clamp_min(1).double()
@@ -140,7 +142,7 @@ def _radial_variance(stats: Statistics, variance: Tensor, inside: Tensor) -> Ten
 def _is_quadratic(stats: Statistics) -> Tensor:
     """Whether values and slopes of every row are those of a quadratic function, w f = k α/2, (B,).
 
-    With a control variate the slopes are not those of the function, and nothing is said.
+    False with a control variate, whose residual has other slopes than the function.
     """
     head = stats.head
     value, slope = head.value_even.double(), head.along.double() * stats.rank / 2
@@ -150,7 +152,7 @@ def _is_quadratic(stats: Statistics) -> Tensor:
 
 
 def _alike(stats: Statistics, k: int) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """Examples whose blocks begin and end at the same rows, with these rows."""
+    """Lists of examples whose blocks begin and end at the same rows, each with these rows."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for example, stream in enumerate(stats.stream):
         found.setdefault(tuple((s.start % k, s.stop - s.start) for s in stream), []).append(example)
@@ -163,7 +165,7 @@ def _spread(m: int, k: int) -> float:
 
 
 class Values(NamedTuple):
-    """uᵀHu, vᵀHv and uᵀHv of what is sampled, (B, …) each."""
+    """uᵀHu, vᵀHv and uᵀHv of the sampled H, without the control variate's expectation, (B, …) each."""
 
     left: Tensor
     right: Tensor
@@ -179,13 +181,13 @@ class Gram(NamedTuple):
 
 
 def missing_variance(correction: Correction, values: Values, gram: Gram, k: int) -> Tensor:
-    """What the antisymmetric half cannot show of Var(uᵀĤv).
+    """The part of Var(uᵀĤv) that the antisymmetric half does not contain.
 
-    For a linear field γ = Wz the variance of one incomplete block is, with W without its trace where it is corrected,
+    For a linear field γ = Wz the variance of one incomplete block is, with the traceless part of W if it is corrected,
 
         C [½(|u|²|Wv|² + |v|²|Wu|²) + (u·v) Wu·Wv + (1 − 4/k) W_uv² + W_uu W_vv],
 
-    of which the antisymmetric half shows the first two terms of the traceless part.
+    of which the antisymmetric half contains the first two terms of the traceless part.
     """
 
     def each(numbers: Tensor) -> Tensor:
@@ -195,7 +197,7 @@ def missing_variance(correction: Correction, values: Values, gram: Gram, k: int)
     left, right, mixed = (w - a * g for w, g in zip(values, gram, strict=True))  # of W₀ = W − aI
     square, own = gram.mixed.square(), gram.left * gram.right
     variance = each(correction.corrected + correction.plain) * ((1 - 4 / k) * mixed.square() + left * right)
-    if bool(correction.plain.any()):  # the same formula for W₀ + aI, less that for W₀
+    if bool(correction.plain.any()):  # the formula for W₀ + aI minus that for W₀
         rest = (1 - 2 / k) * (2 * mixed * gram.mixed + a * square) + left * gram.right + right * gram.left + a * own
         variance = variance + each(correction.plain) * 2 * a * rest
     variance = variance + each(correction.wobble) * (own + (1 - 2 / k) * square)

@@ -1,18 +1,21 @@
-"""Denoising: keep of the sampled Hessian what stands out of its noise.
+"""Denoising of the sampled Hessian by block-wise James–Stein shrinkage.
 
-H is symmetric, so the antisymmetric half A of the unsymmetrised estimate holds noise alone, and entry by entry as much
-of it as the symmetric half S; that stays true in the basis V in which the sampled gradients are uncorrelated, where H
-is concentrated and the noise is not. There the pairs of directions are cut into blocks, and each block of S is damped
-by the share of its energy that A does not have,
+H is symmetric, so the antisymmetric half A of the unsymmetrised estimate contains only noise, and each of its entries
+has the variance of the corresponding entry of the symmetric half S. This also holds in the basis V in which the sampled
+gradients are uncorrelated, where H is concentrated and the noise is not. There the pairs of directions are divided into
+blocks, and each block of S is multiplied by the share of its energy that is not noise,
 
     S_block · max(0, 1 − ‖A_block‖²/‖S_block‖²),
 
-the James–Stein rule with a noise level that needs no model. Diagonal entries, whose noise is twice that of their
-neighbours, are blocks of their own. What is damped is the deviation from a centre: the closed form W₁ where the
-estimate has one, and a multiple of the identity, chosen so that the trace of the whitened Hessian, tr(ΣH), is kept.
+the James–Stein rule with a noise level that needs no model. Diagonal entries, whose variance is twice that of the other
+entries, form separate blocks. The deviation from a centre is shrunk: from the closed form W₁ if there is a control
+variate, and from a multiple of the identity, chosen so that the trace of the whitened Hessian, tr(ΣH), is kept.
 
-The result is biased by construction: smaller error, but no intervals. It carries an estimate of its own error, the sum
-of what the rule leaves of the noise and takes of the signal; the constants below bring it in line with measured errors.
+The result is biased by construction: its error is smaller, but it has no intervals. Its error is estimated as the sum
+of the remaining noise and the removed signal; the constants below are calibrated with measured errors.
+
+The denoised estimate and its error belong in this module. The unbiased estimate is in `unbiased_hessian`, its variance
+in `variance`.
 """
 
 from __future__ import annotations
@@ -36,25 +39,25 @@ from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.principal_directions import strongest_directions
 
 FIRST_BLOCK = 4  # directions in the first blocks,
-GROWTH = 1.5  # and how the blocks' ends grow
-# The rule is fitted to the numbers that it is applied to: its squared error exceeds what it says by this,
-OPTIMISM, CENTRED = 1.2, 1.5  # the latter where the centre is a closed form, whose own error is not so evenly spread,
-PARTIAL = 0.4  # and by so much more where no block of the design is complete
-RESOLUTION = 2.0  # share 2/k of the noise below which no deviation from the centre can be seen
-COHERENT = 1.5  # errors of denoised entries add up in sums over groups by so much more than independent ones
-FEW_SUMS = 8  # independent sums below which their variance is too uncertain to call denoised ones wrong
-MOSTLY = 0.8  # weight of denoised sums above which ‖H‖² is taken from them
-LEAST_SIGNAL = 0.1  # share of ‖Ĥ‖² + ‖Ĥ − H‖² that ‖H‖² must be seen to exceed
-CUT = 1e-9  # share of the largest eigenvalue under which a direction is rounding
-CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # and so many times that on a GPU
-FEW_MATRICES, SMALL_MATRIX = 8, 512
+GROWTH = 1.5  # and the factor by which the ends of blocks grow
+# The shrinkage factors are fitted to the numbers that they multiply, so the risk is too small. It is multiplied by
+OPTIMISM, CENTRED = 1.2, 1.5  # one of these, the latter if the centre is a closed form (error less evenly spread),
+PARTIAL = 0.4  # and by 1 + PARTIAL × (missing share of a block) if no block of the design is complete
+RESOLUTION = 2.0  # lower bound of the squared error: 2/k of the noise
+COHERENT = 1.5  # factor for the correlation of the errors of denoised entries in sums over groups
+FEW_SUMS = 8  # with fewer independent sums the estimated error of the denoised sums is reduced by its uncertainty
+MOSTLY = 0.8  # weight of the denoised sums above which ‖H‖² is estimated from them
+LEAST_SIGNAL = 0.1  # the estimate of ‖H‖² must exceed this share of ‖Ĥ‖² + ‖Ĥ − H‖²
+CUT = 1e-9  # directions with an eigenvalue below this share of the largest are rounding
+CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # maximum size of a chunk of examples, and its factor on a GPU
+FEW_MATRICES, SMALL_MATRIX = 8, 512  # more and smaller matrices than these use the batched driver on a GPU
 
 
 @dataclass(frozen=True, eq=False)
 class Denoised:
-    """The denoised whitened Hessian of B examples, in parts of equally many rows."""
+    """The denoised whitened Hessian of B examples, in parts whose examples have the same number of rows."""
 
-    parts: tuple[tuple[Tensor, Part], ...]  # where the examples of each part belong
+    parts: tuple[tuple[Tensor, Part], ...]  # indices of the examples of each part, and the part
 
     def product(self, q: Tensor) -> Tensor:
         """Each row of (B, n, k) times the whitened Hessian."""
@@ -66,17 +69,17 @@ class Denoised:
 
     @property
     def error2(self) -> Tensor:
-        """Estimated ‖Ĥ − H‖²_F of the features, (B,)."""
+        """Estimated ‖Ĥ − H‖²_F in the coordinates of the features, (B,)."""
         return self._in_order([part.error2 for _, part in self.parts])
 
     @property
     def norm2(self) -> Tensor:
-        """‖Ĥ‖²_F of the features, (B,)."""
+        """‖Ĥ‖²_F in the coordinates of the features, (B,)."""
         return self._in_order([part.norm2 for _, part in self.parts])
 
     @property
     def true2(self) -> Tensor:
-        """Estimated ‖H‖²_F of the features, (B,); 0 where it cannot be told from zero."""
+        """Estimated ‖H‖²_F in the coordinates of the features, (B,); 0 where it cannot be distinguished from zero."""
         return self._in_order([part.true2 for _, part in self.parts])
 
     @property
@@ -85,7 +88,7 @@ class Denoised:
         return self._in_order([part.explained for _, part in self.parts])
 
     def group_error2(self, sums: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Estimated squared error of all sums of groups, (B,); `sums` maps whitened rows of examples to theirs."""
+        """Estimated squared error of all group sums, (B,); `sums` maps whitened rows of examples to group sums."""
         return self._in_order([part.group_error2(lambda rows, i=i: sums(rows, i)) for i, part in self.parts])
 
     def select(self, index: Tensor) -> Denoised:
@@ -102,7 +105,7 @@ class Denoised:
 
     @staticmethod
     def cat(results: Sequence[Denoised]) -> Denoised:
-        """Of different examples, side by side."""
+        """Concatenate the denoised Hessians of different examples."""
         parts, start = [], 0
         for result in results:
             parts += [(start + index, part) for index, part in result.parts]
@@ -118,16 +121,16 @@ class Denoised:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """known + cI + BMBᵀ of some examples, B the directions that its basis holds."""
+    """The whitened Hessian `known` + cI + BMBᵀ of some examples, with B the directions of its basis."""
 
     basis: DenseBasis | FactoredBasis
     constant: Tensor  # (b,) c
     damped: Tensor  # (b, r, r) M
     risk: Tensor  # (b, r, r) expected squared error of the entries of M
-    known: Known | None
-    error2: Tensor  # (b,)
-    norm2: Tensor  # (b,)
-    explained: Tensor  # (b,)
+    known: Known | None  # expectation of the control variate
+    error2: Tensor  # (b,) estimated ‖Ĥ − H‖²_F
+    norm2: Tensor  # (b,) ‖Ĥ‖²_F
+    explained: Tensor  # (b,) E‖Ĥδ‖²
     true2: Tensor  # (b,) estimated ‖H‖²_F
 
     def product(self, q: Tensor) -> Tensor:
@@ -150,39 +153,39 @@ class Part:
         return replace(self, basis=self.basis.select(index), known=known, **chosen)
 
     def group_error2(self, sums: Callable[[Tensor], Tensor]) -> Tensor:
-        """As `error2`, for sums over groups of features, (b,)."""
+        """Estimated squared error of sums over groups of features, (b,)."""
         p = self.basis.lengths(sums)
         return (self.risk * p[:, :, None] * p[:, None]).sum((-1, -2))
 
 
 @dataclass(frozen=True, eq=False)
 class Shrunk:
-    """Group sums that combine the unbiased and the denoised ones; they are kept with the groups."""
+    """Combinations of unbiased and denoised group sums; they are kept with the groups."""
 
     hessian: Tensor  # (B, K, K)
     error2: Tensor  # (B,) estimated squared error of all sums
-    true2: Tensor  # (B,) estimated squared norm of the true sums; 0 where it cannot be told from zero
+    true2: Tensor  # (B,) estimated squared norm of the true sums; 0 where it cannot be distinguished from zero
 
     @staticmethod
     def combine(
         unbiased: Tensor, variance: Tensor, denoised: Tensor, risk: Tensor, gram: Tensor, energy: Tensor
     ) -> Shrunk:
-        """From unbiased sums U (B, K, K) with the variances of all, and denoised ones D with what they say they err by.
+        """Combine unbiased sums U (B, K, K) with their variances and denoised sums D with their estimated error `risk`.
 
-        `gram` and `energy` (1 or B, K, K) are the products of the groups' whitened directions, and of their gradients.
+        `gram` and `energy` (1 or B, K, K) are the products of the groups' whitened directions and of their gradients.
 
-        Denoising spreads what it keeps of the trace over all directions, while true entries may cancel inside a group:
-        the sums of D can be far off without a sign of it in D. But E‖U − D‖² = Var U + error² − 2 Cov(U, D), so that
-        the error of D can be seen, and U + λ(D − U) has the least error for λ = (Var U − Cov(U, D))/E‖U − D‖².
+        Denoising distributes the kept trace over all directions, while true entries may cancel inside a group, so the
+        sums of D can have a large error that `risk` does not contain. Since E‖U − D‖² = Var U + error² − 2 Cov(U, D),
+        the error of D can be estimated, and U + λ(D − U) has the smallest error for λ = (Var U − Cov(U, D))/E‖U − D‖².
         """
         apart = (unbiased - denoised).square().sum((-1, -2))
         total = variance.sum((-1, -2))
         known = total.isfinite()
-        # how many sums share the noise, each of which is there twice; few where the groups' directions are nearly alike
+        # number of sums that carry the noise (each occurs twice); small if the groups' directions are nearly parallel
         shared = total.square() / (2 * variance.square().sum((-1, -2))).clamp_min(_TINY)
         shared = torch.minimum(shared, _participation(gram) * _participation(energy)).clamp_min(1)
         deviation = total * (2 / shared).sqrt()
-        common = torch.minimum(COHERENT * risk, total)  # Cov(U, D): what damping leaves of the noise
+        common = torch.minimum(COHERENT * risk, total)  # Cov(U, D), the noise that remains after shrinkage
         error2 = apart - total + 2 * common - deviation * (FEW_SUMS / shared).clamp_max(1)
         error2 = torch.maximum(error2, common)
         weight = ((total - common) / (total + error2 - 2 * common).clamp_min(_TINY)).clamp(0, 1)
@@ -191,9 +194,9 @@ class Shrunk:
         left = (1 - weight).square() * total + weight.square() * error2 + 2 * weight * (1 - weight) * common
         left = torch.where(known, left, risk)
         size = served.square().sum((-1, -2))
-        seen2 = unbiased.square().sum((-1, -2)) - total  # an unbiased ‖H‖²
+        seen2 = unbiased.square().sum((-1, -2)) - total  # unbiased estimate of ‖H‖²
         told = known & (seen2 > 2 * deviation)
-        # damped sums are, on average, shorter than the truth by their error, which must leave something of them
+        # E‖D‖² is smaller than ‖H‖² by about the error of D, which must be small compared with ‖D‖²
         mostly = ~known | ((weight > MOSTLY) & (2 * left < size))
         return Shrunk(served, left, torch.where(told, seen2, torch.where(mostly, size + left, 0.0)))
 
@@ -202,23 +205,23 @@ class Shrunk:
         return Shrunk(self.hessian[index], self.error2[index], self.true2[index])
 
     def to(self, device: torch.device | str) -> Shrunk:
-        """On another device."""
+        """Copy to another device."""
         return Shrunk(self.hessian.to(device), self.error2.to(device), self.true2.to(device))
 
     @staticmethod
     def cat(parts: Sequence[Shrunk]) -> Shrunk:
-        """Of different examples, concatenated."""
+        """Concatenate the group sums of different examples."""
         return Shrunk(*(torch.cat([getattr(p, name) for p in parts]) for name in ("hessian", "error2", "true2")))
 
 
 def _participation(matrix: Tensor) -> Tensor:
-    """How many directions share the trace of a positive matrix, (1 or B,)."""
+    """Participation number (tr M)²/‖M‖² of a positive semidefinite matrix, (1 or B,)."""
     trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
     return trace.square() / matrix.square().sum((-1, -2)).clamp_min(_TINY)
 
 
 def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
-    """The denoised Hessian of whitened statistics of d features; examples do not see each other."""
+    """The denoised Hessian of whitened statistics of d features, separately for each example."""
     width = min(stats.k, max(stats.head.odd.shape[1], 1))
     room = CHUNK_BYTES * (ON_CUDA if stats.gradient.is_cuda else 1)
     step = max(1, room // (8 * stats.k * width))
@@ -231,13 +234,13 @@ def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
 
 
 def _points(stats: Statistics) -> Tensor:
-    """z of each row of the head: all designs that are denoised have s = w z, or s = z with w = 1."""
+    """z of each row of the head: denoising is used for designs with s = w z, or s = z and w = 1."""
     weight = stats.head.weight[..., None]
     return torch.where(weight > 0, stats.head.score / weight, 0.0)
 
 
 def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
-    """Examples with equally many rows."""
+    """The denoised Hessian of examples with the same number of rows."""
     m, k = stats.head.odd.shape[1:]
     centred = gaussian.has_mean_curvature
     basis = FactoredBasis(stats, centred) if m < k and stats.total is None else DenseBasis(stats, centred)
@@ -255,27 +258,27 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     alike = isinstance(gaussian, Isotropic)
     p = precisions[0] * basis.own_lengths if alike else basis.lengths(gaussian.push)
     weigh = p[:, :, None] * p[:, None]
-    # Of what lies outside of all rows that were seen, H has the share that it has of the rows.
+    # Outside of the span of the rows, H is taken to explain the same share of the gradients as inside.
     linear = (estimate * estimate.mT).sum((-1, -2)) / basis.energy.clamp_min(_TINY)  # ‖S‖² − ‖A‖²
     lost = basis.lost * linear.clamp(0, 1)
     error2 = (risk * weigh).sum((-1, -2)) + 2 * lost * precisions.mean().square()
     error2 = torch.maximum(error2, RESOLUTION / k * (noise * weigh).sum((-1, -2)))
-    if centred:  # the multiple of the identity errs as a whole
+    if centred:  # error of the multiple of the identity
         error2 = error2 + correction.radial * precisions.square().sum()
     common = None
-    if not alike:  # entries of one block are not equally long among the features: each by itself
+    if not alike:  # the entries of a block have different norms in feature coordinates
         shift = basis.offset - constant
         least, common = _entrywise_error(basis, gaussian, half, skew, factor, noise, shift)
         error2 = torch.maximum(error2, least)
-    if m < FIRST_BLOCK:  # too few rows to tell anything: as wrong as their gradients are large
+    if m < FIRST_BLOCK:  # too few rows for an estimate of the error: use the energy of the gradients
         error2 = torch.maximum(error2, basis.energy * precisions.mean().square())
     part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2, error2)
     norm2, explained = _norms(part, gaussian, d, precisions)
-    true2 = norm2 + error2  # a damped estimate is, on average, shorter than the truth by its error
+    true2 = norm2 + error2  # the squared norm of a shrunk estimate is on average too small by its error
     if common is not None and stats.known is None:  # ‖H‖² = ‖Ĥ − H‖² + 2⟨Ĥ, H⟩ − ‖Ĥ‖²
         found = error2 + 2 * common - norm2
         true2 = torch.where(found > LEAST_SIGNAL * true2, torch.minimum(found, true2), 0.0)
-    # Of its own length, what is an error that the rule does not know of explains nothing, and counts against it.
+    # The part of ‖Ĥ‖² that is error beyond the risk of the rule does not explain anything.
     excess = error2 - (risk * weigh).sum((-1, -2)) / optimism
     explained = explained * (1 - excess / norm2.clamp_min(_TINY))
     return replace(part, norm2=norm2, explained=explained, true2=true2)
@@ -290,10 +293,10 @@ def _entrywise_error(
     noise: Tensor,
     shift: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Unbiased estimates of ‖Ĥ − H‖²_F and ⟨Ĥ, H⟩ among the features, inside the span of the basis, (b,) each.
+    """Unbiased estimates of ‖Ĥ − H‖²_F and ⟨Ĥ, H⟩ in feature coordinates, inside the span of the basis, (b,) each.
 
-    With F the factors, S = W + N and A distributed like N entry by entry, F∘S − W has the mean square
-    ‖(1 − F)∘S‖² − ‖(1 − F)∘A‖² + ‖F∘A‖², and ⟨F∘S, W⟩ the mean ⟨F∘S, S⟩ − ⟨F∘A, A⟩, in any norm.
+    With F the shrinkage factors, S = W + N, and the entries of A distributed like those of N, F∘S − W has the mean
+    square ‖(1 − F)∘S‖² − ‖(1 − F)∘A‖² + ‖F∘A‖², and ⟨F∘S, W⟩ the mean ⟨F∘S, S⟩ − ⟨F∘A, A⟩, in any norm.
     """
     gram, offset = basis.products(gaussian.push), basis.offset
 
@@ -315,10 +318,10 @@ def _entrywise_error(
 
 
 def _damp(s: Tensor, a: Tensor, incomplete: Tensor, radial: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The damped S, and for each entry the expected squared error, the variance of the noise and the factor, (b, r, r).
+    """The shrunk S, and for each entry the expected squared error, the variance and the factor, (b, r, r) each.
 
-    `incomplete` and `radial` (b,) are variances that A does not show, see `incomplete_blocks`: of a linear field in
-    incomplete blocks E[N_ij² − A_ij²] = C (2 W_ii W_jj − 4 W_ij²/k), and on the diagonal at most 3C W_ii² remain.
+    `incomplete` and `radial` (b,) are variances that A does not contain, see `incomplete_blocks`: for a linear field in
+    incomplete blocks E[N_ij² − A_ij²] = C (2 W_ii W_jj − 4 W_ij²/k), and at most 3C W_ii² on the diagonal.
     """
     r = s.shape[-1]
     member = _blocks(r).to(s)  # (r, blocks)
@@ -329,14 +332,14 @@ def _damp(s: Tensor, a: Tensor, incomplete: Tensor, radial: Tensor, k: int) -> t
     shown = a.square()
     missing = incomplete[:, None, None] * (2 * own[..., None] * own[:, None] - 4 / k * s.square())
     missing = missing + radial[:, None, None]
-    # the noise of a radial function lies along its rows, which the basis of few rows may follow
+    # the noise of a radial function lies along its rows, which may span the basis if there are few
     unshown = 3 * incomplete[:, None] * own.square() + (k + 2) * radial[:, None]
     entries = torch.maximum(shown + missing, shown / 2)
     entries = entries - torch.diag_embed(entries.diagonal(dim1=-2, dim2=-1))
     noise = member.mT @ entries @ member
     keep = torch.where(signal > 0, 1 - noise / signal.clamp_min(_TINY), 0.0).clamp_min(0)
     level = noise / count.clamp_min(1)
-    # diagonal entries: their noise is twice that of the other entries of their block
+    # diagonal entries have twice the variance of the other entries of their block
     own_noise = (member.mT @ shown @ member / count.clamp_min(1)).diagonal(dim1=-2, dim2=-1)
     own_noise = 2 * own_noise + unshown @ member / member.sum(0)
     own_level = torch.where(count.diagonal() > 0, own_noise, torch.inf)
@@ -350,7 +353,7 @@ def _damp(s: Tensor, a: Tensor, incomplete: Tensor, radial: Tensor, k: int) -> t
 
 
 def _blocks(r: int) -> Tensor:
-    """Which of r directions, strongest first, belong to which block: 0/1, (r, blocks)."""
+    """Membership of r directions, strongest first, in blocks: 0/1, (r, blocks)."""
     ends = [0]
     while ends[-1] < r:
         ends.append(max(ends[-1] + FIRST_BLOCK, int(ends[-1] * GROWTH)))
@@ -361,12 +364,12 @@ def _blocks(r: int) -> Tensor:
 
 
 class _Basis:
-    """Directions of b examples; `offset` is (b,), and what is shared by all examples has one row."""
+    """Directions of b examples; `offset` is (b,), and tensors that all examples share have one row."""
 
     offset: Tensor
 
     def select(self, index: Tensor) -> Self:
-        """Those of the examples at `index`."""
+        """The basis of the examples at `index`."""
         chosen = copy(self)
         for name, kept in vars(self).items():
             if isinstance(kept, Tensor) and len(kept) == len(self.offset):
@@ -385,11 +388,11 @@ class DenseBasis(_Basis):
         rows = stats.head.odd.double() - a * z
         self.vectors = strongest_directions(rows.mT @ rows, mixing)
         identity = torch.eye(self.k, dtype=torch.float64, device=raw.device)
-        if stats.total is None:  # what the rows' own second moments make of it
+        if stats.total is None:  # the same mean over rows with z instead of γ
             identity = (stats.head.score.double().mT @ z) / stats.n.double()[:, None, None]
         self.estimate = self.vectors.mT @ (raw - a * identity) @ self.vectors
-        self.energy = rows.square().sum((-1, -2)) / rows.shape[1]  # of a row
-        self.lost = torch.zeros_like(self.offset)  # of the energy of a row, what no other row spans
+        self.energy = rows.square().sum((-1, -2)) / rows.shape[1]  # mean over rows
+        self.lost = torch.zeros_like(self.offset)  # energy of a row outside of the span of the others
         self.dtype = stats.gradient.dtype
 
     def along(self, q: Tensor) -> Tensor:
@@ -401,7 +404,7 @@ class DenseBasis(_Basis):
         return c @ self.vectors.mT.to(c)
 
     def trace(self, damped: Tensor) -> Tensor:
-        """Of a matrix in the basis, (b,)."""
+        """Trace of a matrix in the basis, (b,)."""
         return damped.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     @property
@@ -414,19 +417,19 @@ class DenseBasis(_Basis):
         return push(self.vectors.mT.to(self.dtype)).double().square().sum(-1)
 
     def products(self, push: Callable[[Tensor], Tensor]) -> Tensor:
-        """Products of the directions with each other after a linear map, (b, r, r)."""
+        """Inner products of the directions after a linear map, (b, r, r)."""
         pushed = push(self.vectors.mT.to(self.dtype))
         return inner(pushed, pushed)
 
 
 class FactoredBasis(_Basis):
-    """The same, as combinations Q of fewer rows γ − a z than there are coordinates; nothing k × k is made."""
+    """As `DenseBasis`, as combinations Q of rows γ − a z, if these are fewer than k; no k × k matrix is made."""
 
     def __init__(self, stats: Statistics, centred: bool) -> None:
         self.k = stats.k
         n = stats.n.double()
         self.odd, self.z = stats.head.odd, _points(stats)
-        # (b, m, m) each, and kept where the skew goes by them too
+        # (b, m, m) each; those of the statistics are reused if the antisymmetric half is stored as rows
         odd, cross, square = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
         self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k * centred
         a = self.offset[:, None, None]
@@ -454,8 +457,8 @@ class FactoredBasis(_Basis):
         return (c @ self.combine.mT.to(c)) @ self.rows.to(c)
 
     def trace(self, damped: Tensor) -> Tensor:
-        """Of a matrix in the basis, (b,)."""
-        lengths = self.combine.mT @ self.gram @ self.combine  # the identity, as far as the eigenvectors are exact
+        """Trace of a matrix in the basis, (b,)."""
+        lengths = self.combine.mT @ self.gram @ self.combine  # the identity up to rounding
         return (damped * lengths.mT).sum((-1, -2))
 
     @cached_property
@@ -465,7 +468,7 @@ class FactoredBasis(_Basis):
 
     @property
     def own_lengths(self) -> Tensor:
-        """Squared lengths of the directions, (b, r): 1, or 0 where there is no direction."""
+        """Squared lengths of the directions, (b, r): 1, or 0 for directions that are rounding."""
         return (self.combine * (self.gram @ self.combine)).sum(1)
 
     def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
@@ -474,13 +477,13 @@ class FactoredBasis(_Basis):
         return (self.combine * (inner(pushed, pushed) @ self.combine)).sum(1)
 
     def products(self, push: Callable[[Tensor], Tensor]) -> Tensor:
-        """Products of the directions with each other after a linear map, (b, r, r)."""
+        """Inner products of the directions after a linear map, (b, r, r)."""
         pushed = push(self.rows)
         return self.combine.mT @ inner(pushed, pushed) @ self.combine
 
 
 def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
-    """‖Ĥ‖²_F among the features, and E‖Ĥδ‖², (b,) each."""
+    """‖Ĥ‖²_F in feature coordinates, and E‖Ĥδ‖², (b,) each."""
     basis, known = part.basis, part.known
     if isinstance(gaussian, Isotropic) and isinstance(basis, DenseBasis):  # the basis is orthonormal
         if known is None:
@@ -491,7 +494,7 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
         return precisions[0].square() * square, precisions[0] * square
     if isinstance(basis, DenseBasis) or (known is not None and not known.is_thin):
         dtype = basis.dtype if isinstance(basis, DenseBasis) else basis.odd.dtype
-        if d > 2 * basis.k:  # more features than dimensions: WP, of the same eigenvalues, instead of H
+        if d > 2 * basis.k:  # more features than dimensions: WP has the same nonzero eigenvalues as H
             directions = gaussian.push(torch.eye(basis.k, dtype=dtype, device=part.constant.device))
             turned = part.dense() @ inner(directions[None], directions[None])
             return (turned * turned.mT).sum((-1, -2)), (turned * part.dense()).sum((-1, -2))
@@ -502,7 +505,7 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
         )
         return norm2, explained
     c, core, rows = part.constant, basis.combine @ part.damped @ basis.combine.mT, basis.rows
-    if known is not None and known.factor is not None:  # one more set of rows with a matrix of their own between them
+    if known is not None and known.factor is not None:  # further rows with their core matrix
         core = torch.stack([torch.block_diag(a, b) for a, b in zip(core, known.core.to(core), strict=True)])
         rows = torch.cat([rows, known.factor.to(rows)], 1)
     if isinstance(gaussian, Isotropic):
@@ -527,8 +530,8 @@ def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
     if not matrices.is_cuda or len(matrices) <= FEW_MATRICES or matrices.shape[-1] > SMALL_MATRIX:
         values, vectors = torch.linalg.eigh(matrices)
         return values.flip(-1), vectors.flip(-1)
-    # eigh takes matrices one by one on a GPU; gesvda takes all at once, but stumbles over repeated eigenvalues. It
-    # works on the square of what it is given, so it gets a factor R with RᵀR the matrix: V is then orthonormal.
+    # On a GPU eigh is not batched. gesvda is, but may fail for repeated eigenvalues, which are separated here. It
+    # squares its argument, so it is applied to a factor R of the matrix RᵀR, which keeps V orthonormal.
     spread = torch.linspace(1, 2, matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
     parted = matrices / torch.where(size > 0, size, 1.0) + torch.diag(spread) * (CUT / 10)
@@ -538,7 +541,7 @@ def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _together(factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenpairs of RᵀR for a few factors R at once; those that make it stumble are singled out."""
+    """Eigenpairs of RᵀR for a batch of factors R; a batch that fails is halved, a single factor uses eigh."""
     try:
         _, roots, rows = torch.linalg.svd(factors, driver="gesvda")
     except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]

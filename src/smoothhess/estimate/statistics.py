@@ -1,4 +1,4 @@
-"""What is kept of the stream of draws and gradients: enough for every answer, and for every error bar.
+"""Statistics: the sufficient sums and rows that are kept of the sampled draws and gradients.
 
 Each row of a design gives a score s, a weight w, and the odd and even parts of the whitened gradient,
 
@@ -7,8 +7,11 @@ Each row of a design gives a score s, a weight w, and the odd and even parts of 
 
 and the estimates are means over rows:   W = sym E[s oddᵀ]   (Eq. 8),   Γ = γ(0) + E[even].
 
-The first rows, the *head*, are kept as they are: error bars of any linear function of W come from them. While all rows
-fit into the head, it is the factored form, O(n k) numbers; beyond it the sum Σ s oddᵀ is kept as well, O(k²).
+The first rows, the *head*, are stored: the variance of any linear function of W is estimated from them. While the head
+holds all rows, it is also the factored form of W, with O(n k) numbers; beyond it the sum Σ s oddᵀ is kept too, O(k²).
+
+This module extends, merges, concatenates and converts statistics. Estimates from them are in `unbiased_hessian` and
+`shrinkage`, variances in `variance`; the rows are evaluated in `smoothhess.explainers.sampler`.
 """
 
 from __future__ import annotations
@@ -25,20 +28,20 @@ from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.linalg.gram import Grams
 from smoothhess.linalg.low_rank import Known, mean
 
-ESTIMATOR_VERSION = 2  # raised whenever the same draws give other numbers; results of two versions are never mixed
-HEAD_LEAST = 1024  # rows
-HEAD_FACTOR = 4  # or this many times k, whichever is more
-PROBES = 16  # random directions in which group sums watch the noise of the whole Hessian
-DENSE_LIMIT = 20_000  # features; above it no k × k matrix is ever made
+ESTIMATOR_VERSION = 2  # increased whenever the same draws give other numbers; versions are never merged
+HEAD_LEAST = 1024  # rows of the head,
+HEAD_FACTOR = 4  # or this many times k, if that is more
+PROBES = 16  # random directions in which group sums keep the antisymmetric half of the Hessian
+DENSE_LIMIT = 20_000  # maximum number of features for a dense k × k matrix
 
 
 def head_rows(rank: int) -> int:
-    """Most rows that a head keeps; photos keep no more than the least, which is gigabytes already."""
+    """Maximum number of rows of a head; above DENSE_LIMIT dimensions it is HEAD_LEAST, which takes gigabytes."""
     return HEAD_LEAST if rank > DENSE_LIMIT else max(HEAD_LEAST, HEAD_FACTOR * rank)
 
 
 def most_rows(rank: int, features: int) -> int:
-    """Most rows that an estimate of so many dimensions among so many features can have."""
+    """Maximum number of rows of an estimate with `rank` dimensions and the given number of features."""
     return head_rows(rank) if features > DENSE_LIMIT else 1 << 62
 
 
@@ -59,12 +62,12 @@ class Rows:
     odd: Tensor  # (B, r, k)
     even: Tensor  # (B, r, k)
     value_even: Tensor  # (B, r)
-    energy: Tensor  # (B, r) w times |∇f(x + δ) − ∇f(x)|², odd and even parts together
-    along: Tensor  # (B, r) s·odd/k, whitened: how the gradient changes along the row's own direction; mean tr(W)/k
-    across: Tensor  # (B, r) w |odd|²/k − along², whitened: the squared change of the gradient in all other directions
-    # Sums over a chunk that are not kept row by row, and so never part of a head:
+    energy: Tensor  # (B, r) w times |∇f(x + δ) − ∇f(x)|², of odd and even parts
+    along: Tensor  # (B, r) s·odd/k, whitened: change of the gradient along the row's own direction; its mean is tr(W)/k
+    across: Tensor  # (B, r) w |odd|²/k − along², whitened: squared change of the gradient in all other directions
+    # Sums over a chunk, which are not kept for single rows and are not part of a head:
     stein: Tensor | None = None  # (B, MOMENTS, 3), see smoothhess.estimate.stein_check
-    skew: Tensor | None = None  # (B, rank, K + PROBES) of group sums
+    skew: Tensor | None = None  # (B, rank, K + PROBES) antisymmetric half of group sums
 
     def sum(self) -> Tensor:
         """Σ s oddᵀ in float64, (B, k, k)."""
@@ -73,39 +76,39 @@ class Rows:
         return (self.score.mT @ self.odd).double()
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        """The same change made to every tensor that has rows."""
+        """Apply a function to every tensor that has rows."""
         return Rows(**{name: change(getattr(self, name)) for name in _NAMES})
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Rows:
-        """The same rows with the same linear map applied to scores and gradients."""
+        """Apply a linear map to scores and gradients."""
         return replace(self, score=linear(self.score), odd=linear(self.odd), even=linear(self.even))
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Mergeable statistics of B examples; the only thing that sampling, merging and saving act on."""
+    """Mergeable statistics of B examples, on which sampling, merging and saving operate."""
 
     design: str
     stream: tuple[tuple[DrawRange, ...], ...]  # per example
-    n: Tensor  # (B,) rows seen
+    n: Tensor  # (B,) number of rows
     head: Rows  # the first rows, padded with zeros where examples have fewer
-    total: Tensor | None  # (B, k, k) Σ s oddᵀ over all rows; None while the head holds them all
+    total: Tensor | None  # (B, k, k) Σ s oddᵀ over all rows; None while the head holds all rows
     even_sum: Tensor  # (B, k) over all rows, float64
     value_sum: Tensor  # (B,) Σ value_even over all rows, float64
     value: Tensor  # (B,) f(x)
     gradient: Tensor  # (B, k) γ(0)
     stein: Tensor  # (B, MOMENTS, 3) float64, see smoothhess.estimate.stein_check
-    rank: int  # dimensions that the draws live in; k unless these are group sums
-    skew: Tensor | None = None  # (B, rank, K + PROBES) group sums alone: Σ (s γᵀ − γ sᵀ)/2 of the groups and of probes
-    known: Known | None = None  # exact expectation that was subtracted from a row, on average over rows
-    drift: Tensor | None = None  # (B, R, k) D v for random white v, D the bias of `known` where it is not exact
+    rank: int  # dimension of the draws; k unless these are group sums
+    skew: Tensor | None = None  # (B, rank, K + PROBES) group sums only: Σ (s γᵀ − γ sᵀ)/2 for the groups and the probes
+    known: Known | None = None  # expectation of the control variate that was subtracted, averaged over rows
+    drift: Tensor | None = None  # (B, R, k) D v for random white v, with D the bias of `known` if it is not exact
     drift_norm2: Tensor | None = None  # (B,) ‖D‖²_F, whitened
-    gram: Tensor | None = None  # (1 or B, K, K) group sums alone: q_I·q_J of the groups' whitened directions
-    values_belong: bool = True  # False of differences between scales, whose values have other units than the gradients
+    gram: Tensor | None = None  # (1 or B, K, K) group sums only: q_I·q_J of the groups' whitened directions
+    values_belong: bool = True  # False for differences between scales, whose values are not those of the gradients
 
     @staticmethod
     def empty(design: str, seeds: Sequence[int], value: Tensor, gradient: Tensor) -> Statistics:
-        """Nothing seen yet of examples with outputs `value` (B,) and whitened gradients `gradient` (B, k)."""
+        """Statistics without rows, of examples with outputs `value` (B,) and whitened gradients `gradient` (B, k)."""
         batch, k = gradient.shape
         none = gradient.new_zeros(batch, 0, k)
         return Statistics(
@@ -132,29 +135,30 @@ class Statistics:
 
     @cached_property
     def grams(self) -> Grams:
-        """Products of the rows of the head."""
+        """Inner products of the rows of the head."""
         return Grams.of(self.head.odd, self.head.score)
 
     @property
     def head_rows(self) -> int:
-        """Most rows that the head keeps."""
+        """Maximum number of rows of the head."""
         return head_rows(self.rank)
 
     @property
     def n_head(self) -> Tensor:
-        """Rows of each example that are in the head, (B,)."""
+        """Number of rows of each example in the head, (B,)."""
         return self.n.clamp_max(self.head_rows)
 
     def next_row(self, example: int) -> DrawRange:
-        """Where the stream of an example goes on: the first row of its last seed that was not seen yet."""
+        """The position at which the stream of an example continues: the first unused row of its last seed."""
         seed = self.stream[example][-1].seed
         start = max(s.stop for s in self.stream[example] if s.seed == seed)
         return DrawRange(seed, start, start)
 
     def extended(self, chunks: Iterable[Rows], known: Known | None = None) -> Statistics:
-        """With further rows of the same streams, from `next_row` on; all examples must have seen equally many.
+        """The statistics with further rows of the same streams, from `next_row` on.
 
-        `known` was subtracted from each of the further rows.
+        All examples must have the same number of rows. `known` is the expectation of the control variate that was
+        subtracted from each of the further rows.
         """
         before = n = int(self.n.max())
         kept, total = [self.head] if n else [], self.total
@@ -198,26 +202,26 @@ class Statistics:
         )
 
     def refuse_large(self, rows: int, features: int | None = None) -> None:
-        """Raise where so many rows would need a matrix, of the features if these are more, that is never made."""
+        """Raise if this number of rows needs a dense matrix, of the dimensions or features, above DENSE_LIMIT."""
         d = max(self.k, features or 0)
         if d > DENSE_LIMIT:
             raise ValueError(
-                f"{rows} rows of {d} features are more than is kept factored ({self.head_rows}), and a "
-                f"{d} × {d} matrix is not made. Ask for fewer calls, or pass feature_mask to stream sums."
+                f"{rows} rows of {d} features are more than the {self.head_rows} that are kept in factored form, and a "
+                f"{d} × {d} matrix is too large. Request fewer calls, or pass feature_mask to stream sums."
             )
 
     def sampled(self) -> Tensor:
-        """Σ s oddᵀ over all rows as they were sampled, (B, k, k), float64."""
+        """Σ s oddᵀ over all rows, without the control variate's expectation, (B, k, k), float64."""
         return self.head.sum() if self.total is None else self.total
 
     def summed(self) -> Tensor:
-        """Σ s oddᵀ over all rows, and what is known beforehand for each of them, (B, k, k), float64."""
+        """Σ s oddᵀ over all rows, with the control variate's expectation added to each, (B, k, k), float64."""
         if self.total is not None:
             return self._with_known(self.total)
         if self.k > DENSE_LIMIT:
             raise ValueError(
                 f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
-                "row(i), diagonal() or eigh(k), which never make it."
+                "row(i), diagonal() or eigh(k), which do not need it."
             )
         return self._with_known(self.head.sum())
 
@@ -233,16 +237,16 @@ class Statistics:
 
     @property
     def has_own_values(self) -> Tensor:
-        """Where the rows hold values and gradients of the same function, in the same units, (B,)."""
+        """Where the rows hold values and gradients of the same function in the same units, (B,)."""
         return self.is_uncontrolled & self.values_belong
 
     @property
     def is_factored(self) -> bool:
-        """Whether the head, and factors of what is known, are the whole estimate."""
+        """Whether the head and the factors of the control variate's expectation determine the estimate."""
         return self.total is None and (self.known is None or self.known.is_thin)
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """Rows S and G, (B, r, k) each, with Ĥ = sym SᵀG, where the estimate is factored."""
+        """Rows S and G, (B, r, k) each, with Ĥ = sym SᵀG, for a factored estimate."""
         n = self.n[:, None, None].clamp_min(1).to(self.head.score)
         score, odd = (self.head.score / n).expand(len(self), -1, -1), self.head.odd
         if self.known is None:
@@ -251,7 +255,7 @@ class Statistics:
         return torch.cat([score, pairs[0].to(score)], 1), torch.cat([odd, pairs[1].to(odd)], 1)
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Statistics:
-        """The same statistics in other coordinates: one linear map serves scores, gradients and sums alike."""
+        """The statistics in other coordinates: the same linear map is applied to scores, gradients and sums."""
         total = None if self.total is None else linear(linear(self.total.to(self.gradient.dtype)).mT).mT
         return replace(
             self,
@@ -288,12 +292,12 @@ class Statistics:
         )
 
     def to(self, device: torch.device | str) -> Statistics:
-        """On another device."""
+        """Copy to another device."""
         tensors = {name: t.to(device) for name, t in self.tensors().items()}
         return Statistics.from_tensors(self.design, self.stream, self.rank, tensors)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name; with `design` and `stream` they are the whole of it."""
+        """Every tensor by name; with `design`, `stream` and `rank` they determine the statistics."""
         names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "drift", "drift_norm2", "skew")
         own = {name: getattr(self, name) for name in (*names, "gram") if getattr(self, name) is not None}
         own |= {} if self.known is None else self.known.tensors()
@@ -305,7 +309,7 @@ class Statistics:
     ) -> Statistics:
         """The inverse of `tensors`."""
         kept = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
-        if "along" not in kept:  # files of the first estimator; group sums have lost it
+        if "along" not in kept:  # files of estimator version 1; not available for group sums
             found = own_slopes(kept["score"], kept["odd"], kept["weight"], rank)
             kept |= {n: t if kept["odd"].shape[-1] == rank else torch.zeros_like(t) for n, t in found.items()}
         head = Rows(**kept)
@@ -320,7 +324,7 @@ class Statistics:
 
 
 def unmoved(stats: Statistics) -> Tensor:
-    """Where the sampled gradients did not vary at all, which proves nothing by itself, (B,)."""
+    """Where the sampled gradients did not vary, (B,); further draws may still cross a kink."""
     if not stats.head.odd.shape[1]:
         return torch.ones_like(stats.n, dtype=torch.bool)
     rows = stats.head
@@ -339,12 +343,15 @@ def symmetric(matrix: Tensor) -> Tensor:
 
 
 def concatenate(parts: Sequence[Statistics]) -> Statistics:
-    """Statistics of different examples, side by side."""
+    """Concatenate the statistics of different examples."""
     if len({(p.design, p.k) for p in parts}) != 1:
-        raise ValueError("results can be put side by side only when design and number of features are the same.")
+        raise ValueError(
+            "only results with the same design and number of features can be concatenated, got "
+            f"{sorted({(p.design, p.k) for p in parts})}."
+        )
     rows = max(p.head.odd.shape[1] for p in parts)
     longest = max(parts, key=lambda p: p.head.odd.shape[1]).head
-    # The scores stay shared where every part saw the same ones.
+    # The scores stay shared if all parts have the same scores.
     shared = all(
         len(p.head.score) == 1 and torch.equal(p.head.score, longest.score[:, : p.head.score.shape[1]]) for p in parts
     )
@@ -378,7 +385,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
 
 
 def merge(a: Statistics, b: Statistics, features: int | None = None) -> Statistics:
-    """Statistics of the same examples from different draws, as if made in one pass."""
+    """Merge the statistics of the same examples from different draws, as if they were one run."""
     if a.design != b.design or a.gradient.shape != b.gradient.shape:
         raise ValueError(
             f"only results of one design and the same inputs can be merged, got {a.design} "
@@ -418,12 +425,12 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
 
 
 def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:
-    """The examples at `index`; what all examples share stays shared."""
+    """The examples at `index`; a tensor that all examples share stays shared."""
     return rows if len(rows) == 1 and batch > 1 else rows[index]
 
 
 def _known(parts: Sequence[Statistics]) -> Known | None:
-    """What is known of all examples; zero where a part knows nothing."""
+    """The control variate's expectation of all examples; zero for parts without a control variate."""
     like = next((p.known for p in parts if p.known is not None), None)
     if like is None:
         return None
@@ -444,7 +451,7 @@ def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def chain(*segments: DrawRange) -> tuple[DrawRange, ...]:
-    """The same rows in the same order, neighbours joined where one goes on where the other stopped.
+    """The same rows in the same order; consecutive ranges of one seed are joined.
 
     >>> chain(DrawRange(0, 0, 4), DrawRange(0, 4, 6), DrawRange(1, 0, 2))
     (DrawRange(seed=0, start=0, stop=6), DrawRange(seed=1, start=0, stop=2))
@@ -468,7 +475,7 @@ def cut(rows: Rows, most: int) -> Rows:
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """Rows after rows; scores stay shared only where all parts share them."""
+    """Concatenate rows; scores stay shared only if all parts share them."""
     joined = {}
     for name in _NAMES:
         tensors = [getattr(p, name) for p in parts]

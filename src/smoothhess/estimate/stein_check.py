@@ -1,8 +1,8 @@
 """Stein's identities: a check that a model's gradients are the derivatives of its values.
 
-Row by row the check has three quantities whose mean is zero when values and gradients belong together (`stein_rows`).
-They are added up as moments, which are merged by addition; `z_scores` turns them into z-scores. Whether a z-score is
-reported as a warning is decided elsewhere.
+For each row the check has three quantities whose mean is zero if the gradients are the derivatives of the values
+(`stein_rows`). Sums of their powers are kept, which are merged by addition; `z_scores` converts them to z-scores.
+Warnings are issued in `smoothhess.explainers.result_warnings`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from smoothhess.estimate.student_t import normal_score
 
-MOMENTS = 5  # sums that are kept of each quantity: of its powers 1 to 4, and of its rounding error
-ROUNDING = 16  # units in the last place by which values and gradients may be off
+MOMENTS = 5  # sums that are kept for each quantity: of its powers 1 to 4, and of its rounding error
+ROUNDING = 16  # assumed rounding error of values and gradients, in units in the last place
 
 
 def stein_rows(z: Tensor, value: Tensor, odd: Tensor, even: Tensor, slope: Tensor) -> Tensor:
-    """Stein's identities for f less its tangent at x, row by row, (b, r, 3); the mean of each is zero.
+    """Terms of Stein's identities for f minus its tangent at x, one per row, (b, r, 3); the mean of each is zero.
 
-    E[φ (z·a) f (1 + 1/k)] = E[φ a·γ], along the gradient and along a fixed random direction a, and
-    E[φ (|z|² (1 + 1/k) − k) f] = E[φ z·γ], where φ = exp(−|z|²/2k) keeps the tails short. `value` are differences to x
-    at z (and −z), `odd` and `even` those of the gradient, (b, r, k), `slope` (b, 1, k) is the gradient at x.
+    E[φ (z·a) f (1 + 1/k)] = E[φ a·γ], along the gradient and along a fixed random direction a, and E[φ (|z|² (1 + 1/k)
+    − k) f] = E[φ z·γ], where φ = exp(−|z|²/2k) makes the tails lighter. `value` holds the differences of f at z (and
+    −z) to f(x), `odd` and `even` (b, r, k) those of the gradient, `slope` (b, 1, k) the gradient at x.
     """
     k = z.shape[-1]
     radius2 = z.square().sum(-1)  # (1 or b, r)
@@ -40,11 +40,11 @@ def stein_rows(z: Tensor, value: Tensor, odd: Tensor, even: Tensor, slope: Tenso
 
 
 def rounding_rows(z: Tensor, size: Tensor, slope: Tensor) -> Tensor:
-    """How far floating point numbers can move each quantity of `stein_rows`, (b, r, 3).
+    """Bounds on the rounding error of each quantity of `stein_rows`, (b, r, 3).
 
-    `size` (b, r) is |f| + |∇f||x + δ| at the points: what values are rounded relative to, inputs being rounded too. For
-    a quadratic on a mirrored design the first identity holds in every row, so that nothing but rounding is left, which
-    does not average to zero.
+    `size` (b, r) is |f| + |∇f||x + δ| at the points, to which the rounding errors of values are proportional, since the
+    inputs are rounded too. For a quadratic function on a mirrored design the first identity holds in every row; only
+    rounding remains then, and its mean is not zero.
     """
     k = z.shape[-1]
     radius2 = z.square().sum(-1)
@@ -57,7 +57,7 @@ def rounding_rows(z: Tensor, size: Tensor, slope: Tensor) -> Tensor:
 
 
 def moments(rows: Tensor, rounding: Tensor) -> Tensor:
-    """Sums over rows (b, r, 3) that z-scores are made of, (b, MOMENTS, 3) float64."""
+    """Sums over rows (b, r, 3) for the z-scores, (b, MOMENTS, 3) float64."""
     rows = rows.double()
     square = rows.square()
     powers = rows, square, rows * square, square.square()
@@ -67,11 +67,11 @@ def moments(rows: Tensor, rounding: Tensor) -> Tensor:
 def z_scores(sums: Tensor, n: Tensor) -> Tensor:
     """z-scores of the first identity, the worse of its two directions, and of the second, (B, 2) float64.
 
-    Rows of one block count as independent. Their errors cancel rather than add up (orthogonal directions, strata of a
-    Sobol sequence), so the scores are too small rather than too large. The variance of n rows of kurtosis κ is known
-    with 2n/(κ − 1) degrees of freedom: its own variance is (κ − 1)/n of its square. Where the rows are skewed, a mean
-    on the side of the short tail comes with too small a variance; Johnson's correction (1978) takes it back. It
-    is applied twice, since few rows underestimate their skewness, and towards zero only.
+    Rows of one block count as independent. Their errors are negatively correlated (orthogonal directions, strata of a
+    Sobol sequence), so the scores are too small rather than too large. The variance of n rows with kurtosis κ has
+    2n/(κ − 1) degrees of freedom: its relative variance is (κ − 1)/n. If the rows are skewed, a mean on the side of the
+    short tail has too small a variance, which Johnson's correction (1978) compensates. The correction is applied with
+    twice its size, since few rows underestimate their skewness, and towards zero only.
     """
     count = n.double()[:, None]
     tiny = torch.finfo(torch.float64).tiny
@@ -90,7 +90,7 @@ def z_scores(sums: Tensor, n: Tensor) -> Tensor:
 
 
 def worst_of(z: Tensor, tests: int) -> Tensor:
-    """The largest of so many z-scores as one z-score: its p-value times their number (Bonferroni), with its sign.
+    """The z-score of the largest of several z-scores, with the Bonferroni correction for `tests` tests and its sign.
 
     >>> worst_of(torch.tensor([0.1, -5.0]).double(), 2)
     tensor([ 0.0000, -4.8646], dtype=torch.float64)
@@ -103,7 +103,7 @@ def worst_of(z: Tensor, tests: int) -> Tensor:
 
 
 def combined(z: Tensor) -> Tensor:
-    """Both columns of `z_scores` as one |z|, (B,): false alarms are as rare as those of one test."""
+    """Both columns of `z_scores` as one |z|, (B,), with the false-positive rate of a single test."""
     return worst_of(z.abs().amax(1), 2)
 
 

@@ -1,4 +1,8 @@
-"""Student's t for tensors of degrees of freedom: two-sided p-values and quantiles, in float64, by scipy."""
+"""Student's t distribution for tensors of degrees of freedom: two-sided p-values and quantiles in float64, by scipy.
+
+Only functions of the distribution belong here; the degrees of freedom are computed in `variance`, q-values in
+`smoothhess.result.pairs`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,21 @@ import math
 import torch
 from torch import Tensor
 
-NORMAL_FROM = 1e12  # degrees of freedom that count as infinitely many
-LEAST_DF = 0.05  # quantiles of fewer overflow
-MANY, NODES = 20_000, 1024  # from so many t on, a table of so many entries is read instead
-FAR = 250 * math.log(10)  # a table goes to about the t where log p is minus this
+NORMAL_FROM = 1e12  # degrees of freedom from which the normal distribution is used
+LEAST_DF = 0.05  # quantiles with fewer degrees of freedom overflow
+MANY, NODES = 20_000, 1024  # number of t from which a table is used, and its number of nodes
+FAR = 250 * math.log(10)  # a table covers |t| up to about log p = −FAR
 
 
 def two_sided_p(t: Tensor, df: Tensor) -> Tensor:
-    """P(|T| ≥ |t|) for T of Student's law with `df` > 0 degrees of freedom (infinite: normal).
+    """P(|T| ≥ |t|) for T of Student's distribution with `df` > 0 degrees of freedom (infinite: normal).
+
+    Args:
+        t: values of the statistic.
+        df: degrees of freedom, broadcastable with t.
+
+    Returns:
+        p-values in float64.
 
     >>> two_sided_p(torch.tensor(2.0), torch.tensor(10.0))
     tensor(0.0734, dtype=torch.float64)
@@ -34,9 +45,9 @@ def _beta_tail(t: Tensor, df: Tensor) -> Tensor:
 
 
 class Tails:
-    """The same for many t of a few examples, each with degrees of freedom of its own, from tables.
+    """Two-sided p-values from tables, for many t of a few examples with different degrees of freedom.
 
-    log p is smooth in asinh t, and its slope is known, so cubic pieces give p to 1e-7.
+    log p is a smooth function of asinh t with a known derivative, so cubic Hermite interpolation is accurate to 1e-7.
 
     >>> Tails(torch.tensor([10.0, torch.inf]))(torch.tensor([[2.0], [2.0]]))
     tensor([[0.0734],
@@ -52,7 +63,7 @@ class Tails:
         p = two_sided_p(node, self.df)
         self.step = u[:, 1:2]
         value, slope = p.log(), -2 * _density(node, self.df) * torch.cosh(u) / p * self.step
-        (a, b), (m, n) = ((c[:, :-1], c[:, 1:]) for c in (value, slope))  # at both ends of each piece
+        (a, b), (m, n) = ((c[:, :-1], c[:, 1:]) for c in (value, slope))  # at both ends of each interval
         self.pieces = torch.stack([a, m, 3 * (b - a) - 2 * m - n, 2 * (a - b) + m + n], 1)  # (b, 4, NODES − 1)
 
     def __getitem__(self, rows: slice) -> Tails:
@@ -63,7 +74,7 @@ class Tails:
     def __call__(self, t: Tensor) -> Tensor:
         """P(|T| ≥ |t|) for each of (b, n)."""
         t = t.double().abs()
-        inside = t < self.top  # not the largest, infinity and NaN
+        inside = t < self.top  # False for t beyond the table, infinity and NaN
         place = torch.asinh(torch.where(inside, t, 0.0)).div_(self.step).clamp_max_(NODES - 1.001)
         left = place.long()
         x = place.sub_(left)
@@ -81,13 +92,23 @@ class Tails:
 
 
 def quantile(level: float, df: Tensor) -> Tensor:
-    """The t that |T| stays below with probability `level`; infinite where df is 0.
+    """The t with P(|T| ≤ t) = `level`; infinite where df is 0.
+
+    Args:
+        level: probability, between 0 and 1.
+        df: degrees of freedom.
+
+    Returns:
+        Quantiles in float64, with the shape of df.
+
+    Raises:
+        ValueError: if `level` is not between 0 and 1.
 
     >>> quantile(0.95, torch.tensor([1.0, 10.0, torch.inf]))
     tensor([12.7062,  2.2281,  1.9600], dtype=torch.float64)
     """
     if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}.")
+        raise ValueError(f"level must lie between 0 and 1, got {level}. Pass 0.95 for 95 %.")
     from scipy.special import betaincinv, ndtri
 
     df = df.double()
@@ -100,9 +121,9 @@ def quantile(level: float, df: Tensor) -> Tensor:
 
 
 def normal_score(t: Tensor, df: Tensor) -> Tensor:
-    """The normal deviate that is about as improbable as t with `df` degrees of freedom, with its sign (Wallace 1959).
+    """The normal deviate with about the same p-value as t with `df` degrees of freedom, with its sign (Wallace 1959).
 
-    Within 0.05 from 2 degrees of freedom on; it neither overflows nor underflows, however large t is.
+    The error is below 0.05 from 2 degrees of freedom on; there is no overflow or underflow for any t.
 
     >>> normal_score(torch.tensor([2.0, -6.0]).double(), torch.tensor([10.0, 40.0]).double())
     tensor([ 1.7901, -5.0356], dtype=torch.float64)
@@ -116,5 +137,5 @@ def _density(t: Tensor, df: Tensor) -> Tensor:
     """Student's density."""
     finite = df.clamp_max(NORMAL_FROM)
     normaliser = torch.lgamma((finite + 1) / 2) - torch.lgamma(finite / 2) - torch.log(finite * math.pi) / 2
-    normaliser = torch.where(finite > 1e6, -math.log(2 * math.pi) / 2, normaliser)  # lgammas of large numbers cancel
+    normaliser = torch.where(finite > 1e6, -math.log(2 * math.pi) / 2, normaliser)  # large lgammas cancel
     return torch.exp(normaliser - (finite + 1) / 2 * torch.log1p(t * t / finite))

@@ -1,12 +1,12 @@
 """The unbiased estimate of the Hessian (Eq. 8), with incomplete orthogonal blocks corrected.
 
-In the coordinates of the answers, features or groups of them, the estimate is
+In the coordinates of features, or of groups of features, the estimate is
 
     Ĥ = sym mean(s γ′ᵀ) + c I + K,
 
-γ′ the corrected rows and c the constant of `incomplete_blocks`, I the image of the whitened identity (Σ⁻¹ of features,
-the products of the whitened directions of groups), K what a control variate has added back. The variance is in `noise`,
-the denoised estimate in `shrink`.
+with γ′ the corrected rows and c the constant of `incomplete_blocks`, I the image of the whitened identity (Σ⁻¹ for
+features, the inner products of the whitened directions for groups), and K the expectation of the control variate, which
+is added back. Its variance is in `variance`, the denoised estimate in `shrinkage`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from smoothhess.estimate.statistics import Rows, Statistics, symmetric
 
 
 class Identity:
-    """The image of the whitened identity: Σ⁻¹ among features, or the given products of whitened directions."""
+    """The image of the whitened identity: Σ⁻¹ for features, or given inner products of whitened directions."""
 
     def __init__(self, gaussian: Gaussian, gram: Tensor | None, like: Tensor) -> None:
         self.gaussian, self.gram, self.like = gaussian, gram, like
         self.d = like.shape[-1]
 
     def product(self, rows: Tensor) -> Tensor:
-        """Each row of (B, n, d) times it."""
+        """Its product with each row of (B, n, d)."""
         if self.gram is not None:
             return rows @ self.gram.to(rows)
         return self.gaussian.push(self.gaussian.whiten(rows))
@@ -57,19 +57,19 @@ class Identity:
 
 
 class Unbiased:
-    """The unbiased estimate of B examples in the coordinates of its statistics: features, or groups."""
+    """The unbiased estimate of B examples in the coordinates of its statistics: features or groups."""
 
     def __init__(self, stats: Statistics, gaussian: Gaussian, grouped: bool) -> None:
         self.stats, like = stats, stats.gradient
         self.has_identity = not grouped or stats.gram is not None
         gram = stats.gram if grouped else None
-        if not self.has_identity:  # sums of independent rows do not keep it, and need no correction
+        if not self.has_identity:  # group sums of independent rows: not kept, and no correction is needed
             gram = torch.zeros(1, stats.k, stats.k, device=like.device)
         self.identity = Identity(gaussian, gram, like)
 
     @cached_property
     def correction(self) -> Correction:
-        """Of incomplete blocks."""
+        """The correction of incomplete blocks."""
         return correct(self.stats, self.has_identity and self.identity.gaussian.has_mean_curvature)
 
     @cached_property
@@ -102,17 +102,17 @@ class Unbiased:
         return self._matrix
 
     def sampled_dense(self) -> Tensor:
-        """What was sampled of it, (B, d, d) float64."""
+        """The estimate without the control variate's expectation, (B, d, d) float64."""
         known = self.stats.known
         return self.dense() if known is None else self.dense() - known.dense().double()
 
     @property
     def is_factored(self) -> bool:
-        """Whether `factors` holds all of it but the constant."""
+        """Whether `factors` gives the estimate, up to the constant."""
         return self.stats.is_factored
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """Rows S and G, (B, r, d) each, with Ĥ = sym SᵀG + c I, where the estimate is factored."""
+        """Rows S and G, (B, r, d) each, with Ĥ = sym SᵀG + c I, for a factored estimate."""
         score, odd = self.stats.factors()
         if self.needs_correction:
             odd = torch.cat([self.odd, odd[:, self.odd.shape[1] :]], 1)
@@ -129,14 +129,14 @@ class Unbiased:
         return found + self.constant[:, None, None].to(found) * self.identity.product(rows)
 
     def sampled_product(self, rows: Tensor) -> Tensor:
-        """What was sampled of Ĥ, applied to each row of (B, n, d), float64."""
+        """Ĥ without the control variate's expectation, applied to each row of (B, n, d), float64."""
         known = self.stats.known
         found = self.product(rows).double()
         return found if known is None else found - known.product(rows).double()
 
     @cached_property
     def sampled_diagonal(self) -> Tensor:
-        """The diagonal of what was sampled, (B, d) float64."""
+        """The diagonal of Ĥ without the control variate's expectation, (B, d) float64."""
         stats = self.stats
         if stats.total is not None or "_matrix" in vars(self):
             known = 0.0 if stats.known is None else stats.known.diagonal().double()
@@ -151,14 +151,14 @@ class Unbiased:
 
     @cached_property
     def squared_norm(self) -> Tensor:
-        """‖Ĥ‖²_F, (B,); never makes d × d where there are fewer rows than that."""
+        """‖Ĥ‖²_F, (B,); without a d × d matrix if there are fewer rows than features."""
         if not self.is_factored:
             return torch.linalg.vector_norm(self.dense(), dim=(-1, -2)).square()
         return self.pair_norm(*self.factors(), self.constant)
 
     @cached_property
     def sampled_squared_norm(self) -> Tensor:
-        """Squared Frobenius norm of what was sampled, (B,)."""
+        """Squared Frobenius norm of Ĥ without the control variate's expectation, (B,)."""
         if self.stats.known is None:
             return self.squared_norm
         if self.stats.total is not None:
@@ -176,7 +176,7 @@ class Unbiased:
 
 
 def corrected_rows(head: Rows, correction: Correction) -> Tensor:
-    """γ′ = γ − b z of the rows of a head, (B, P, d), in whichever coordinates they are: z = s/w."""
+    """γ′ = γ − b z of the rows of a head, (B, P, d), in the coordinates of the rows; z = s/w."""
     weight = head.weight.double()
     factor = torch.where(weight > 0, correction.slope / weight.clamp_min(1e-300), 0.0)
     return head.odd - factor[..., None].to(head.odd) * head.score

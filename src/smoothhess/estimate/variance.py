@@ -1,7 +1,10 @@
-"""How sure: the Monte-Carlo variance of what is read off the statistics.
+"""Monte-Carlo variance of the value, the gradient and the Hessian.
 
-Two witnesses are heard, and weighted by the degrees of freedom that each knows its variances with: `units`, the
-independent units of the design, and, where rows depend on each other, `skew`, the antisymmetric half of the estimate.
+Two estimates of the variance are combined, weighted by their degrees of freedom: the scatter of independent replicates
+of the design (`block_variance`) and, for orthogonal blocks, the antisymmetric half of the estimate
+(`antisymmetric_variance`). Contributions that no sampled row contains (rare events, rounding, the bias of a control
+variate) are added here. Intervals are in `smoothhess.result.interactions`, the error of the denoised estimate is in
+`shrinkage`.
 """
 
 from __future__ import annotations
@@ -23,29 +26,29 @@ from smoothhess.estimate.statistics import PROBES, Statistics, symmetric, unmove
 from smoothhess.estimate.unbiased_hessian import Unbiased, corrected_rows, pair_norm
 from smoothhess.linalg.low_rank import Known
 
-SEEN, NOTHING = 8, 1e-10  # rows that must meet what a control variate leaves over, and the share that counts as nothing
-ROUNDING = 16  # units in the last place by which a gradient may be wrong
-LEAST_SHARE = 0.5  # of the skew's variance, which incomplete blocks never fall below
-ZERO_TEST_ROWS = 512  # rows whose products with each other tell noise from signal
-BOOTSTRAPS, LEAST_UNITS = 16, 8  # random signs of units for the operator norm, and how many units that needs
+SEEN, NOTHING = 8, 1e-10  # rows with a nonzero residual after which it is not rare, and the share that counts as zero
+ROUNDING = 16  # assumed rounding error of a gradient, in units in the last place
+LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a share of that from the antisymmetric half
+ZERO_TEST_ROWS = 512  # rows whose inner products are used in the test of H = 0
+BOOTSTRAPS, LEAST_UNITS = 16, 8  # sign bootstraps for the operator norm, and the replicates that they need
 
 
-_LEFT, _RIGHT = (..., None), (slice(None), None)  # numbers of features as rows, and as columns, of a matrix
+_LEFT, _RIGHT = (..., None), (slice(None), None)  # indices that make (B, d) a column or a row of a matrix
 
 
 @dataclass(frozen=True, eq=False)
 class Variance:
-    """Of an estimate, with the degrees of freedom that it is known with."""
+    """Variance of an estimate, with its degrees of freedom."""
 
     value: Tensor
     df: Tensor  # (B,)
 
 
 class Noise:
-    """Variances for one result: of its value and gradient, and of entries, rows and forms of its Hessian.
+    """Variances of one result: of its value and gradient, and of entries, rows and bilinear forms of its Hessian.
 
-    `white` are the whitened statistics (None for group sums), `features` those in the coordinates of the answers.
-    `exactly_zero` (B,) marks examples whose operations are known to have no curvature.
+    `white` holds the whitened statistics (None for group sums), `features` those in the coordinates of features or
+    groups. `exactly_zero` (B,) marks examples whose operations have no curvature.
     """
 
     def __init__(
@@ -61,22 +64,22 @@ class Noise:
 
     @cached_property
     def replicates(self) -> Replicates:
-        """The units of the head."""
+        """The independent replicates of the head."""
         return Replicates(self.estimate)
 
     @cached_property
     def skew(self) -> Skew | None:
-        """The skew of a whitened estimate, where rows depend on each other."""
+        """The antisymmetric half of a whitened estimate; None for group sums and designs without blocks."""
         return Skew(self.white) if self.white is not None and self._has_blocks else None
 
     @property
     def _has_blocks(self) -> bool:
-        """Whether rows depend on each other as those of an orthogonal block do, which the skew is made for."""
+        """Whether the design has orthogonal blocks, for which the antisymmetric half is used."""
         return self.replicates.size > 1 and self.features.design == "orthogonal"
 
     @cached_property
     def prior(self) -> Prior | None:
-        """What the skew shows; None for designs whose independent units are all there is."""
+        """Variances from the antisymmetric half; None for designs without orthogonal blocks."""
         if not self._has_blocks:
             return None
         if self.skew is not None:
@@ -84,7 +87,7 @@ class Noise:
         assert self.features.skew is not None
         probes = self.features.skew[..., self.features.k :] / self.features.n[:, None, None]
         norm2 = probes.square().sum(1).mean(-1)
-        # ‖AᵀA‖²_F from products of different probes, whose own noise does not enter
+        # ‖AᵀA‖²_F from inner products of different probes, which is unbiased
         products = (probes.mT @ probes).square()
         fourth = (products.sum((-1, -2)) - products.diagonal(dim1=-2, dim2=-1).sum(-1)) / (PROBES * (PROBES - 1))
         spread = torch.where(fourth > 0, norm2.square() / fourth, self.features.rank / 2)
@@ -92,20 +95,20 @@ class Noise:
 
     @cached_property
     def _total_energy(self) -> Tensor:
-        """The corrected rows' mean of |γ|², whitened, (B,)."""
+        """Mean of |γ|² over the corrected rows, whitened, (B,)."""
         head, n = self.features.head, self.features.n_head.clamp_min(1)
         along = head.along.double() - self.estimate.correction.slope
         square = (along.square() + head.across.double()) * self.features.rank
         return (square / head.weight.double().clamp_min(1e-300)).sum(1) / n
 
     def _energy(self, left: Tensor, right: Tensor) -> Tensor:
-        """The rows' mean of a product of two numbers per row, (B, P, …) each."""
+        """Mean over rows of the product of two quantities, (B, P, …) each."""
         n = self.features.n_head.clamp_min(1)
         return (left.double() * right.double()).sum(1) / n.reshape(-1, *[1] * (left.ndim - 2))
 
     @cached_property
     def _own_energy(self) -> Tensor:
-        """The rows' mean of (q_i·γ)² of every feature, (B, d)."""
+        """Mean of (q_i·γ)² over rows, for every feature, (B, d)."""
         return self._energy(self.estimate.odd, self.estimate.odd)
 
     @cached_property
@@ -125,13 +128,13 @@ class Noise:
     def _prior_df(self) -> Tensor:
         """Degrees of freedom of the variances from a single block (Satterthwaite), (B,).
 
-        What incomplete blocks and radial functions add is known from all rows, about half as well as from independent
-        ones, the rest from the directions that share the noise.
+        The variance from incomplete blocks and radial functions is estimated from all rows, with about half of the
+        degrees of freedom of independent rows; the rest is estimated from the directions that carry the noise.
         """
         assert self.prior is not None
         stats, k, c = self.features, self.features.rank, self.correction
         total = self.prior.trace * (k + 1) / 2  # E‖Ŵ − W‖²_F, whitened
-        # ‖W₀‖² of the linear part, which is what the energy of the rows has beside their noise
+        # ‖W₀‖² of the linear part: the energy of the rows minus their noise
         linear2 = (self._total_energy - stats.n * self.prior.trace).clamp_min(0)
         linear = torch.minimum((c.corrected + c.plain) * k * linear2, total)
         known = linear + c.radial * k * k
@@ -142,7 +145,7 @@ class Noise:
         return torch.where(self.prior.df > 0, found, 0.0)
 
     def _weigh(self, units: Tensor, prior: Tensor | None = None, prior_df: Tensor | None = None) -> Tensor:
-        """Both variances, weighted by their degrees of freedom; infinite where neither has any."""
+        """Mean of both variances, weighted by their degrees of freedom; infinite if neither has any."""
         shape = (-1, *[1] * (units.ndim - 1))
         a = self.replicates.df.reshape(shape)
         if prior is None or prior_df is None:
@@ -152,22 +155,22 @@ class Noise:
             return torch.where(b > 0, prior, torch.inf)
         return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
 
-    # --- what no draw has shown -----------------------------------------------------------------------------------
+    # --- lower bounds for rare events and rounding ----------------------------------------------------------------
 
     @cached_property
     def unmoved(self) -> Tensor:
-        """Where the sampled gradients did not vary at all, which proves nothing by itself, (B,)."""
+        """Where the sampled gradients did not vary, (B,); further draws may still cross a kink."""
         return unmoved(self.features)
 
     @cached_property
     def unknown(self) -> Tensor:
-        """Where nothing is known of the error: no draw met a change, and nothing says that there is none, (B,)."""
+        """Where the error is unknown, (B,): no sampled gradient changed, but the operations may have kinks."""
         found = self.unmoved & self.features.is_uncontrolled
         return found if self.exactly_zero is None else found & ~self.exactly_zero
 
     @cached_property
     def _rounding(self) -> Tensor:
-        """Variance that the rounding of gradients puts on uᵀĤv of whitened unit vectors, (B,)."""
+        """Variance of uᵀĤv of whitened unit vectors from the rounding of gradients, (B,)."""
         stats, head = self.features, self.features.head
         size = stats.gradient.double().square() / self.estimate.identity.diagonal.clamp_min(1e-300)
         own = torch.where(self.estimate.identity.diagonal > 0, size, 0.0).sum(1)
@@ -178,10 +181,10 @@ class Noise:
 
     @cached_property
     def _rare(self) -> Tensor:
-        """Variance of uᵀĤv of whitened unit vectors if one row in n met a change that no row has met, (B,).
+        """Variance of uᵀĤv of whitened unit vectors from an event with probability 1/n that no row contains, (B,).
 
-        The change is as large as the noise of a direction usually is, so that this is about 1/n of the variance of
-        directions that rows have met changes along, and all that there is of others.
+        The size of the event is the average noise of a direction. This is about 1/n of the variance of directions along
+        which gradients changed, and the whole variance of the others.
         """
         stats, n = self.features, self.features.n.clamp_min(1)
         noise = self._total_energy / n if self.prior is None else self.prior.trace
@@ -189,15 +192,17 @@ class Noise:
 
     @property
     def correction(self) -> Correction:
-        """That of the estimate."""
+        """The correction of incomplete blocks of the estimate."""
         return self.estimate.correction
 
-    def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
-        """Of the mean of a quantity that has one value per row and no skew: value, gradient.
+    # --- value and gradient ---------------------------------------------------------------------------------------
 
-        Rows of one block err against each other, so that taken as independent they show too much noise, not too little;
-        blocks show the right amount, but a few of them not well. Whichever gives the narrower intervals is used.
-        `exact` (B, P) is a part of each row whose mean over a complete block has no error.
+    def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
+        """Variance of the mean of a quantity with one value per row and no antisymmetric half: value or gradient.
+
+        Errors of the rows of one block are negatively correlated, so the variance of independent rows is an upper
+        bound; the variance between blocks is unbiased, but uncertain for few blocks. The one that gives the narrower
+        intervals is used. `exact` (B, P) is a part of each row whose mean over a complete block has no error.
         """
         units = self.replicates.of_mean(rows)
         if self.prior is None:
@@ -223,13 +228,13 @@ class Noise:
 
     @cached_property
     def _left_open(self) -> Tensor:
-        """Share of the variance of independent rows that a quadratic form has over its blocks, (B,): 0 if complete."""
+        """Variance of a quadratic form's mean over the blocks, relative to independent rows, (B,); 0 if complete."""
         c, k = self.correction, self.features.rank
         # C (m/n)² summed over blocks, as the sum of m(k − m)/n², times n/(k − 1)
         return ((c.corrected + c.plain) * 2 * (k + 2) / k * self.features.n).clamp_max(1)
 
     def of_value(self) -> Variance:
-        """Of the smoothed value, (B,)."""
+        """Variance of the smoothed value, (B,)."""
         exact = None
         if self.prior is not None and self.features.rank > SMALL:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
@@ -237,17 +242,19 @@ class Noise:
         return self.of_mean(self.features.head.value_even, exact)
 
     def of_gradient(self) -> Variance:
-        """Of the smoothed gradient, (B, d)."""
+        """Variance of the smoothed gradient, (B, d)."""
         found = self.of_mean(self.features.head.even)
-        missed = 2 * self.features.n * self._rounding  # of γ(0) and of each row, which is not averaged out
+        missed = 2 * self.features.n * self._rounding  # rounding of γ(0) and of the rows, which does not average out
         if self._unseen is not None:
-            missed = missed + self._unseen / self.features.rank**2  # one row in n meets a change of the usual size
+            missed = missed + self._unseen / self.features.rank**2  # an event of average size with probability 1/n
         return Variance(found.value + missed.reshape(-1, 1) * self.estimate.identity.diagonal, found.df)
+
+    # --- entries, rows and bilinear forms of the Hessian ----------------------------------------------------------
 
     def _of_form(
         self, rows: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]
     ) -> Variance:
-        """From the value of uᵀĤv in each corrected row; `values` are those of the sampled estimate."""
+        """Variance of uᵀĤv from its value in each corrected row; `values` are those of the sampled estimate."""
         units = (
             self.replicates.of_form(rows, gram.mixed) if self.estimate.has_identity else self.replicates.of_mean(rows)
         )
@@ -255,9 +262,9 @@ class Noise:
 
     @cached_property
     def _along_itself(self) -> Tensor:
-        """The variance of diagonal entries between blocks over what the skew shows of it, (B,), at least 1.
+        """Variance of the diagonal entries between blocks over that from the antisymmetric half, (B,), at least 1.
 
-        All diagonal entries together show it well, even with two blocks.
+        It is computed from the sum over all diagonal entries, which suffices from two blocks on.
         """
         assert self.prior is not None
         own = self.estimate.identity.diagonal
@@ -277,7 +284,7 @@ class Noise:
         values: Callable[[], Values],
         parallel: bool = True,
     ) -> Tensor:
-        """The variance of uᵀĤv from both sources, with all that neither of them shows."""
+        """The variance of uᵀĤv from both estimates, with the contributions that neither of them contains."""
         if self.prior is None:
             variance = self._weigh(units)
         else:
@@ -297,9 +304,9 @@ class Noise:
         return torch.where(self.unknown.reshape(shape), torch.nan, variance)
 
     def _drift(self, left: Tensor, right: Tensor) -> Tensor | float:
-        """Square of uᵀDv, D the bias of what was known beforehand, from |Du|² and |Dv|²: D is taken to be of rank one.
+        """(uᵀDv)² from |Du|² and |Dv|², with D the bias of the control variate's expectation, taken to have rank one.
 
-        More draws do not make it smaller.
+        Further draws do not reduce it.
         """
         norm2 = self.features.drift_norm2
         if norm2 is None:
@@ -309,7 +316,7 @@ class Noise:
 
     @cached_property
     def _drifting(self) -> Tensor:
-        """|D q_i|² of every feature, (B, d)."""
+        """|D q_i|² for every feature, (B, d)."""
         drift = self.features.drift
         if drift is None:
             return self.features.gradient.new_zeros(1, 1, dtype=torch.float64)
@@ -317,10 +324,10 @@ class Noise:
 
     @cached_property
     def _unseen(self) -> Tensor | None:
-        """Squared error of events that no row has met, whitened ‖·‖²_F, (B,).
+        """Squared error from rare events that no row contains, whitened ‖·‖²_F, (B,); None without a control variate.
 
-        The residual of a control variate can vanish in all rows that were drawn, because what it does not model is
-        rare. Until SEEN rows have met some of it, one in n is taken to meet a change of the gradient of the usual size.
+        The residual of a control variate can be zero in all sampled rows, because the events that it does not model are
+        rare. Until SEEN rows have a nonzero residual, an event of average size with probability 1/n is assumed.
         """
         stats = self.features if self.white is None else self.white
         if stats.known is None or (self.white is None and stats.gram is None):
@@ -335,7 +342,7 @@ class Noise:
 
     @cached_property
     def _whitening(self) -> Tensor:
-        """|Lᵀg|² over |g|² of the gradients at hand, (B,); of group sums, as if all dimensions had the same share."""
+        """|Lᵀg|² over |g|² of the sampled gradients, (B,); for group sums, with equal shares of all dimensions."""
         p = self.gaussian.precisions(self.gaussian.dimension or self.features.rank).double()
         alike = (len(p) / p.sum()).to(self.features.n.device).expand(len(self.features))
         if self.white is None or bool((p == p[0]).all()):
@@ -357,14 +364,14 @@ class Noise:
 
     @cached_property
     def _lengths(self) -> Tensor:
-        """|q_i|² of every feature or group, (1 or B, d)."""
+        """|q_i|² for every feature or group, (1 or B, d)."""
         if self.white is None:
             assert self.features.gram is not None
             return self.features.gram.diagonal(dim1=-2, dim2=-1).double()
         return self.gaussian.precision_diagonal(self.features.k).double().to(self.features.n.device)[None]
 
     def _missed(self, left: Tensor, right: Tensor) -> Tensor | float:
-        """Of uᵀHv, what rows may have missed of it, from |q_u|² and |q_v|²: spread over all pairs of dimensions."""
+        """The part of `_unseen` in uᵀHv, from |q_u|² and |q_v|²: it is spread evenly over all pairs of dimensions."""
         if self._unseen is None:
             return 0.0
         unseen = self._unseen.reshape(-1, *[1] * (torch.broadcast_tensors(left, right)[0].ndim - 1))
@@ -372,14 +379,14 @@ class Noise:
 
     @cached_property
     def of_unseen(self) -> Tensor | float:
-        """What rows may have missed of the whole matrix, among the features, (B,)."""
+        """Squared error of the matrix from rare events, in feature coordinates, (B,)."""
         if self._unseen is None:
             return 0.0
         total = self._lengths.sum(-1)
         return self._missed(total, total)
 
     def of_entries(self) -> Variance:
-        """Of every entry, (B, d, d)."""
+        """Variance of every entry, (B, d, d)."""
         inside = self._moving
         inner, gram = self._products()
         lengths = gram.diagonal(dim1=-2, dim2=-1)
@@ -409,13 +416,13 @@ class Noise:
 
     @cached_property
     def _moving(self) -> Tensor:
-        """Which features move at all, (d,); what is frozen is known to be zero."""
+        """Features that are not frozen, (d,); the entries of frozen features are exactly zero."""
         if self.white is None:
             return torch.ones(self.features.k, dtype=torch.bool, device=self.features.n.device)
         return self.gaussian.precision_diagonal(self.features.k).to(self.features.n.device) > 0
 
     def _products(self) -> tuple[Tensor | None, Tensor]:
-        """(A q_i)·(A q_j), (B, d, d), where there is a skew, and q_i·q_j, (1 or B, d, d), of all features."""
+        """(A q_i)·(A q_j), (B, d, d) or None without blocks, and q_i·q_j, (1 or B, d, d), for all features."""
         if self.prior is None:
             return None, self.estimate.identity.dense()
         if self.skew is None:
@@ -427,7 +434,7 @@ class Noise:
 
     @cached_property
     def _own_products(self) -> Products:
-        """|A q_j|², |q_j|² and the rows' energy of every feature, (B, d)."""
+        """|A q_j|², |q_j|² and the rows' energy for every feature, (B, d)."""
         if self.skew is None:
             inner, gram = (m.diagonal(dim1=-2, dim2=-1) for m in self._group_products)
             return Products(inner, gram, self._own_energy)
@@ -436,7 +443,7 @@ class Noise:
         return Products(inner, gram.expand_as(inner), self._own_energy)
 
     def of_diagonal(self) -> Variance:
-        """Of H_ii, (B, d)."""
+        """Variance of H_ii, (B, d)."""
 
         def prior(p: Prior) -> Tensor:
             return p.variance(*[self._own_products] * 3)
@@ -450,7 +457,7 @@ class Noise:
         return Variance(torch.where(self._moving, value, 0.0), form.df)
 
     def of_row(self, i: int) -> Variance:
-        """Of H_ij for every j, (B, d)."""
+        """Variance of H_ij for every j, (B, d)."""
         score, odd = self.features.head.score, self.estimate.odd
         rows = (score[..., i, None] * odd + odd[..., i, None] * score) / 2
         unit = torch.zeros(1, 1, self.features.k, dtype=odd.dtype, device=odd.device)
@@ -484,7 +491,7 @@ class Noise:
         return Variance(torch.where(self._moving & self._moving[i], value, 0.0), form.df)
 
     def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
-        """Of uᵀHv for directions (B, d), (B,)."""
+        """Variance of uᵀHv for directions (B, d), (B,)."""
         score, odd = self.features.head.score, self.estimate.odd
         left, right = u[:, None], v[:, None]
         rows = (score * left).sum(-1) * (odd * right).sum(-1) / 2
@@ -517,14 +524,16 @@ class Noise:
         left, right = ((self.features.drift @ w[..., None]).double().square().mean((1, 2)) for w in (u, v))
         return Variance(form.value + self._drift(left, right), form.df)
 
+    # --- norms, explained share, and the test of H = 0 ------------------------------------------------------------
+
     @cached_property
     def of_frobenius(self) -> Tensor:
-        """E‖Ĥ − H‖²_F: the variances of all entries, added up without making them, (B,)."""
+        """E‖Ĥ − H‖²_F, the sum of the variances of all entries, computed without these, (B,)."""
         return self._frobenius() + self.of_drift + self.of_unseen
 
     @cached_property
     def of_drift(self) -> Tensor | float:
-        """‖D‖²_F among the features, (B,)."""
+        """‖D‖²_F in feature coordinates, with D the bias of the control variate's expectation, (B,)."""
         total = self._drifting.sum(-1)
         return self._drift(total, total)
 
@@ -534,7 +543,7 @@ class Noise:
         total = identity.diagonal.sum(-1)
 
         def prior(p: Prior) -> Tensor:
-            # (tr G tr κ + tr Gκ)/2 over all pairs; κ is taken to have the shape of the rows' energy
+            # (tr G tr κ + tr Gκ)/2 over all pairs; κ is taken to be proportional to the rows' energy
             kappa, energy = self._kappa_trace, self._own_energy.sum(-1)
             mixed = self._energy(estimate.odd, identity.product(estimate.odd)).sum(-1)
             return (kappa * total + kappa * mixed / energy.clamp_min(1e-300)) / 2
@@ -543,7 +552,7 @@ class Noise:
             trace, norm = estimate.sampled_diagonal.sum(-1), estimate.sampled_squared_norm.clamp_min(0).sqrt()
             return Values(trace, trace, norm)
 
-        # the sums over all pairs of products of two numbers are products of sums, or squared norms
+        # sums over all pairs of products are products of sums, or squared norms
         return self._finished(units, Gram(total, total, identity.squared_norm.sqrt()), prior, values, parallel=False)
 
     @cached_property
@@ -558,7 +567,7 @@ class Noise:
 
     @cached_property
     def variation(self) -> Tensor:
-        """E‖g − G‖², (B,)."""
+        """Variation of the gradient, E‖g − G‖², (B,)."""
         features = self.features
         mean_even = features.even_sum / features.n.clamp_min(1)[:, None]
         energy = features.head.energy.double().sum(1) / features.n_head.clamp_min(1)
@@ -566,10 +575,10 @@ class Noise:
 
     @cached_property
     def explained(self) -> Tensor:
-        """Share of the gradient's variation around x that Ĥδ explains on gradients it has not seen, (B,).
+        """Share of the gradient's variation around x that Ĥδ explains for fresh draws, (B,).
 
-        1 − E‖g − Ĝ − Ĥδ‖² / E‖g − G‖² over fresh draws. By Stein's identity Cov(g, δ) = HΣ, so the numerator is
-        V − 2⟨HL, ĤL⟩ + ‖ĤL‖² + ‖Ĝ − G‖²; E⟨HL, ĤL⟩ = E‖ĤL‖² − noise, which needs no gradients set aside.
+        It is 1 − E‖g − Ĝ − Ĥδ‖² / E‖g − G‖². By Stein's identity Cov(g, δ) = HΣ, so the numerator is
+        V − 2⟨HL, ĤL⟩ + ‖ĤL‖² + ‖Ĝ − G‖²; with E⟨HL, ĤL⟩ = E‖ĤL‖² − noise no held-out gradients are needed.
         """
         white, features = self.white, self.features
         assert white is not None
@@ -608,9 +617,9 @@ class Noise:
         return torch.where((variation > 0) & torch.isfinite(noise), share, torch.nan)
 
     def zero_score(self) -> Tensor:
-        """‖H‖² estimated without bias, in units of its standard deviation were H zero, (B,)."""
+        """Unbiased estimate of ‖H‖² over the standard deviation that it would have for H = 0, (B,)."""
         signal = self.squared_norm - self.of_frobenius
-        if self.prior is None:  # ⟨A_i, A_j⟩ of different rows has mean ‖H‖²; its spread is measured on the first rows
+        if self.prior is None:  # inner products of the estimates of two rows have mean ‖H‖²
             stats = self.features
             s, g = (t[:, :ZERO_TEST_ROWS].double() for t in (stats.head.score, stats.head.odd))
             products = ((s @ s.mT) * (g @ g.mT) + (s @ g.mT) * (g @ s.mT)) / 2
@@ -618,7 +627,7 @@ class Noise:
             rows = stats.n_head.clamp_max(ZERO_TEST_ROWS)
             pairs = (rows * (rows - 1)).clamp_min(1)
             deviation = (2 * products.square().sum((-1, -2)) / pairs / (stats.n * (stats.n - 1)).clamp_min(1)).sqrt()
-        else:  # symmetric against antisymmetric energy; the noise is taken to be of rank one, its widest spread
+        else:  # symmetric minus antisymmetric energy, for noise of rank one, which has the largest deviation
             deviation = self.of_frobenius * (8 / self.features.k) ** 0.5
         return torch.where(deviation > 0, signal / deviation, torch.where(signal > 0, torch.inf, 0.0))
 
@@ -628,16 +637,16 @@ class Noise:
         raw = stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)
         size = torch.linalg.eigvalsh(self.estimate.dense()).abs().amax(-1)
         if self.prior is not None and bool((self.replicates.df < LEAST_UNITS).any()):
-            if stats.k <= SMALL or stats.rank <= SMALL:  # too few dimensions for more than a bound
+            if stats.k <= SMALL or stats.rank <= SMALL:  # an upper bound, in few dimensions
                 return size, self.of_frobenius.sqrt()
-            skew = torch.linalg.matrix_norm((raw - raw.mT) / 2, 2)  # the antisymmetric half errs like the symmetric one
+            skew = torch.linalg.matrix_norm((raw - raw.mT) / 2, 2)  # has the noise of the symmetric half
             return size, skew * ((stats.k + 1) / (stats.k - 1)) ** 0.5
         s, g = stats.head.score.double(), stats.head.odd.double()
         rng = torch.Generator().manual_seed(0)
         head = stats.n_head.reshape(-1, 1, 1).clamp_min(1)
         mean = stats.head.sum() / head
         norms = []
-        for _ in range(BOOTSTRAPS):  # deviations of units from their mean, with random signs
+        for _ in range(BOOTSTRAPS):  # deviations of replicates from their mean, with random signs
             signs = torch.randint(0, 2, self.replicates.sizes.shape[1:], generator=rng).to(s) * 2 - 1
             balance = (self.replicates.sizes * signs).sum(1).reshape(-1, 1, 1)
             scored = s * self.replicates.spread(signs)[..., None]

@@ -1,1 +1,5 @@
-"""What users call: SmoothHess and its kin, from the options of a call to a result."""
+"""The explainers: SmoothHess, NeuronSmoothHess, smooth_hvp and diagnose.
+
+This package validates the arguments, samples the model and returns a result. The result classes are in
+`smoothhess.result`, the formulas of the estimate in `smoothhess.estimate`.
+"""

@@ -1,4 +1,8 @@
-"""One run: what was asked for, the control variate, and draws until every example may stop."""
+"""The adaptive sampling loop: it validates the options, sets the control variate, and draws until each example stops.
+
+Budgets, stopping rules and the choice of the control variate belong in this module. The evaluation of rows is in
+`sampler`, the public explainers are in `smooth_hess`, the error estimates in `smoothhess.estimate.variance`.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +30,29 @@ from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.result.interactions import Interactions
 
-FIRST_ROWS = 64  # an adaptive run begins with this many rows, or one per feature where there are fewer
-LEAST_ROWS = 32  # and does not judge its own error from fewer rows;
-LEAST_DF = 8  # with fewer degrees of freedom than this it asks for a smaller error,
-LEAST_UNITS = 40  # where units are the only witness, not from fewer of them
-EXACT = 1e-6  # relative error that is never reached by luck
-PRICE = 1.5  # passes that "auto" spends on the closed form and its pilot, at most, for each call
-WORTH = 3  # the closed form must leave less open than this power of the share of passes that it does not take
-ROWS_BYTES = 1 << 31  # of all features' rows that are kept for sums over groups; beyond, the sums are streamed
-UNMOVED_ROWS = 512  # after which a run stops in which no gradient has changed at all
-ZERO_SHARE = 0.01  # H counts as zero when it can be seen to explain less of the gradient's variation than this
+FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per feature if these are fewer
+LEAST_ROWS = 32  # minimum rows for the stopping rule
+LEAST_DF = 8  # with fewer degrees of freedom than this a smaller error is required
+LEAST_UNITS = 40  # minimum independent replicates if the variance is estimated from them only
+EXACT = 1e-6  # relative error below which the estimate is exact up to rounding
+PRICE = 1.5  # maximum passes of "auto" for the closed form and its pilot draws, per gradient call
+WORTH = 3  # exponent: the unexplained share must be below (share of passes left for calls) to this power
+ROWS_BYTES = 1 << 31  # maximum size of the rows of all features kept for group sums; above it the sums are streamed
+UNMOVED_ROWS = 512  # rows after which a run stops if no gradient has changed
+ZERO_SHARE = 0.01  # H counts as zero if it explains less than this share of the gradient's variation
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What `SmoothHess.attribute` makes of its arguments, before it draws."""
+    """The validated arguments of `SmoothHess.attribute`."""
 
     sampler: Sampler
     budget: Budget
     seeds: Sequence[int]
-    calls: float  # that the closed form is weighed against
+    calls: float  # number of calls that the cost of the closed form is compared with
     control: str | None
     shrink: bool
-    sums: Grouping | None = None  # groups whose sums are asked for, where the rows of all features are kept for them
+    sums: Grouping | None = None  # groups of the result, if the rows of all features are kept for their sums
 
     @staticmethod
     def prepare(
@@ -74,7 +78,7 @@ class Run:
         compile: bool,
         found_out: dict[Any, int],
     ) -> Run:
-        """With all that is refused at the door; the model is not called."""
+        """Validate the arguments; the model is not called."""
         plan = find_design(design)
         if control not in ("auto", "kink", None):
             raise ValueError(f'control must be "auto", "kink" or None, got {control!r}.')
@@ -96,7 +100,7 @@ class Run:
             found_out,
         )
         budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
-        if n_calls is None and grouping is None:  # more than can be kept cannot be drawn
+        if n_calls is None and grouping is None:  # no more rows than can be kept
             budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d), d)))
         if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
             raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
@@ -108,18 +112,18 @@ class Run:
         return Run(sampler, budget, seeds_of(seed, len(inputs)), calls, control, shrink, sums)
 
     def finish(self, result: Interactions) -> Interactions:
-        """What was asked for of the result of all features: itself, or the sums over groups."""
+        """The result itself, or its sums over groups if a feature_mask was given."""
         return result if self.sums is None else replace(result.grouped(self.sums), status=result.status)
 
     def progress(self, show: bool) -> tqdm:
-        """A bar for all draws."""
+        """A progress bar over all draws."""
         return progress_bar(show, self.budget.most, len(self.seeds))
 
     def result(self, bar: tqdm) -> Interactions:
-        """The run itself; where the memory does not take all examples, some at a time."""
+        """Execute the run, in batches of examples where all of them would run out of memory."""
 
         def some(index: Tensor) -> Interactions:
-            self.sampler.control = None  # of all of them, which makes room
+            self.sampler.control = None  # free the memory of the control variate of all examples
             return self._select(index).result(bar)
 
         return in_parts(
@@ -127,7 +131,7 @@ class Run:
         )
 
     def _select(self, index: Tensor) -> Run:
-        """For the examples at `index`, from its beginning."""
+        """A run of the examples at `index`, without any draws."""
         whole = self.sampler
         sampler = Sampler(
             whole.oracle.select(index),
@@ -141,7 +145,7 @@ class Run:
         return replace(self, sampler=sampler, seeds=[self.seeds[i] for i in index.tolist()], sums=sums)
 
     def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
-        """All examples at once, by the run's own sampler or by one in its place."""
+        """Run all examples in one batch, with the run's sampler or one that replaces it."""
         precision, drawn = sampler.oracle.precision, bar.n
         rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
         note = _take_control(sampler, self.control, self.seeds, self.calls)
@@ -166,9 +170,9 @@ def in_parts(
     everyone: Callable[[], Interactions],
     some: Callable[[Tensor], Interactions],
 ) -> Interactions:
-    """`everyone()`; where the memory does not take all examples, `some(index)` at a time, side by side.
+    """Return `everyone()`; if it runs out of memory, concatenate `some(index)` over batches of examples.
 
-    How many fit is kept for the explainer's later runs.
+    The number of examples that fit is kept for later runs of the explainer.
     """
     together, drawn = oracle.batch, bar.n
     if together <= oracle.most_examples:
@@ -181,7 +185,7 @@ def in_parts(
             if together == 1:
                 oracle.most_examples = None
                 raise
-        oracle.begin_again(*before)  # rows were halved for want of room that the others took
+        oracle.begin_again(*before)  # the batch size had been halved because of the other examples
         oracle.most_examples = -(-together // 2)
         bar.update(drawn - bar.n)
     parts = []
@@ -193,26 +197,26 @@ def in_parts(
 
 @dataclass(frozen=True)
 class Budget:
-    """How many rows to draw, and when to stop."""
+    """Numbers of rows to draw, and the tolerance at which to stop."""
 
-    first: int  # rows before the first look
-    most: int
-    tol: float | None  # None: draw `most` rows without looking
+    first: int  # rows before the first error estimate
+    most: int  # maximum number of rows
+    tol: float | None  # None: draw `most` rows without error estimates
 
     @staticmethod
     def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> Budget:
-        """From what a user asked for."""
+        """From the arguments of `SmoothHess.attribute`."""
         if n_calls is not None:
             rows = rows_of_calls(n_calls, plan, "n_calls")
             return Budget(rows, rows, None)
         if not tol > 0:
-            raise ValueError(f"tol must be positive, got {tol}. Or pass n_calls.")
+            raise ValueError(f"tol must be positive, got {tol}. Pass a positive tol, or n_calls.")
         most = rows_of_calls(max_calls, plan, "max_calls")
         return Budget(min(first, most), most, tol)
 
 
 def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
-    """Whether the rows of all features of each example, or a matrix of them, can be kept."""
+    """Whether the rows of all features of each example, or their matrix, fit into ROWS_BYTES."""
     numbers = min(rows, head_rows(k)) * k * 3 + (3 * k * k if rows > head_rows(k) else 0)
     return k > SMALL and rows <= most_rows(k, k) and numbers * inputs.element_size() * len(inputs) <= ROWS_BYTES
 
@@ -226,7 +230,7 @@ def sample_until(
     note: str,
     sums: Grouping | None = None,
 ) -> Interactions:
-    """Double the rows of every example until it may stop; by the error of `sums` over groups where they are given."""
+    """Double the rows of each example until it stops, judged by the error of the group sums where `sums` is given."""
     index = torch.arange(len(stats), device=sampler.inputs.device)
     rows, finished = budget.first, []
     while True:
@@ -274,7 +278,7 @@ def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) ->
 
 
 def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
-    """Why each example stops here; empty where it goes on."""
+    """The reason why each example stops, or an empty string where it continues."""
     if budget.tol is None:
         return ["calls"] * len(result)
     error = result.relative_error
@@ -283,16 +287,16 @@ def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
     scrambled = result.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
     enough = (rows >= LEAST_ROWS) & (noise.df >= least)
-    if not only_units:  # an error that few directions share is known less well, and must be smaller for it
+    if not only_units:  # with few degrees of freedom a smaller error is required
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
-    # a few rows without a kink, or with nothing that the closed form does not know, prove nothing
+    # few rows may miss a kink, or everything that the control variate does not model
     plain = torch.ones(len(result), dtype=torch.bool, device=error.device)
     if result.control_weights is not None:
         plain = ~result.control_weights.any(1)
     exact = (error <= EXACT) & (((error > 0) & plain) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
     zero = enough & _looks_zero(noise)
-    # where no gradient has changed, more draws could still meet a kink, but not for ever
+    # where no gradient has changed, further draws could cross a kink: stop after UNMOVED_ROWS
     zero = torch.where(noise.unmoved & noise.unknown, torch.full_like(zero, rows >= UNMOVED_ROWS), zero)
     last = rows >= budget.most
     return [
@@ -302,7 +306,7 @@ def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
 
 
 def _looks_zero(noise: Noise) -> Tensor:
-    """Where H cannot be told from zero, and is seen to explain less than ZERO_SHARE of the gradient's variation, (B,).
+    """Where H cannot be distinguished from zero and explains less than ZERO_SHARE of the gradient's variation, (B,).
 
     A row's estimate has E‖A‖² ≈ k/2 times that variation, and ‖W‖² is the part of it that H explains.
     """
@@ -314,14 +318,14 @@ def _looks_zero(noise: Noise) -> Tensor:
     squares = (s.square().sum(-1) * g.square().sum(-1) + (s * g).sum(-1).square()) / 2
     row_energy = squares.sum(-1) / stats.n_head
     share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
-    # correlated noise: entries of directions in which hardly anything moves outweigh all others
+    # under a correlated Gaussian the entries of directions with small variance dominate, so the test is not used
     return (score < 2) & (share < ZERO_SHARE) & noise.gaussian.has_mean_curvature
 
 
 def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], calls: float) -> str:
-    """Give the sampler its control variate, or say why it goes without; `calls` is how many the run may take."""
+    """Set the sampler's control variate, or return the reason for its absence; `calls` is the budget of the run."""
     if control is None:
-        return "none was asked for"
+        return "control=None was passed"
     sampler.thin_rank = thin_rank(calls)
     if control == "kink":
         kinks = insist(sampler)
@@ -342,7 +346,7 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], c
         worth = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
         if not len(worth):
             least = float(unexplained.min())
-            return f"single flips leave {least:.0%} of the gradient's variation open: not worth {price:.0f} passes"
+            return f"single flips do not explain {least:.0%} of the gradient's variation: not worth {price:.0f} passes"
         sampler.take_control(kinks, pilot, worth, always=False)
     except NoKinksError as error:
         return str(error)
@@ -355,18 +359,18 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], c
 
 
 def insist(sampler: Sampler, refusal: str = "control='kink' cannot be used") -> Kinks:
-    """The frozen model, or an error that says why there is none."""
+    """The frozen model; raises ValueError with the reason if the model cannot be frozen."""
     try:
         return sampler.see_kinks(math.inf)
     except NoKinksError as error:
         raise ValueError(f"{refusal}: {error}. Use attribute with control=None.") from error
 
 
-# --- what is refused at the door --------------------------------------------------------------------------------------
+# --- validation of arguments, and the progress bar --------------------------------------------------------------------
 
 
 def rows_of_calls(n: Any, plan: Design, name: str) -> int:
-    """Rows of a design that so many calls pay for."""
+    """Number of rows of a design for `n` gradient calls; `name` is the argument's name in errors."""
     if isinstance(n, bool) or not hasattr(n, "__index__"):
         raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
     n = int(n)
@@ -380,16 +384,16 @@ def rows_of_calls(n: Any, plan: Design, name: str) -> int:
 
 
 def seeds_of(seed: Any, batch: int) -> list[int]:
-    """One seed for each example, from one for all or one for each."""
+    """One seed per example, from a single seed or a sequence."""
     given: Any = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
     seeds = [operator.index(s) for s in given]
     if len(seeds) != batch:
-        raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
+        raise ValueError(f"seed must be one integer, or one per example: {batch}, got {len(seeds)}.")
     if min(seeds) < 0:
         raise ValueError(f"seeds must not be negative, got {min(seeds)}. Use 0, 1, 2, …")
     return seeds
 
 
 def progress_bar(show: bool, rows: int, batch: int) -> tqdm:
-    """Over the draws of all examples."""
+    """A progress bar over the draws of all examples."""
     return tqdm(total=rows * batch, desc="SmoothHess", unit="draw", disable=not show, leave=False)

@@ -1,9 +1,13 @@
-"""Before asking: is the model's own Hessian zero, which layers bend, and which σ can be answered at all?
+"""Diagnosis of a model before sampling: is its Hessian zero, which layers have curvature, and which σ are usable?
 
-The last is read from the odd half-difference of the gradient, o(σ) = |Lᵀ(∇f(x + σδ) − ∇f(x − σδ))|/2, along the same
-directions δ at every σ. It grows like σ where f is smooth, and like √σ where many kinks are crossed independently. It
-sinks into rounding (or meets no kink) where σ is too small, and stops growing where σ is too large: Ĥ then falls like
-1/σ, and tells of the far field alone. Which layers bend is read from the closed-form W₁ of `kinks`, matrix-free.
+The usable σ are found from the odd half-difference of the gradient, o(σ) = |Lᵀ(∇f(x + σδ) − ∇f(x − σδ))|/2, along the
+same directions δ at every σ. It grows like σ where f is smooth, and like √σ where many kinks are crossed independently.
+Where σ is too small it is dominated by rounding, or no kink is crossed; where σ is too large it stops growing, and Ĥ
+falls like 1/σ. The shares of the layers are those of the closed form W₁ (`smoothhess.curvature.one_flip`), computed
+matrix-free.
+
+This module measures and reports; it does not estimate H, which `smooth_hess` does. Warnings about a finished estimate
+are in `result_warnings`.
 """
 
 from __future__ import annotations
@@ -24,17 +28,17 @@ from smoothhess.linalg.memory import is_out_of_memory
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed, modules_behind
 
-MULTIPLES = torch.logspace(-3, 3, 13, dtype=torch.float64)  # of the Gaussian that was asked for
+MULTIPLES = torch.logspace(-3, 3, 13, dtype=torch.float64)  # of the given Gaussian
 ASKED = len(MULTIPLES) // 2
-EXACT_RANK, TAU_PROBES = 512, 64  # τ² = |j|² is summed over all dimensions up to so many, beyond over random probes
+EXACT_RANK, TAU_PROBES = 512, 64  # dimensions up to which τ² = |j|² is exact; random probes that estimate it above
 HVP_DIRECTIONS = 4
-MARGIN = 10.0  # a half-difference is seen when it is this many times the rounding noise
-SATURATED = 0.25  # slope of log o against log σ: half of what independent kinks give
-LOST = 0.1  # share of the noise lost in x + δ beyond which `attribute` refuses
-NEGLIGIBLE = 0.1  # flips in a tiny step that do not explain why most gradients changed over it
+MARGIN = 10.0  # a half-difference counts if it exceeds the rounding noise by this factor
+SATURATED = 0.25  # slope of log o against log σ: half of the slope of independent kinks
+LOST = 0.1  # share of the noise lost in x + δ above which `attribute` raises
+NEGLIGIBLE = 0.1  # expected flips below which flips do not explain a change of the gradient over a tiny step
 PIECEWISE_LINEAR = frozenset({"relu", "leaky_relu", "prelu", "hardtanh", "clamp", "abs", "max_pool"})
 
-GOOD, SATURATES, INFINITE, NOISE, FEW, ROUNDED = range(6)  # what there is to say about one σ of the grid
+GOOD, SATURATES, INFINITE, NOISE, FEW, ROUNDED = range(6)  # states of one σ of the grid
 _SAYS = {
     GOOD: "lies inside the good range",
     SATURATES: "is too large: the gradient's change hardly grows with σ any more",
@@ -52,28 +56,28 @@ class Activation:
     name: str  # of the module that made it
     kind: str  # as in `smoothhess.curvature.activation_hooks`
     units: int
-    active: Tensor  # share of units that pass their input on (relu, hardtanh, clamp) or have a positive one
-    flips: Tensor  # Σ Φ(−|z − knot|/τ): units that are expected to cross a knot in one draw
-    share: Tensor  # ⟨W, W₁⟩/‖W₁‖² of its part W of the one-flip Hessian; those of all calls add up to 1
+    active: Tensor  # share of units with slope ≠ 0 (relu, hardtanh, clamp) or with a positive pre-activation
+    flips: Tensor  # Σ Φ(−|z − knot|/τ): expected number of units that cross a knot in one draw
+    share: Tensor  # ⟨W, W₁⟩/‖W₁‖² of the call's part W of the one-flip Hessian; the shares of all calls add up to 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis:
-    """What `diagnose` found for B examples, on the CPU; print it for a report."""
+    """The findings of `diagnose` for B examples, on the CPU; print it for a report."""
 
     calls: tuple[Activation, ...]
-    unseen: str  # why calls, or their shares, could not be seen; empty where they were
+    unseen: str  # why the calls, or their shares, could not be recorded; empty if they were
     own_hessian: tuple[str, ...]  # "zero", "nonzero" or "undecided", of each example
-    own_curvature: Tensor  # (B,) root mean square of |LᵀHLz|, by double backward; NaN where the model has none
+    own_curvature: Tensor  # (B,) root mean square of |LᵀHLz| by double backward; NaN if that fails
     why: str  # evidence for own_hessian
     scales: Tensor  # (S,) of the grid: σ, or multiples of a Gaussian that is not isotropic
     odd: Tensor  # (B, S) mean of o over the pairs
-    noise: Tensor  # (B,) rounding in it
-    flips: Tensor  # (B, S) expected in one draw; NaN where they cannot be counted
-    lower: Tensor  # (B,) end of the good range, in units of scales; NaN where the grid has no such end
-    upper: Tensor  # (B,)
-    inside: Tensor  # (B,) whether the Gaussian that was asked for lies in it
-    verdict: tuple[str, ...]  # one line for each example
+    noise: Tensor  # (B,) rounding error of o
+    flips: Tensor  # (B, S) expected number in one draw; NaN where it cannot be computed
+    lower: Tensor  # (B,) lower end of the good range, in units of scales; NaN if it lies outside of the grid
+    upper: Tensor  # (B,) upper end of the good range, likewise
+    inside: Tensor  # (B,) whether the given Gaussian lies in the good range
+    verdict: tuple[str, ...]  # one sentence per example
     n_passes: float  # work per example, in gradient calls
 
     def __str__(self) -> str:
@@ -84,7 +88,7 @@ class Diagnosis:
             widths = [max(map(len, column)) for column in zip(*table, strict=True)]
             lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
         if self.calls and self.unseen:
-            lines.append(f"Layers cannot be told apart: {self.unseen}.")
+            lines.append(f"The shares of the layers are unknown: {self.unseen}.")
         for i, line in enumerate(self.verdict):
             lines.append(f"Verdict{f' {i}' if len(self.verdict) > 1 else ''}: {line}")
         return "\n".join([*lines, f"Cost: {self.n_passes:.0f} passes per example."])
@@ -105,9 +109,20 @@ def diagnose(
     seed: int = 0,
     internal_batch_size: int | None = None,
 ) -> Diagnosis:
-    """Whether ∇²f vanishes around each input, which calls carry the curvature at this σ, and which σ can be answered.
+    """Determine whether ∇²f is zero around each input, which activation calls have curvature, and which σ are usable.
 
-    Arguments are those of `SmoothHess.attribute`; `n_pairs` ± pairs of points are looked at for each σ of a grid.
+    Args:
+        forward_func: the model, as in `SmoothHess`.
+        inputs, target, additional_forward_args, sigma, radius, gaussian, internal_batch_size: as in
+            `SmoothHess.attribute`.
+        n_pairs: ± pairs of points at which gradients are compared, for each σ of a grid around the given one.
+        seed: seed of these points.
+
+    Returns:
+        A `Diagnosis`; print it for a report.
+
+    Raises:
+        ValueError: if `n_pairs` is less than 2.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.ReLU(), torch.nn.Linear(40, 1)).double()
     >>> found = diagnose(net, torch.ones(1, 3).double(), sigma=1e-6)
@@ -152,12 +167,12 @@ def diagnose(
     )
 
 
-# --- the calls --------------------------------------------------------------------------------------------------------
+# --- activation calls of the model ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Model:
-    """The activation calls of the model, as far as they can be seen."""
+    """The activation calls of the model that could be recorded."""
 
     calls: tuple[Activation, ...]
     unseen: str
@@ -169,7 +184,7 @@ class _Model:
         return bool(self.calls) and all(call.kind in PIECEWISE_LINEAR for call in self.calls)
 
     def flips(self, multiple: Tensor) -> Tensor:
-        """Expected in one draw at multiples (B,) of the Gaussian; NaN where they cannot be counted."""
+        """Expected number in one draw at multiples (B,) of the Gaussian; NaN where it cannot be computed."""
         counts = [_flips(call, tau, multiple) for call, tau in self.tau]
         return torch.stack(counts).sum(0) if counts else torch.full_like(multiple, math.nan, dtype=torch.float64)
 
@@ -177,7 +192,7 @@ class _Model:
 def _look_inside(
     oracle: Oracle, x: Tensor, value: Tensor, gradient: Tensor, gaussian: Gaussian, z: Tensor, n_probes: int
 ) -> _Model:
-    """Record the calls, count their flips and share out W₁."""
+    """Record the calls, and compute their expected flips and shares of W₁."""
     if any(is_opaque(m) for m in [oracle.forward_func, *modules_behind(oracle.forward_func)]):
         return _Model((), "the model is scripted or compiled, which hides its activation calls", (), 0)
     recorded = record(oracle.bound(torch.arange(len(x), device=x.device)), x).calls
@@ -211,7 +226,7 @@ def _activation(call: Call, batch: int, forward_func: Callable[..., Any]) -> Act
 
 
 def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tuple[tuple[Tensor, ...], Tensor, float]:
-    """τ of each bent call (B, units), its share ⟨W, W₁⟩/‖W₁‖² (calls, B), and the passes that it took."""
+    """τ of each nonlinear call (B, units), its share ⟨W, W₁⟩/‖W₁‖² (calls, B), and the number of passes."""
     rows = torch.eye(z.shape[1]).to(z) if z.shape[1] <= EXACT_RANK else z / math.sqrt(len(z))
     together = max(1, min(kinks.oracle.batch_size, STORED_BYTES // max(kinks.neurons * z.element_size(), 1)))
     taus, shares = [], []
@@ -222,7 +237,7 @@ def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tupl
         total = torch.zeros(len(kinks.bent), dtype=torch.float64, device=z.device)
         for v in z[:n_probes].split(together):
             bent = part.curved(part.moves(gaussian, v, owner), bend)
-            turned = gaussian.pull(part.back(bent, owner))[0]  # W₁v, (c, k); its own moves give vᵀW W₁v of each call
+            turned = gaussian.pull(part.back(bent, owner))[0]  # W₁v, (c, k); its products give vᵀW W₁v of each call
             products = part.per_call(bent.double() * part.moves(gaussian, turned, owner).double())
             total += torch.stack([p.sum() for p in products])
         taus.append(tau)
@@ -238,18 +253,18 @@ def _flips(call: Call, tau: Tensor, multiple: Tensor) -> Tensor:
     return torch.where(spread > 0, crossed, 0.0).sum(1).cpu()
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """Half-differences o of the whitened gradient along the same directions, near and far; on the CPU."""
+    """Half-differences o of the whitened gradient along the same directions at several distances, on the CPU."""
 
     odd: Tensor  # (B, S, n) at the multiples
-    noise: Tensor  # (B,) what rounding makes of them
+    noise: Tensor  # (B,) their rounding error
     lost: Tensor  # (B, S) largest share of a feature's noise that is lost in x + δ
     step: Tensor  # (B,) a tiny multiple of δ
-    near: Tensor  # (B, 2, n) o over that step, and over twice as much
+    near: Tensor  # (B, 2, n) o over that step and over twice that step
 
     @staticmethod
     def measure(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor, gradient: Tensor, seed: int) -> _Line:
@@ -268,7 +283,7 @@ class _Line:
         )
 
     def seen(self, odd: Tensor) -> Tensor:
-        """Whether most of (B, S, n) half-differences are more than rounding, (B, S)."""
+        """Whether most of (B, S, n) half-differences exceed the rounding error, (B, S)."""
         return (odd > MARGIN * self.noise[:, None, None]).double().mean(2) >= 0.5
 
 
@@ -276,7 +291,7 @@ def _odd(oracle: Oracle, x: Tensor, gaussian: Gaussian, delta: Tensor) -> Tensor
     """|Lᵀ(∇f(x + δ) − ∇f(x − δ))|/2 for δ (1 or B, n, d), (B, n); NaN where f or its gradient is not finite."""
     found, n = [], delta.shape[1]
 
-    def differentiated(points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:  # unlike the oracle's, may be infinite
+    def differentiated(points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:  # infinite values do not raise
         leaf = points.detach().requires_grad_()
         value = oracle.pick(oracle.bound(owner)(leaf), owner)
         return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
@@ -301,7 +316,7 @@ def _lost(x: Tensor, delta: Tensor) -> Tensor:
 
 
 def _double_backward(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor) -> tuple[Tensor, str]:
-    """Root mean square of |LᵀHLz| with the model's own H, (B,), or NaN and the reason why there is none."""
+    """Root mean square of |LᵀHLz| with the model's own H, (B,), or NaN and the reason why autograd has none."""
     square = torch.zeros(len(x), dtype=torch.float64)
     for v in gaussian.colour(z):
 
@@ -309,7 +324,7 @@ def _double_backward(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor) -
             leaf = points.detach().requires_grad_()
             value = oracle.pick(oracle.bound(owner)(leaf), owner)
             (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
-            along = (gradient.flatten(1) * v).sum() + 0 * leaf.sum()  # the gradient of an affine f hangs on nothing
+            along = (gradient.flatten(1) * v).sum() + 0 * leaf.sum()  # the gradient of an affine f has no graph
             return torch.autograd.grad(along, leaf)
 
         try:
@@ -322,11 +337,11 @@ def _double_backward(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor) -
     return (square / len(z)).sqrt(), ""
 
 
-# --- what it means ----------------------------------------------------------------------------------------------------
+# --- interpretation of the measurements -------------------------------------------------------------------------------
 
 
 def _own_hessian(model: _Model, curvature: Tensor, line: _Line) -> tuple[str, ...]:
-    """Double backward has the word; its zero must be borne out by gradients that stay the same over a tiny step."""
+    """By double backward; its zero must be confirmed by gradients that do not change over a tiny step."""
     still = ~line.seen(line.near)[:, 0]
     crossed = (curvature == 0) & model.piecewise_linear & (model.flips(line.step) > NEGLIGIBLE)  # explains a change
     doubled = (line.near[:, 1] / line.near[:, 0]).median(1).values  # 2 for a smooth f, less where kinks are crossed
@@ -337,7 +352,7 @@ def _own_hessian(model: _Model, curvature: Tensor, line: _Line) -> tuple[str, ..
 
 
 def _states(model: _Model, own: Sequence[str], line: _Line, flips: Tensor) -> Tensor:
-    """What there is to say about each multiple, (B, S)."""
+    """The state of each multiple of the grid, (B, S)."""
     height = line.odd.mean(2).clamp_min(torch.finfo(torch.float64).tiny).log()
     (slope,) = torch.gradient(height, spacing=(MULTIPLES.log(),), dim=1)
     knots = sum(tau.shape[1] * len(call.knots) for call, tau in model.tau)  # at most half of them flip
@@ -347,13 +362,14 @@ def _states(model: _Model, own: Sequence[str], line: _Line, flips: Tensor) -> Te
     states[~line.seen(line.odd)] = NOISE
     states[(flips < min(1.0, knots / 4)) & only_kinks[:, None]] = FEW
     states[line.lost > LOST] = ROUNDED
-    states[(states >= NOISE) & ((states < NOISE).cumsum(1) > 0)] = SATURATES  # it was seen at a smaller σ
+    # o exceeded the rounding error at a smaller σ
+    states[(states >= NOISE) & ((states < NOISE).cumsum(1) > 0)] = SATURATES
     states[~line.odd.isfinite().all(2)] = INFINITE
     return states
 
 
 def _ends(states: Sequence[int], scales: Tensor) -> tuple[float, float]:
-    """Ends of the good run that is next to the multiple that was asked for; NaN where the grid ends first."""
+    """Ends of the range of good multiples nearest to the given Gaussian; NaN where it reaches the end of the grid."""
     good = [i for i, state in enumerate(states) if state == GOOD]
     low = high = min(good, key=lambda i: abs(i - ASKED), default=0)
     while low - 1 in good:
@@ -369,7 +385,7 @@ def _ends(states: Sequence[int], scales: Tensor) -> tuple[float, float]:
 def _verdict(label: str, states: Sequence[int], ends: Sequence[float], scales: Tensor) -> str:
     first, last = (f"{float(s):.2g}" for s in (scales[0], scales[-1]))
     if min(states) >= NOISE:
-        return f"{label} is too small, or f is affine: nothing is seen at any scale from {first} to {last}."
+        return f"{label} is too small, or f is affine: no change of the gradient at any scale from {first} to {last}."
     low = f"below {first}" if math.isnan(ends[0]) else f"{ends[0]:.2g}"
     high = f"above {last}" if math.isnan(ends[1]) else f"{ends[1]:.2g}"
     span = f"good: {low} to {high}" if GOOD in states else f"none from {first} to {last} is good"
@@ -377,18 +393,18 @@ def _verdict(label: str, states: Sequence[int], ends: Sequence[float], scales: T
 
 
 def _why(model: _Model, own: Sequence[str], curvature: Tensor, refusal: str) -> str:
-    """The evidence about the model's own Hessian, in words."""
+    """The evidence about the model's own Hessian as text."""
     words = {"smooth": "a smooth activation", "map": "softmax or normalisation"}
     bent = [f"{c.name}: {words.get(c.kind, c.kind)}" for c in model.calls if c.kind not in PIECEWISE_LINEAR]
     kinds = ", ".join(dict.fromkeys(c.kind for c in model.calls))
     if not model.calls:
-        seen = f"Judged by numbers alone: {model.unseen}."
+        seen = f"Judged by gradients only: {model.unseen}."
     elif bent:
         seen = f"Calls with a second derivative: {'; '.join(bent)}."
     else:
         seen = f"All activation calls ({kinds}) are piecewise linear, so ∇²f = 0 almost everywhere."
         if "nonzero" in own:
-            seen = f"All activation calls ({kinds}) are piecewise linear: products or other operations bend."
+            seen = f"All activation calls ({kinds}) are piecewise linear: products or other operations have curvature."
     if refusal:
         numbers = f"Double backward is not possible ({refusal}); gradients over a tiny step decide."
     elif curvature.any():
@@ -396,7 +412,7 @@ def _why(model: _Model, own: Sequence[str], curvature: Tensor, refusal: str) -> 
     else:
         numbers = f"Double backward gives exactly 0 along {HVP_DIRECTIONS} directions."
         if own.count("zero") < len(own):
-            numbers += " Yet gradients change over a tiny step: kinks in it, or gradients without a derivative."
+            numbers += " Yet gradients change over a tiny step: it crosses kinks, or the gradients have no derivative."
     return f"{seen} {numbers}"
 
 

@@ -1,4 +1,8 @@
-"""What the user of an estimate should know of it, said as warnings."""
+"""Warnings about a result: unfinished sampling, unknown errors, and gradients that contradict the values.
+
+This module decides when to warn and with which words. The numbers that it looks at are computed in
+`smoothhess.result.interactions` and `smoothhess.estimate`.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
 from smoothhess.result.interactions import Interactions
 
-STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| beyond which a warning is given, and the rows below which it must be larger
+STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| above which a warning is issued; the limit is higher with fewer rows than that
 
-FEW_ROWS = 4  # draws that meet a change of the gradient, below which a warning is given
+FEW_ROWS = 4  # a warning is issued if fewer draws than these changed the gradient
 
 
 class FewEventsWarning(UserWarning):
-    """Too few draws, or none, met a change of the gradient: the error of the interactions is unknown or known badly."""
+    """Too few draws, or none, changed the gradient: the error of the interactions is unknown or uncertain."""
 
 
 def warn_of(result: Interactions, tol: float | None) -> None:
-    """Say what the user of a method that calls this should know of its result."""
+    """Issue all warnings about a result, at the caller of the public method that calls this function."""
     _warn_unfinished(result, tol)
     _warn_unmoved(result)
     warn_inconsistent(result)
@@ -31,22 +35,22 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
     if stopped:
         part = result[stopped]
         needed = part.calls_for(tol or 0.1)
-        estimate = f" About {int(needed.max())} calls would do." if torch.isfinite(needed).all() else ""
+        estimate = f" About {int(needed.max())} calls are needed." if torch.isfinite(needed).all() else ""
         low, high = (f"{float(e):.3g}" for e in part.relative_error.aminmax())
         reached = low if low == high else f"{low} to {high}"
         warnings.warn(
             f"{len(stopped)} of {len(result)} example(s) stopped at max_calls={int(part.n_calls.max())} before "
             f"relative_error ≤ {tol}: reached {reached}.{estimate} "
-            "Raise max_calls, or accept the error bars as they are.",
+            "Raise max_calls, or accept the reported errors.",
             stacklevel=4,
         )
     zeros = sum(s == "zero" and not u for s, u in zip(result.status, result._noise.unknown.tolist(), strict=True))
     if zeros:
         warnings.warn(
-            f"{zeros} of {len(result)} example(s): H cannot be told from zero. Interactions explain less than "
+            f"{zeros} of {len(result)} example(s): H cannot be distinguished from zero. Interactions explain less than "
             f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
-            "model is linear there, its output is saturated (explain a logit instead), or no kink was met and a larger "
-            "sigma would meet some. smoothhess.diagnose tells which.",
+            "model is linear there, its output is saturated (explain a logit instead), or no draw crossed a kink (use "
+            "a larger sigma). Run smoothhess.diagnose to find out which.",
             stacklevel=4,
         )
 
@@ -56,8 +60,8 @@ def _warn_unmoved(result: Interactions) -> None:
     if jumping.any():
         warnings.warn(
             f"the function of {int(jumping.sum())} of {len(result)} example(s) is discontinuous: its values change "
-            "within sigma and its gradients do not, as those of a step function or a tree. Its jumps are missing from "
-            "the interactions, whose error is unknown (NaN).",
+            "within sigma and its gradients do not, as in a step function or a decision tree. The jumps are missing "
+            "from the interactions, whose error is unknown (NaN).",
             stacklevel=4,
         )
     unknown = result._noise.unknown & ~jumping
@@ -67,8 +71,8 @@ def _warn_unmoved(result: Interactions) -> None:
     if few.any():
         warnings.warn(
             f"at most {int(moved[few].max())} of {int(result.statistics.n[few].max())} draws of {int(few.sum())} of "
-            f"{len(result)} example(s) met a change of the gradient: so few events carry the estimate that its error "
-            "is known badly. Use more calls or a larger sigma.",
+            f"{len(result)} example(s) changed the gradient: the estimate rests on so few events that its error is "
+            "uncertain. Use more calls or a larger sigma.",
             FewEventsWarning,
             stacklevel=4,
         )
@@ -76,31 +80,31 @@ def _warn_unmoved(result: Interactions) -> None:
         rows = int(result.n_calls[unknown].max())
         warnings.warn(
             f"no gradient of {int(unknown.sum())} of {len(result)} example(s) changed in {rows} calls, and the model "
-            "has operations with kinks that a draw could meet: whether features interact there is unknown, and so is "
-            "the error (NaN). Use a larger sigma, more calls, or explain a logit instead of a saturated output.",
+            "has operations with kinks that a draw could cross: whether features interact is unknown there, and the "
+            "error is NaN. Use a larger sigma, more calls, or explain a logit instead of a saturated output.",
             FewEventsWarning,
             stacklevel=4,
         )
 
 
 def warn_inconsistent(result: Interactions, stacklevel: int = 4) -> None:
-    """Say where gradients and values do not belong together, or the function jumps."""
+    """Warn where the gradients are not the derivatives of the values, or the function is discontinuous."""
     z = result.stein_z
-    exact = result.precision == "float32"  # less exact gradients differ from the values' by rounding alone
+    exact = result.precision == "float32"  # gradients of lower precision differ from the values' by rounding
     limit = STEIN_LIMIT * (STEIN_ROWS / result.statistics.n).clamp_min(1)
     flagged = (combined(z) > limit) & exact
     first = flagged & (z[:, 0].abs() > limit)
     if first.any():
         warnings.warn(
-            f"the gradients of {int(first.sum())} of {len(result)} example(s) do not belong to the values: E[f δ] and "
-            f"E[∇f] differ by {float(z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
+            f"the gradients of {int(first.sum())} of {len(result)} example(s) are not the derivatives of the values: "
+            f"E[f δ] and E[∇f] differ by {float(z[:, 0].abs().max()):.0f} standard errors. Look for detached or "
             "straight-through steps, jumps, or a wrong gradient function; the interactions describe the gradients.",
             stacklevel=stacklevel,
         )
     elif flagged.any():
         warnings.warn(
-            f"the function of {int(flagged.sum())} of {len(result)} example(s) curves in a way that its gradients do "
-            f"not show: E[f(|z|² − d)] and E[z·∇f] differ by {float(z[:, 1].abs().max()):.0f} standard "
-            "errors. It probably jumps (is discontinuous) near the input; jumps are missing from the interactions.",
+            f"the values of {int(flagged.sum())} of {len(result)} example(s) have curvature that the gradients do not "
+            f"have: E[f(|z|² − d)] and E[z·∇f] differ by {float(z[:, 1].abs().max()):.0f} standard errors. The "
+            "function is probably discontinuous near the input; jumps are missing from the interactions.",
             stacklevel=stacklevel,
         )

@@ -1,4 +1,8 @@
-"""Evaluates rows of a design around the inputs: points, values and gradients, odd and even parts."""
+"""The sampler: it evaluates the model at the perturbed inputs of a design and forms the rows of the estimate.
+
+This module calls the model and computes odd and even parts of values and gradients. How many rows are drawn is decided
+in `adaptive`; the statistics that are kept of the rows are in `smoothhess.estimate.statistics`.
+"""
 
 from __future__ import annotations
 
@@ -23,38 +27,38 @@ from smoothhess.linalg.memory import is_out_of_memory
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.model.gradients import Oracle
 
-CHUNK_BYTES, CHUNKS_ON_CUDA = 1 << 27, 64  # perturbed inputs held at once, and the part of a GPU's memory for them
-LOOKED_AT = 32  # rows in which it is seen whether adding the noise to an input loses it
-NEVER = 1e-6  # probability that any unit flips below which none is taken to
-CERTAIN_PASSES = 2048  # of an example, to know the margins of its units where no draw has flipped one
-PRECISION_PAIRS = 4  # pairs of points at which less exact gradients are compared with exact ones
+CHUNK_BYTES, CHUNKS_ON_CUDA = 1 << 27, 64  # size of a chunk of perturbed inputs: bytes, or this fraction of a GPU
+LOOKED_AT = 32  # rows that are checked for noise that is lost to rounding when it is added to an input
+NEVER = 1e-6  # units are taken to never flip if the probability that any of them flips is below this
+CERTAIN_PASSES = 2048  # maximum passes per example to compute the margins of its units if no draw has flipped one
+PRECISION_PAIRS = 4  # pairs of points at which gradients of low and full precision are compared
 
 
 class OtherPathError(ValueError):
-    """The frozen model does not make the calls that were recorded."""
+    """The frozen model makes other activation calls than those that were recorded."""
 
 
 @dataclass(eq=False)
 class Sampler:
-    """Evaluates rows of the design around the inputs."""
+    """Evaluate rows of a design around the inputs."""
 
     oracle: Oracle
     inputs: Tensor  # (B, *shape)
     gaussian: Gaussian
     plan: Design
     grouping: Grouping | None
-    extra_passes: float = 0  # per example: calls that are not at perturbed inputs
+    extra_passes: float = 0  # passes per example that are not at perturbed inputs
     control: Control | None = None
-    tau_probes: int | None = None  # white vectors that τ is estimated from; None: exact
-    thin_rank: int = 8  # directions that the closed form is kept in where there are too many for a matrix
-    checked: bool = False  # that f(x) does not depend on its company
+    tau_probes: int | None = None  # random directions from which τ is estimated; None: τ is exact
+    thin_rank: int = 8  # rank of the closed form where the dimensions are too many for a matrix
+    checked: bool = False  # whether f(x) was found not to depend on the other rows of its batch
     value: Tensor | None = None  # (B,) f(x)
     plain_gradient: Tensor | None = None  # (B, *shape) ∇f(x)
-    gradient: Tensor | None = None  # (B, k) the same, whitened
-    certain: dict[int, bool] = field(default_factory=dict)  # examples whose H was looked into: is it exactly zero?
+    gradient: Tensor | None = None  # (B, k) ∇f(x), whitened
+    certain: dict[int, bool] = field(default_factory=dict)  # whether H is exactly zero, for the examples tested so far
 
     def begin(self, seeds: Sequence[int]) -> Statistics:
-        """Evaluate the unperturbed inputs; statistics of nothing."""
+        """Evaluate the unperturbed inputs and return statistics without rows."""
         value, gradient = self._unperturbed()
         empty = Statistics.empty(self.plan.name, seeds, value, gradient)
         if self.control is not None and self.control.drift is not None:
@@ -72,7 +76,7 @@ class Sampler:
 
     @cached_property
     def watched(self) -> Tensor | None:
-        """Directions of the groups and probes, (1 or B, K + PROBES, k), where rows depend on each other."""
+        """Whitened directions of groups and probes, (1 or B, K + PROBES, k); None for designs of independent rows."""
         k = self.gaussian.rank(self.inputs[0].numel())
         if self.grouping is None or self.plan.replicate_rows(k) == 1:
             return None
@@ -80,7 +84,7 @@ class Sampler:
         return torch.cat([q, probes(k, q).expand(len(q), -1, -1)], 1)
 
     def see_kinks(self, most: float) -> Kinks:
-        """The frozen model; NoKinksError where it cannot be seen, or W₁ and a pilot would take over `most` passes."""
+        """The frozen model; raises NoKinksError if it cannot be recorded, or would cost more than `most` passes."""
         value, _ = self._unperturbed()
         gradient = self.plain_gradient
         if self.oracle.precision != "float32":
@@ -90,7 +94,7 @@ class Sampler:
         assert gradient is not None
         try:
             kinks = Kinks.see(self.oracle, self.inputs, value, gradient)
-        except (RuntimeError, TypeError, IndexError) as error:  # it runs as it is, so it is the freezing that fails
+        except (RuntimeError, TypeError, IndexError) as error:  # the model itself runs, so freezing it fails
             if is_out_of_memory(error):
                 raise
             raise NoKinksError(f"freezing the activations fails ({error})") from error
@@ -101,14 +105,14 @@ class Sampler:
         return kinks
 
     def price(self, kinks: Kinks) -> float:
-        """Passes that the closed form of an example takes."""
+        """Number of passes per example for the closed form."""
         k = self.gaussian.rank(self.inputs[0].numel())
         if k > CONTROL_LIMIT:
             return kinks.thin_price(self.thin_rank, min(self.tau_probes, k) if self.tau_probes else THIN_PROBES)
         return kinks.price(k, self.tau_probes)
 
     def pilot(self, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
-        """A few draws beforehand."""
+        """Pilot draws, which the weights of the control variate are fitted to."""
         self.extra_passes += pilot_passes(self.gaussian.rank(self.inputs[0].numel()))
         return Pilot.draw(self.oracle, self.gaussian, kinks, seeds)
 
@@ -120,15 +124,15 @@ class Sampler:
         always: bool = True,
         layers: bool = False,
     ) -> None:
-        """Subtract what the closed form explains from every row, with weights (B, 2) fitted to a pilot or given.
+        """Set the control variate that is subtracted from every row.
 
-        Only of the `chosen` examples where some are; the others' weights are zero.
+        Its weights (B, 2) are given, or fitted to pilot draws. Weights of examples that are not `chosen` are zero.
         """
         everyone = torch.arange(len(self.inputs), device=self.inputs.device)
         if isinstance(weights, Tensor):
             chosen = torch.nonzero(weights.any(1)).reshape(-1).to(everyone)
         chosen = everyone if chosen is None else chosen
-        if not len(chosen):  # nobody's is worth it
+        if not len(chosen):  # the control variate is worth its cost for no example
             return
         k, probes = self.gaussian.rank(self.inputs[0].numel()), None
         if k > CONTROL_LIMIT:
@@ -148,12 +152,12 @@ class Sampler:
         self.control = Control(kinks, expected, *weights.to(everyone.device, torch.float64).unbind(1))
 
     def passes(self, rows: Tensor, index: Tensor) -> Tensor:
-        """All work for so many rows of the examples at `index`, in gradient calls; frozen passes count like others."""
+        """Total work for `rows` rows of the examples at `index`, in gradient calls, frozen passes included."""
         frozen = 0 if self.control is None else self.control.passes(self.plan, rows, index)
         return rows * self.plan.calls_per_row + frozen + self.extra_passes
 
     def _grouped(self, chunk: Rows, index: Tensor) -> Rows:
-        """Group sums of a chunk, and the skew of the directions that are watched."""
+        """Group sums of a chunk, and the antisymmetric half in the directions of `watched`."""
         if self.grouping is None:
             return chunk
         grouping = self.grouping.select(index)
@@ -181,10 +185,10 @@ class Sampler:
         return self.value, self.gradient
 
     def exactly_zero(self, index: Tensor) -> Tensor:
-        """Whether H of each example at `index` is zero for certain, (b,): no operation of the model can bend there.
+        """Whether H of each example at `index` is certainly zero, (b,), given that no sampled gradient changed.
 
-        Either all recorded operations are smooth, so that gradients that did not change at all are constant, or each
-        unit that could flip is known, and all of them together hardly ever do.
+        It is if all recorded operations are smooth, because the gradient is then constant, or if all units that could
+        flip were recorded and their flip probabilities add up to less than NEVER.
         """
         missing = torch.tensor([i for i in index.tolist() if i not in self.certain], device=index.device)
         if len(missing):
@@ -213,7 +217,7 @@ class Sampler:
                 return no
             self.extra_passes += 1 + k / 2
             probability, curvature = kinks.chances(self.gaussian)
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:  # it cannot be looked into
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:  # its operations cannot be recorded
             if is_out_of_memory(error):
                 raise
             return no
@@ -222,7 +226,7 @@ class Sampler:
         return (probability < NEVER) & (curvature <= torch.finfo(inputs.dtype).eps * size)
 
     def measure_precision(self, seeds: Sequence[int]) -> Tensor:
-        """What the precision costs: error of half-differences of the gradient over their size, (B,)."""
+        """Relative error of half-differences of the gradient due to the precision, (B,)."""
         x, found = self.inputs.flatten(1), []
         k, d = self.gaussian.rank(x.shape[1]), x.shape[1]
         together = max(1, CHUNK_BYTES // (2 * PRECISION_PAIRS * d * x.element_size()))
@@ -242,22 +246,22 @@ class Sampler:
         return torch.cat(found)
 
     def check_same_model(self, stats: Statistics, index: Tensor) -> None:
-        """Raise where f(x) is not what the statistics were made with."""
+        """Raise if f(x) differs from the value in the statistics."""
         value, _ = self._unperturbed()
         if not torch.allclose(value[index], stats.value[index], rtol=AGREEMENT[self.oracle.precision], atol=1e-6):
             raise ValueError(
                 f"f(x) of example {int(index)} is {float(value[index]):.6g}, but the result was made with "
-                f"{float(stats.value[index]):.6g}: another model, layer or additional_forward_args."
+                f"{float(stats.value[index]):.6g}. Pass the same model, layer and additional_forward_args."
             )
 
     def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
         """`stats` of the examples at `index` with `rows` further rows."""
         if (total := int(stats.n.max()) + rows) > stats.head_rows:
             features = self.inputs[0].numel() if self.grouping is None else None
-            stats.refuse_large(total, features)  # before they are evaluated
+            stats.refuse_large(total, features)  # before the model is called
         known = None if self.control is None else self.control.known(index)
         longer = stats.extended(self._chunks(stats, rows, index, bar), self._group_known(known, index))
-        self.oracle.refuse_infinite()  # once: it waits for the device
+        self.oracle.refuse_infinite()  # once per call, since it synchronises with the device
         return longer
 
     def _group_known(self, known: Known | None, index: Tensor) -> Known | None:
@@ -306,7 +310,7 @@ class Sampler:
         size = self._rounded_size(index, value, own_value, energy, delta)
         rounding = weight[..., None] * rounding_rows(z, size, own_gradient)
         even = weight[..., None] * even
-        if subtraction is not None:  # sample what the closed form does not know
+        if subtraction is not None:  # sample the residual
             there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
             rows = odd, even, weight
             try:
@@ -327,7 +331,7 @@ class Sampler:
         )
 
     def _rounded_size(self, index: Tensor, value: Tensor, own: Tensor, energy: Tensor, delta: Tensor) -> Tensor:
-        """|f| + |∇f||x + δ|, which values and inputs are rounded relative to, from above, (b, r)."""
+        """Upper bound of |f| + |∇f||x + δ|, to which the rounding errors of values are proportional, (b, r)."""
         assert self.plain_gradient is not None
         norm = torch.linalg.vector_norm
         slope = norm(self.plain_gradient[index].flatten(1), dim=1)[:, None] + (2 * energy).sqrt()
@@ -338,8 +342,8 @@ class Sampler:
         """Values (b, r, s) and gradients (b, r, s, d) at points (b, r, s, d)."""
         if not with_centre:
             return self._flat_call(points, index)
-        # The unperturbed input goes in once more, among others: f(x) must not depend on its company. Mirror images wait
-        # for a call of their own, since a company that is symmetric about x could hide that it does.
+        # f(x) must not depend on the other rows of the batch, so x is evaluated again in a batch with perturbed inputs.
+        # Mirror images are evaluated in a separate call: a batch that is symmetric about x could hide the dependence.
         value, gradient = self._flat_call(torch.cat([x[:, None, None], points[:, :, :1]], 1), index)
         self._refuse_random(value[..., 0], index)
         self.extra_passes += 1
@@ -362,14 +366,14 @@ class Sampler:
         change = (value[:, 0] - alone[index]).abs()
         if (change > tolerance * value.abs().amax(1)).any():
             raise ValueError(
-                f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated again among others. "
-                "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make it a "
-                "function of each input alone, for example with model.eval()."
+                f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated in another batch. "
+                "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make each output "
+                "depend on its own input only, for example with model.eval()."
             )
 
 
 def _odd(pairs: Tensor) -> Tensor:
-    """Half-difference over dimension 2 of a mirrored pair; the value itself where there is no mirror image."""
+    """Half-difference over dimension 2 of a mirrored pair; the value itself for designs without mirror images."""
     return (pairs[:, :, 0] - pairs[:, :, 1]) / 2 if pairs.shape[2] == 2 else pairs[:, :, 0]
 
 
@@ -380,6 +384,6 @@ def _refuse_lost_noise(points: Tensor, x: Tensor, delta: Tensor) -> None:
     lost = torch.where(size > 0, share, 0.0).max()
     if lost > 0.1:
         raise ValueError(
-            f"sigma is too small for {x.dtype}: adding the noise to an input feature loses {float(lost):.0%} of it "
-            "to rounding. Use a larger sigma, or float64 inputs and model."
+            f"sigma is too small for {x.dtype}: {float(lost):.0%} of the noise is lost to rounding when it is added to "
+            "an input feature. Use a larger sigma, or float64 inputs and model."
         )

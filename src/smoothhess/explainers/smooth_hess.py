@@ -1,4 +1,8 @@
-"""The explainers: what users call. A run itself is in run.py."""
+"""SmoothHess, NeuronSmoothHess and smooth_hvp, the explainers of the public interface.
+
+This module holds the classes and functions that users call. The sampling loop is in `adaptive`, the evaluation of draws
+in `sampler`, and the warnings about results in `result_warnings`.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +43,14 @@ from smoothhess.result.interactions import Interactions
 class SmoothHess:
     """Feature interactions of any differentiable model, ReLU networks included.
 
-    SmoothHess is the Hessian of the model convolved with a Gaussian, ∇²E f(x + δ) = E[Σ⁻¹ δ ∇f(x + δ)ᵀ], estimated from
-    gradient calls alone; SmoothGrad comes from the same calls.
+    SmoothHess is the Hessian of the model convolved with a Gaussian, ∇²E f(x + δ) = E[Σ⁻¹ δ ∇f(x + δ)ᵀ]. It is
+    estimated from first derivatives only; SmoothGrad is estimated from the same gradient calls.
+
+    Args:
+        forward_func: the model, a module or another callable that maps inputs (B, *shape) to outputs.
+
+    Raises:
+        TypeError: if `forward_func` is not callable.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
     >>> x = torch.zeros(4, 3, dtype=torch.float64)
@@ -53,7 +63,7 @@ class SmoothHess:
         if not callable(forward_func):
             raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
         self.forward_func = forward_func
-        self._found_out: dict[Any, int] = {}  # of each kind of input: rows that fit into the memory, …
+        self._found_out: dict[Any, int] = {}  # measured limits (rows that fit into memory, …) per kind of input
 
     def attribute(
         self,
@@ -78,39 +88,59 @@ class SmoothHess:
         compile: bool = False,
         show_progress: bool = False,
     ) -> Interactions:
-        """Interactions around each of B inputs.
+        """Estimate the interactions of features around each of B inputs.
 
         Args:
             inputs: (B, *shape), floating point; examples in dimension 0.
-            target: which output to explain; see `smoothhess.model.targets`.
-            additional_forward_args: further arguments of the model; tensors with B rows follow their example.
+            target: the output to explain; see `smoothhess.model.targets`.
+            additional_forward_args: further arguments of the model; a tensor with B rows is indexed with the examples.
             sigma: standard deviation of the noise, a number or one per feature. Pass one of sigma, radius, gaussian.
-            radius: asks about the neighbourhood of that radius: sigma = radius/√d.
-            gaussian: Isotropic, Diagonal, Dense or Eigenbasis, or segments.noise, which moves whole segments.
-            n_calls: gradient calls per example. None doubles it until relative_error ≤ tol, each example on its own.
+            radius: radius of the neighbourhood to explain; sets sigma = radius/√d.
+            gaussian: Isotropic, Diagonal, Dense or Eigenbasis, or the result of segments.noise, which shifts all
+                features of a segment by the same amount.
+            n_calls: gradient calls per example. None doubles the number of calls of each example until its
+                relative_error ≤ tol.
             tol: relative error to reach when n_calls is None.
-            max_calls: most calls per example when n_calls is None.
+            max_calls: maximum number of calls per example when n_calls is None.
             design: "orthogonal" (± pairs along orthonormal directions), "sobol", "antithetic" (± pairs, as in the
-                paper) or "iid" (Eq. 8 of the paper to the letter).
-            control: "kink" samples only what the closed-form one-flip Hessian H₁ of the model's activations leaves
-                over: unbiased, for rank/2 (or 3/2 rank) passes beforehand and 3/4 of a pass for each call. "auto" does
-                so where H₁ costs at most 1.5 n_calls (or 3/8 of max_calls) and a few pairs of draws show that it is
-                worth it, and takes the passes for each call only where they are seen to pay; a model whose activations
-                cannot be seen goes without, and the result's control_note says why. None samples the gradient as it is.
-            tau_probes: estimate the closed form's spreads τ from so many random directions instead of exactly: rank/2
-                passes fewer where the network is too large to keep its Jacobian. H₁, and so the estimate, is then
-                biased by about √(2/tau_probes) times its sensitivity to τ; the error is measured, the error bars hold
-                it, and unbiased is False. Beyond 8192 dimensions H₁ serves in a few directions alone, and without bias
-                whatever τ is: there it is estimated from 64 directions by default, and exact with as many as the rank.
-            shrink: report the denoised Hessian, `hessian`, `@`, `eigh` and `taylor` of the result, with its own
-                relative_error. Intervals, pairs, rows and stderr() stay those of the unbiased estimate either way.
-            feature_mask: integer group ids; streams sums over groups of features and never makes (d, d).
-            internal_batch_size: rows per forward pass; chosen by memory when None. Never changes the result.
-            seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives each its own.
-            precision: "float32" evaluates the model with the inputs' own precision. "tf32", "fp16" and "bf16" are
-                faster on a GPU and put noise on the gradients; precision_error of the result says how much.
-            compile: let torch.compile make the model faster; pays for many calls of a large model on a GPU.
-            show_progress: a progress bar.
+                paper) or "iid" (Eq. 8 of the paper).
+            control: the control variate. "kink" subtracts the closed-form one-flip Hessian H₁ of the model's
+                activations and samples the residual: the estimate is unbiased, and costs rank/2 (or 3/2 rank) passes in
+                advance and 3/4 of a pass for each call. "auto" applies it where H₁ costs at most 1.5 n_calls (or 3/8 of
+                max_calls) and a few pilot draws show that it reduces the total work, and pays for the pass of each call
+                only where the pilot draws show a gain. It is not applied to a model whose activations cannot be
+                recorded; the result's control_note gives the reason. None samples the gradient itself.
+            tau_probes: number of random directions from which the spreads τ of the closed form are estimated; None
+                computes them exactly. Saves rank/2 passes where the network is too large to keep its Jacobian. H₁, and
+                with it the estimate, is then biased by about √(2/tau_probes) times its sensitivity to τ; this bias is
+                measured and included in the standard errors, and unbiased is False. Beyond 8192 dimensions H₁ is used
+                in a few directions only, and the estimate is unbiased for any τ: there τ is estimated from 64
+                directions by default, and is exact with as many directions as the rank.
+            shrink: denoise the Hessian that `hessian`, `@`, `eigh` and `taylor` of the result return, and report the
+                relative_error of the denoised Hessian. Intervals, pairs, rows and stderr() always belong to the
+                unbiased estimate.
+            feature_mask: integer group ids; accumulates sums over groups of features without a (d, d) matrix.
+            internal_batch_size: rows per forward pass; None chooses it by the free memory. Does not change the result.
+            seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives one seed for
+                each example.
+            precision: "float32" evaluates the model in the precision of the inputs. "tf32", "fp16" and "bf16" are
+                faster on a GPU and add noise to the gradients; precision_error of the result estimates its size.
+            compile: evaluate the model through torch.compile, which is faster for many calls of a large model on a GPU.
+            show_progress: show a progress bar.
+
+        Returns:
+            An `Interactions` of B examples, on the device of the inputs.
+
+        Raises:
+            TypeError: if an argument has the wrong type.
+            ValueError: if an argument is out of range, if the noise is lost to rounding, if the model is random or
+                mixes the rows of a batch, if its values or gradients are not finite, or if control="kink" cannot be
+                applied.
+
+        Warns:
+            UserWarning: if an example stopped at max_calls, if H cannot be distinguished from zero, or if the gradients
+                are not the derivatives of the values.
+            FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
         run = Run.prepare(
             self.forward_func,
@@ -154,11 +184,22 @@ class SmoothHess:
         seed: int | Sequence[int] = 0,
         show_progress: bool = False,
     ) -> ClosedForm:
-        """H₁, the Hessian in which every unit flips alone: no draws, an approximation, and a sampled check of it.
+        """Compute the one-flip Hessian H₁ in closed form, and estimate its error from a sample.
 
-        Exact for one hidden layer; good where few units flip within sigma; badly wrong where many do, and the check
-        says so: `check_calls` gradient calls estimate ‖H₁ − H‖/‖H‖, and a warning is given where that exceeds
-        `tolerance`. `by_layer()` of the result splits H₁.
+        H₁ averages the curvature of each hidden unit separately, with the other units frozen at x. It is exact for one
+        hidden layer, a good approximation where few units flip within sigma, and badly wrong where many do.
+
+        Args:
+            inputs, target, additional_forward_args, sigma, radius, gaussian, internal_batch_size, seed, show_progress:
+                as in `attribute`.
+            check_calls: gradient calls per example that estimate ‖H₁ − H‖/‖H‖.
+            tolerance: value of ‖H₁ − H‖/‖H‖ above which a warning is issued.
+
+        Returns:
+            A `ClosedForm`, whose `by_layer()` gives the part of H₁ of each layer.
+
+        Raises:
+            ValueError: if the Gaussian has more than 8192 dimensions, or if the activations cannot be recorded.
 
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
         >>> closed = SmoothHess(net).closed_form(torch.zeros(1, 3).double(), target=1, sigma=0.5)
@@ -171,8 +212,8 @@ class SmoothHess:
         gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d).to(inputs.device, inputs.dtype)
         if (k := gaussian.rank(d)) > CONTROL_LIMIT:
             raise ValueError(
-                f"the closed form keeps a {k} × {k} matrix for each example, and {CONTROL_LIMIT} dimensions are the "
-                "most. Use attribute: its control variate keeps it in a few directions; control='kink' with "
+                f"the closed form keeps a {k} × {k} matrix for each example, and is limited to {CONTROL_LIMIT} "
+                "dimensions. Use attribute, whose control variate keeps H₁ in a few directions; control='kink' with "
                 f"tau_probes={k} makes its τ exact, for {k // 2} passes."
             )
         rows = rows_of_calls(check_calls, plan, "check_calls")
@@ -182,7 +223,7 @@ class SmoothHess:
         )
         sampler = Sampler(oracle, inputs, gaussian, plan, None)
         with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
-            kinks = insist(sampler, "the closed form cannot be made")
+            kinks = insist(sampler, "the closed form cannot be computed")
             size = len(kinks.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
             ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
             sampler.take_control(kinks, ones, layers=size <= LAYER_BYTES)
@@ -194,11 +235,11 @@ class SmoothHess:
         closed = _closed_form(sampler, check, tolerance)
         if bool(closed.suspect.any()):
             off, unseen = closed.error[closed.suspect].max(), kinks.unmodelled
-            reason = f"it knows nothing of {unseen}, or many units flip" if unseen else "many units flip"
+            reason = f"it does not model {unseen}, or many units flip" if unseen else "many units flip"
             warnings.warn(
-                f"the closed form of {int(closed.suspect.sum())} of {len(closed)} example(s) is seen to be off by more "
-                f"than {tolerance:g} (up to {float(off):.2g}): {reason} within this sigma. Use attribute, which "
-                "samples what is missing, or a smaller sigma.",
+                f"the closed form of {int(closed.suspect.sum())} of {len(closed)} example(s) has an estimated relative "
+                f"error of more than {tolerance:g} (up to {float(off):.2g}): {reason} within this sigma. Use "
+                "attribute, which samples the residual, or a smaller sigma.",
                 stacklevel=2,
             )
         return closed
@@ -212,19 +253,34 @@ class SmoothHess:
         internal_batch_size: int | None = None,
         show_progress: bool = False,
     ) -> Interactions:
-        """`n` further calls of the same stream for every example of `result`, with the model that made it.
+        """Add `n` further gradient calls to every example of a result.
 
-        n₁ calls and then more(n₂) equal one run of n₁ + n₂ with the same control variate; under control="auto" a run of
-        n₁ + n₂ may have decided for another one.
+        n₁ calls followed by more(n₂) equal one run of n₁ + n₂ calls with the same control variate; under control="auto"
+        a run of n₁ + n₂ calls may choose another one.
+
+        Args:
+            result: a sampled result of the same model.
+            n: number of further calls per example.
+            additional_forward_args, internal_batch_size, show_progress: as in `attribute`; the other options are those
+                of `result`.
+
+        Returns:
+            A new `Interactions`; `result` is not changed.
+
+        Raises:
+            ValueError: if `result` was not sampled, was computed from other results, or was made by another version of
+                the estimator, or if f(x) differs from the output in `result`.
 
         >>> f = lambda x: x.prod(1)
         >>> first = SmoothHess(f).attribute(torch.ones(1, 2), sigma=0.1, n_calls=100)
         >>> SmoothHess(f).more(first, 60).n_calls
         tensor([160])
         """
-        _ = result.statistics  # derivatives that were not sampled have none, and say so
+        _ = result.statistics  # raises for results that were not sampled
         if type(result) is not Interactions:
-            raise ValueError(f"a {type(result).__name__} cannot be gone on with: it is made of other results.")
+            raise ValueError(
+                f"a {type(result).__name__} cannot be extended: it was computed from other results. Extend these."
+            )
         if result.estimator_version != ESTIMATOR_VERSION:
             raise ValueError(
                 f"the result was made by version {result.estimator_version} of the estimator, this smoothhess has "
@@ -250,7 +306,11 @@ class SmoothHess:
 
 
 class NeuronSmoothHess:
-    """Interactions inside one neuron of a layer; the neuron takes the place of the model's output.
+    """Interactions of features in one neuron of a layer; the neuron replaces the model's output.
+
+    Args:
+        forward_func: the model, as in `SmoothHess`.
+        layer: the module that the neuron belongs to, or its name.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> neuron = NeuronSmoothHess(net, net[2])
@@ -277,10 +337,18 @@ class NeuronSmoothHess:
         attribute_to_neuron_input: bool = False,
         **options: Any,
     ) -> Interactions:
-        """As `SmoothHess.attribute`, for the neuron that `neuron_selector` picks from the layer's output.
+        """Estimate the interactions of features in one neuron, as `SmoothHess.attribute` does for an output.
 
-        The selector is an int, a tuple of ints and slices (a slice sums), or a callable (N, …) → (N,).
-        `attribute_to_neuron_input` takes the layer's input instead: of an activation layer, the pre-activation.
+        Args:
+            inputs, additional_forward_args: as in `SmoothHess.attribute`.
+            neuron_selector: the index of the neuron in the layer's output: an int, a tuple of ints and slices (the
+                neurons of a slice are summed), or a callable (N, …) → (N,).
+            attribute_to_neuron_input: select from the layer's input instead of its output; the input of an activation
+                layer is the pre-activation.
+            **options: keyword arguments of `SmoothHess.attribute`.
+
+        Returns:
+            An `Interactions` of B examples.
         """
         explainer = self._explainer(neuron_selector, attribute_to_neuron_input)
         return explainer.attribute(inputs, None, additional_forward_args, **options)
@@ -294,14 +362,31 @@ class NeuronSmoothHess:
         attribute_to_neuron_input: bool = False,
         **options: Any,
     ) -> Interactions:
-        """As `SmoothHess.more`, for the same neuron."""
+        """Add `n` further gradient calls to every example of a result, as `SmoothHess.more`.
+
+        Args:
+            result, n: as in `SmoothHess.more`.
+            neuron_selector, attribute_to_neuron_input: those that `result` was made with.
+            *args, **options: further arguments of `SmoothHess.more`.
+
+        Returns:
+            A new `Interactions`.
+        """
         return self._explainer(neuron_selector, attribute_to_neuron_input).more(result, n, *args, **options)
 
 
 def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: Any = None, **options: Any) -> Tensor:
-    """∇²h(x) v, the Hessian-vector product of the smoothed function: not zero on ReLU networks.
+    """Hessian-vector product ∇²h(x) v of the smoothed function, which is not zero on ReLU networks.
 
-    `options` are those of `SmoothHess.attribute`; v has the shape of x, or of one input.
+    Args:
+        forward_func: the model, as in `SmoothHess`.
+        x: inputs (B, *shape).
+        v: direction, with the shape of x or of one input.
+        target: as in `SmoothHess.attribute`.
+        **options: keyword arguments of `SmoothHess.attribute`.
+
+    Returns:
+        ∇²h(x) v, (B, *shape).
 
     >>> f, x, v = lambda x: x.prod(1), torch.ones(1, 2).double(), torch.tensor([1.0, 0.0])
     >>> smooth_hvp(f, x, v, sigma=1.0, n_calls=20_000).round(decimals=1).abs()
@@ -311,7 +396,7 @@ def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: A
 
 
 def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> ClosedForm:
-    """What the sampler's control knows, in the coordinates of the features."""
+    """The expectation of the sampler's control variate, in the coordinates of the features."""
     control, inputs, push = sampler.control, sampler.inputs, sampler.gaussian.push
     assert control is not None
 
@@ -339,7 +424,7 @@ def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> Clo
 
 
 def _in_parts(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Interactions:
-    """The result with further rows; some examples at a time where the memory does not take all."""
+    """The result with further rows, in batches of examples where all of them would run out of memory."""
 
     def some(index: Tensor) -> Interactions:
         return _in_parts(result[index], oracle.select(index), rows, bar)
@@ -360,7 +445,7 @@ def _grown(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Intera
     for index in everyone.split(1):
         sampler.check_same_model(statistics, index)
     parts = []
-    for count in statistics.n.unique().tolist():  # examples that stopped at the same place go together
+    for count in statistics.n.unique().tolist():  # examples with the same number of rows are batched
         index = torch.nonzero(statistics.n == count).reshape(-1)
         parts.append((index, sampler.extend(statistics.select(index), rows, index, bar)))
     return replace(

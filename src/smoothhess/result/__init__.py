@@ -1,1 +1,5 @@
-"""What users hold: results, what can be read off them, and their files."""
+"""Results, the quantities that are computed from them, and their files.
+
+Nothing in this package samples. `smoothhess.explainers` and `smoothhess.baselines` make results; the formulas of the
+estimate and its variance are in `smoothhess.estimate`.
+"""

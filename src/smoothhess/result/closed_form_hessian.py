@@ -1,4 +1,8 @@
-"""H₁ alone: the one-flip Hessian without a single draw, which layer makes it, and how far a sample says it is off."""
+"""ClosedForm: the one-flip Hessian H₁, its parts by layer, and the estimate of its error from a sample.
+
+This module holds the record and computes the error. H₁ itself is computed in `smoothhess.curvature.one_flip`, and the
+sample is drawn by `SmoothHess.closed_form`.
+"""
 
 from __future__ import annotations
 
@@ -15,53 +19,58 @@ from smoothhess.estimate.variance import Noise
 from smoothhess.result.interactions import Estimate, Interactions
 from smoothhess.result.taylor import Taylor
 
-MIN_UNITS = 4  # complete blocks of draws from which the uncertainty of the error is known
-SEEN = 3  # standard errors by which ‖H‖² must differ from zero for an error relative to it
-NORMAL = 1.959964  # standard errors that a 95 % interval of a normal distribution reaches
-LAYER_BYTES = 1 << 31  # of all layers' Hessians together; where they do not fit, none are kept
+MIN_UNITS = 4  # minimum number of complete blocks of draws for a standard error of the error
+SEEN = 3  # standard errors by which ‖H‖² must exceed zero for an error relative to it
+NORMAL = 1.959964  # half-width of a 95 % interval of a normal distribution, in standard errors
+LAYER_BYTES = 1 << 31  # maximum size of the Hessians of all layers; if they are larger, none is kept
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What one activation call of the network adds to H₁."""
+    """The part of H₁ from one activation call of the network."""
 
     name: str  # of the module that made the call
     kind: str  # "relu", "gelu", "softmax", …
     units: int  # per example
-    hessian: Tensor  # (B, d, d); those of all layers add up to H₁
+    hessian: Tensor  # (B, d, d); the Hessians of all layers add up to H₁
     share: Tensor  # (B,) ⟨H_layer, H₁⟩/‖H₁‖²; the shares of all layers add up to 1
 
 
 @dataclass(frozen=True, eq=False)
 class ClosedForm:
-    """The one-flip Hessian of B examples: an approximation, exact for one hidden layer, with no draws at all.
+    """The one-flip Hessian H₁ of B examples: an approximation in closed form, exact for one hidden layer.
 
-    It freezes the network at x and lets each unit flip alone, so it is right where few units flip within σ and can be
-    badly wrong where many do. `error` says how far off a small sample sees it, `suspect` where that is more than
-    `tolerance`; `check` is that sample, an unbiased result that `SmoothHess.more` can go on with.
+    `SmoothHess.closed_form` returns it. The network is frozen at x and the curvature of each unit is averaged
+    separately, so H₁ is accurate where few units flip within σ and can be badly wrong where many do. `error` is its
+    relative error, estimated from a small sample; `suspect` is True where it exceeds `tolerance`; `check` is that
+    sample, an unbiased result that `SmoothHess.more` can extend.
     """
 
     inputs: Tensor  # (B, *shape)
     hessian: Tensor  # (B, d, d) H₁
-    gradient: Tensor  # (B, *shape) ∇f(x) + the mean change of the gradient by single flips
+    gradient: Tensor  # (B, *shape) ∇f(x) plus the mean change of the gradient by single flips
     output: Tensor  # (B,) f(x)
     check: Interactions
     layers: tuple[Layer, ...]
     tolerance: float
-    n_passes: Tensor  # (B,) all work, that of the check included
+    n_passes: Tensor  # (B,) total work in gradient calls, the check included
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     @cached_property
     def error(self) -> Tensor:
-        """Estimated ‖H₁ − H‖_F/‖H‖_F from the check, (B,): 0 where the sample sees no difference."""
+        """Estimated ‖H₁ − H‖_F/‖H‖_F from the check, (B,); 0 where the estimate of its square is not positive."""
         return self._missed.value.clamp_min(0).sqrt().to(self.hessian)
 
     def error_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper end of the confidence interval of `error`, (B,) each; 0 and infinity where it is unknown.
+        """Confidence interval of `error`: the square roots of the interval of the squared error, which is unbiased.
 
-        That of the squared error, which is estimated without bias, with its ends' square roots.
+        Args:
+            level: probability with which the interval contains the true error, between 0 and 1.
+
+        Returns:
+            The lower and upper ends, (B,) each; 0 and infinity where the uncertainty is unknown.
         """
         low, high = self._missed.interval(level)
         low, high = (torch.where(end.isnan(), other, end) for end, other in ((low, 0.0), (high, torch.inf)))
@@ -69,10 +78,10 @@ class ClosedForm:
 
     @cached_property
     def error_stderr(self) -> Tensor:
-        """How uncertain `error` is, (B,): error ± 1.96 of these holds the 95 % interval; infinite where it is unknown.
+        """Standard error of `error`, (B,): error ± 1.96 of it contains the 95 % interval.
 
-        It is unknown with fewer than MIN_UNITS complete blocks of draws, 2d calls each, and where the check does not
-        tell ‖H‖ from zero. Raise `check_calls`.
+        It is infinite (unknown) with fewer than 4 complete blocks of draws, of 2d calls each, and where ‖H‖ of the
+        check cannot be distinguished from zero. Raise `check_calls` then.
         """
         low, high = self.error_interval()
         return torch.maximum(high - self.error, self.error - low) / NORMAL
@@ -86,11 +95,12 @@ class ClosedForm:
     def _missed(self) -> Estimate:
         """‖H₁ − H‖²/‖H‖² of each example.
 
-        With the estimate D_u of H − H₁ by each of U independent blocks, ‖H − H₁‖² is the mean of ⟨D_u, D_v⟩ over u ≠ v,
-        and ‖H‖² = ‖H₁‖² + 2⟨H₁, H − H₁⟩ + ‖H − H₁‖², both without bias; the variance of their ratio is the jackknife's.
+        With the estimates D_u of H − H₁ from U independent blocks, the mean of ⟨D_u, D_v⟩ over u ≠ v is an unbiased
+        estimate of ‖H − H₁‖², and so is that of ‖H‖² = ‖H₁‖² + 2⟨H₁, H − H₁⟩ + ‖H − H₁‖². The variance of their ratio
+        is estimated by the jackknife.
         """
         whole = self.check.unshrunk()
-        left = replace(whole.statistics, known=None)  # what the closed form leaves over
+        left = replace(whole.statistics, known=None)  # statistics of the residual H − H₁
         features = left.map(whole.gaussian.push)
         units = complete_units(features)
         if units is None:
@@ -100,7 +110,7 @@ class ClosedForm:
         return Estimate(value, stderr, torch.full_like(value, units.shape[1] - 1))
 
     def _missed_without_units(self, left: Statistics, features: Statistics) -> Estimate:
-        """The same from the symmetric and antisymmetric halves of the estimate; its error is unknown."""
+        """The ratio from the symmetric and antisymmetric halves of the estimate; its standard error is unknown."""
         noise = Noise(left, features, self.check.gaussian)
         missed = noise.squared_norm - noise.of_frobenius
         known = self.hessian.double()
@@ -109,14 +119,20 @@ class ClosedForm:
         return Estimate(missed / size, torch.full_like(size, torch.inf), torch.zeros_like(size))
 
     def by_layer(self) -> tuple[Layer, ...]:
-        """The activation calls in the order they are made, each with its part of H₁: which layer makes an interaction.
+        """The parts of H₁ from each activation call, in the order of the calls.
 
-        Layers that no modelled unit belongs to (max-pooling, hard-swish, …) are missing from H₁ altogether.
+        Layers without modelled units (max-pooling, hard-swish, …) do not contribute to H₁.
+
+        Returns:
+            One `Layer` per activation call; their Hessians add up to H₁.
+
+        Raises:
+            ValueError: if the Hessians of the layers were too large to be kept.
         """
         if not self.layers:
             raise ValueError(
-                f"the layers' Hessians would have held more than {LAYER_BYTES / 2**30:.0f} GiB, so none were kept. "
-                "Ask for fewer examples at once."
+                f"the Hessians of all layers take more than {LAYER_BYTES / 2**30:.0f} GiB and were not kept. "
+                "Pass fewer examples to closed_form."
             )
         return self.layers
 
@@ -125,7 +141,7 @@ class ClosedForm:
         return Taylor(self.inputs, self.output, self.gradient.flatten(1), lambda rows: rows @ self.hessian)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """H₁ v for a vector of the shape of one input or of the batch, with the examples in front."""
+        """The product H₁ v for a vector with the shape of one input or of the batch, (B, *shape)."""
         flat = torch.as_tensor(v).to(self.hessian).reshape(-1, self.hessian.shape[-1]).expand(len(self), -1)
         return (self.hessian @ flat[..., None])[..., 0].reshape(self.inputs.shape)
 
@@ -133,7 +149,7 @@ class ClosedForm:
         lines = [
             f"Closed form (one flip) of {len(self)} example(s), an approximation checked with "
             f"{int(self.check.n_calls[0])} calls",
-            "  example      f(x)  seen to be off by      passes",
+            "  example      f(x)  estimated error        passes",
         ]
         for i in range(min(len(self), 8)):
             stderr = float(self.error_stderr[i])
@@ -144,7 +160,7 @@ class ClosedForm:
 
 
 def complete_units(features: Statistics) -> Tensor | None:
-    """Estimates by each complete block of the first rows, (B, U, d, d) float64; None where these are too few."""
+    """Estimates from each complete block of the first rows, (B, U, d, d) float64; None if there are too few blocks."""
     size = find_design(features.design).replicate_rows(features.rank)
     count = int(features.n_head.min()) // size
     if count < MIN_UNITS:
@@ -168,7 +184,7 @@ def _ratio(units: Tensor, known: Tensor) -> Tensor:
         return torch.stack([missed, square + 2 * cross / n + missed])
 
     whole = ratio(total, cross.sum(), count)  # ‖D‖², ‖H‖²
-    without = ratio(total - 2 * products.sum(1), cross.sum() - cross, count - 1)  # of all blocks but one, (2, U)
+    without = ratio(total - 2 * products.sum(1), cross.sum() - cross, count - 1)  # leaving out one block, (2, U)
     spread = (without - without.mean(1, keepdim=True)).square().sum(1) * (count - 1) / count
     shares = without[0] / without[1]
     variance = (shares - shares.mean()).square().sum() * (count - 1) / count

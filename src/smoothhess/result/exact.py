@@ -1,4 +1,8 @@
-"""Results without sampling error: a gradient and a Hessian that are known, read like those that are estimated."""
+"""Exact and Attribution: results without sampling error, with the interface of `Interactions`.
+
+The Hessian is stored as a matrix, as zero, or as an operator. The functions that compute such results are in
+`smoothhess.baselines`; sampled results are in `interactions`.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +28,22 @@ from smoothhess.result.taylor import Taylor
 
 Operator = Callable[[Tensor], Tensor]  # rows (B, n, d) → H applied to each of them
 
-ASYMMETRY = 1e-3  # share of the largest entry by which H and its transpose may differ: rounding, no more
-ROW_BYTES = 1 << 26  # of directions that an operator is given at once
+ASYMMETRY = 1e-3  # difference between H and its transpose that counts as rounding, relative to the largest entry
+ROW_BYTES = 1 << 26  # maximum size of a chunk of directions that is passed to an operator
 
 
 @dataclass(frozen=True, eq=False)
 class Derivatives:
-    """What an exact result holds in the place of statistics, for B examples of d features or groups."""
+    """Value, gradient and Hessian of B examples with d features or groups, which replace the statistics."""
 
     output: Tensor  # (B,) f(x)
-    value: Tensor  # (B,) of the function whose derivatives these are: the softened network, where there is one
+    value: Tensor  # (B,) of the differentiated function, which is f or a softened network
     gradient: Tensor  # (B, d)
     curvature: Tensor | Operator | None  # H as (B, d, d) or as an operator; None is zero
-    n_calls: Tensor  # (B,) gradients at perturbed inputs, where the gradient is a mean of those
+    n_calls: Tensor  # (B,) gradients at perturbed inputs, if the gradient is a mean of such
     value_stderr: Tensor | None = None  # (B,); None is zero
     gradient_stderr: Tensor | None = None  # (B, d); None is zero
-    relative_error: Tensor | None = None  # (B,) of what the curvature was made of, where that was sampled; None is zero
+    relative_error: Tensor | None = None  # (B,) of the sampled Hessian that the curvature is made from; None is zero
 
     def product(self, rows: Tensor) -> Tensor:
         """H applied to each row of (B, n, d)."""
@@ -55,20 +59,20 @@ class Derivatives:
         return product.to(rows)
 
     def grouped(self, grouping: Grouping) -> Derivatives:
-        """Of group sums: PᵀHP through one product for each of the K groups."""
+        """Derivatives of group sums: PᵀHP through one product for each of the K groups."""
         groups = grouping.directions(Isotropic(1.0)).expand(len(self.output), -1, -1)  # (B, K, d)
         stderr, weight = self.gradient_stderr, grouping.direction
         unsigned = replace(grouping, direction=None if weight is None else weight.abs())
         return replace(
             self,
             gradient=grouping.sum(self.gradient),
-            # never too small: the standard error of a sum is at most the sum of the standard errors
+            # an upper bound: the standard error of a sum is at most the sum of the standard errors
             gradient_stderr=None if stderr is None else unsigned.sum(stderr),
             curvature=None if self.curvature is None else symmetric(grouping.sum(self.product(groups))),
         )
 
     def select(self, index: Tensor) -> Derivatives:
-        """Of the examples at `index`."""
+        """The derivatives of the examples at `index`."""
         curvature = self.curvature
         if isinstance(curvature, Tensor):
             curvature = curvature[index]
@@ -80,7 +84,7 @@ class Derivatives:
 
     @staticmethod
     def cat(parts: Sequence[Derivatives]) -> Derivatives:
-        """Of different examples, side by side."""
+        """Concatenate the derivatives of different examples."""
         if any(p.gradient_stderr is not None or p.value_stderr is not None for p in parts):
             parts = [
                 replace(p, value_stderr=p.error_of("value"), gradient_stderr=p.error_of("gradient")) for p in parts
@@ -103,11 +107,11 @@ class Derivatives:
         return Derivatives(curvature=whole, **{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
 
     def to(self, device: torch.device | str) -> Derivatives:
-        """On another device; an operator stays where its model is."""
+        """Copy to another device; raises for an operator, which stays on the device of its model."""
         if callable(self.curvature) and torch.empty(0, device=device).device != self.output.device:
             raise ValueError(
-                f"a matrix-free Hessian stays on {str(self.output.device)!r}, with the model that it calls. Move "
-                "groups(mask), or make the result on the other device."
+                f"a matrix-free Hessian stays on {str(self.output.device)!r}, the device of the model that it calls. "
+                "Move groups(mask), or compute the result on the other device."
             )
         tensors = {name: t.to(device) for name, t in self.tensors().items()}
         return Derivatives(**{"curvature": self.curvature, **tensors})
@@ -118,7 +122,7 @@ class Derivatives:
         return torch.zeros_like(getattr(self, name)) if stderr is None else stderr
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name; without an operator they are the whole of it."""
+        """Every tensor by name; an operator is not included."""
         names = ("output", "value", "gradient", "curvature", "n_calls", "value_stderr", "gradient_stderr")
         names += ("relative_error",)
         return {name: t for name in names if isinstance(t := getattr(self, name), Tensor)}
@@ -126,7 +130,7 @@ class Derivatives:
 
 @dataclass(frozen=True, eq=False)
 class _Selected:
-    """Some of the examples of an operator that always wants all of them."""
+    """A selection of the examples of an operator that needs rows of all examples in every call."""
 
     operator: Operator
     index: Tensor
@@ -135,7 +139,7 @@ class _Selected:
     def __call__(self, rows: Tensor) -> Tensor:
         product, left = torch.empty_like(rows), torch.arange(len(rows), device=rows.device)
         index = self.index.to(rows.device)
-        while len(left):  # an example that was chosen twice has its turn twice
+        while len(left):  # an example that was selected twice needs two calls
             order = torch.zeros(self.batch, dtype=torch.long, device=rows.device)
             order[index[left]] = left
             now = order[index[left].unique()]
@@ -148,7 +152,7 @@ class _Selected:
 
 @dataclass(frozen=True, eq=False)
 class _Beside:
-    """Hessians of different examples, in whatever form each of them has."""
+    """Concatenated Hessians of different examples, each as a matrix, an operator or zero."""
 
     parts: Sequence[Derivatives]
 
@@ -158,7 +162,7 @@ class _Beside:
 
 
 class _Certain(Noise):
-    """Variances of what was not sampled: zero, whatever is asked; unknown, so infinite, of what was made of samples."""
+    """Variances of an exact result: zero, or infinite (unknown) if it was computed from a sampled Hessian."""
 
     def __init__(self, result: Exact) -> None:
         self.shape, self.device = result.shape, result.device
@@ -197,14 +201,14 @@ class _Certain(Noise):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exact(Interactions):
-    """A gradient and a Hessian that are known without sampling error, with all that an `Interactions` offers.
+    """A gradient and a Hessian without sampling error, with the interface of `Interactions`.
 
-    Made by `Exact.make` and by the functions of `smoothhess.baselines`. Standard errors are 0, `relative_error` is 0,
-    `r2` is NaN. There are no draws: `statistics` is refused, and so are `merge` and `SmoothHess.more`. `gaussian` holds
-    the size of a usual move of each feature, which pairs are ranked by.
+    `Exact.make` and the functions of `smoothhess.baselines` return it. Standard errors are 0, `relative_error` is 0,
+    `r2` is NaN. There are no draws: `statistics`, `merge` and `SmoothHess.more` raise ValueError. `gaussian` holds the
+    typical change of each feature, which weights the pairs in the ranking.
 
-    The Hessian is dense, zero, or an operator that is asked for products. An operator may call the model: such a result
-    works at any size, but it cannot be saved, and `hessian` takes one product for each feature.
+    The Hessian is dense, zero, or an operator, of which only products are computed. An operator may call the model:
+    such a result works for any number of features, but it cannot be saved, and `hessian` takes one product per feature.
 
     >>> x = torch.tensor([[1.0, 2.0, 3.0]])
     >>> hessian = torch.tensor([[[0.0, 3.0, 2.0], [3.0, 0.0, 1.0], [2.0, 1.0, 0.0]]])
@@ -217,9 +221,9 @@ class Exact(Interactions):
 
     statistics: Statistics = field(init=False, repr=False)
     derivatives: Derivatives = field(kw_only=True)
-    method: str = ""  # how the derivatives were made
-    note: str = ""  # what to know about them
-    seeds: tuple[int, ...] = ()  # one per example, where chance had a say
+    method: str = ""  # how the derivatives were computed
+    note: str = ""  # a remark about them for the reader
+    seeds: tuple[int, ...] = ()  # one per example, if the method is random
 
     @classmethod
     def make(
@@ -241,32 +245,40 @@ class Exact(Interactions):
         method: str = "",
         note: str = "",
     ) -> Self:
-        """From numbers that are known.
+        """Make a result from a gradient and a Hessian.
 
         Args:
-            inputs: (B, *shape); the derivatives follow their dtype and device.
+            inputs: (B, *shape); the derivatives are converted to their dtype and device.
             output: f(x), (B,).
             gradient: (B, *shape), or flat.
             hessian: (B, d, d), or (B, *shape, *shape); zero where neither it nor `operator` is given.
-            operator: rows (B, n, d) → H applied to each; H is never made. A method `select(index)` of it, if there is
-                one, gives the operator of some of the examples.
-            value: of the function whose derivatives these are, (B,), where that is not f: a softened network.
-            scales: the size of a usual move of each feature, (*shape); 1 if None.
+            operator: callable that maps rows (B, n, d) to H applied to each row; H is never made dense. Its method
+                `select(index)`, if there is one, returns the operator of a selection of examples.
+            value: value of the differentiated function, (B,), if that is not f but a softened network.
+            scales: typical change of each feature, (*shape); 1 if None.
             target: (B, q) indices into the model's output.
-            n_passes: all work in units of a gradient call, (B,) or one number for all; 0 if None.
-            gradient_stderr: standard errors of the gradient, where that was sampled.
-            n_calls: gradients at perturbed inputs, (B,), where there were any.
-            relative_error: of a sampled Hessian that these were made of, (B,): what that does to each entry is not
-                known, so standard errors are infinite and no pair is significant.
-            seed: of what chance had a say in, one or one per example.
-            method: how they were made, in a few words.
-            note: what to know about them.
+            n_passes: total work in units of a gradient call, (B,) or one number for all; 0 if None.
+            gradient_stderr: standard errors of the gradient, if it was sampled.
+            n_calls: number of gradients at perturbed inputs, (B,); 0 if None.
+            relative_error: relative error of the sampled Hessian from which these numbers were computed, (B,). The
+                error of single entries is then unknown: standard errors are infinite and no pair is significant.
+            seed: seed of a random method, one or one per example.
+            method: name of the method.
+            note: a remark about the numbers for the reader.
+
+        Returns:
+            An `Exact`, or the subclass on which the method is called.
+
+        Raises:
+            TypeError: if `operator` is not callable.
+            ValueError: if both `hessian` and `operator` are given, if a shape does not fit the inputs, if a number is
+                not finite, or if the Hessian is not symmetric.
         """
         check_inputs(inputs)
         inputs = inputs.detach()
         b, d = len(inputs), inputs[0].numel()
         if hessian is not None and operator is not None:
-            raise ValueError("a Hessian is given as a matrix or as an operator: pass one of hessian and operator.")
+            raise ValueError("a Hessian is a matrix or an operator, got both: pass one of hessian and operator.")
         curvature: Tensor | Operator | None = operator
         if hessian is not None:
             curvature = _given(hessian, inputs, (b, d, d), "hessian")
@@ -274,7 +286,7 @@ class Exact(Interactions):
             curvature = symmetric(curvature)
         elif operator is not None and not callable(operator):
             raise TypeError(f"operator must be callable, rows (B, n, d) → (B, n, d), got {type(operator).__name__}.")
-        elif operator is not None and not hasattr(operator, "select"):  # those of this library are symmetric
+        elif operator is not None and not hasattr(operator, "select"):  # the operators of this library are symmetric
             _refuse_asymmetric_operator(operator, inputs, d)
         passes = torch.as_tensor(0.0 if n_passes is None else n_passes, dtype=torch.float64, device=inputs.device)
         stderr = None if gradient_stderr is None else _given(gradient_stderr, inputs, (b, d), "gradient_stderr")
@@ -301,14 +313,14 @@ class Exact(Interactions):
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name == "statistics":  # not absent by mistake: say what it would take
+        if name == "statistics":  # an explanation instead of an AttributeError
             raise ValueError(
-                f"this result ({self.method or 'exact'}) was not sampled: it keeps no draws that could be merged, "
-                "extended or asked for their noise. Use SmoothHess.attribute for a result that does."
+                f"this result ({self.method or 'exact'}) was not sampled: it has no draws to merge, to extend or to "
+                "estimate a variance from. Use SmoothHess.attribute for a sampled result."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # --- what the readings rest on --------------------------------------------------------------------------------
+    # --- settings, estimates and their errors ---------------------------------------------------------------------
 
     @property
     def design(self) -> str:
@@ -317,12 +329,12 @@ class Exact(Interactions):
 
     @property
     def seed(self) -> int | tuple[int, ...]:
-        """The seed, or one per example; 0 where chance had no say."""
+        """The seed, or one per example; 0 for methods that are not random."""
         return self.seeds[0] if len(set(self.seeds)) == 1 else self.seeds
 
     @property
     def n_calls(self) -> Tensor:
-        """Gradients of the model at perturbed inputs, per example, (B,); 0 unless the gradient is a mean of those."""
+        """Number of gradients at perturbed inputs, (B,); 0 unless the gradient is a mean of such gradients."""
         return self.derivatives.n_calls
 
     @property
@@ -332,33 +344,33 @@ class Exact(Interactions):
 
     @property
     def value(self) -> Tensor:
-        """Of the function whose derivatives these are, (B,): f(x), or the softened network's output."""
+        """Value of the differentiated function, (B,): f(x), or the softened network's output."""
         return self.derivatives.value
 
     @property
     def value_stderr(self) -> Tensor:
-        """Standard error of `value`, (B,): 0, unless that was sampled."""
+        """Standard error of `value`, (B,); 0 unless the value was sampled."""
         return self.derivatives.error_of("value")
 
     @property
     def gradient(self) -> Tensor:
-        """(B, *feature shape)."""
+        """The gradient, (B, *feature shape)."""
         return self.derivatives.gradient.reshape(len(self), *self.feature_shape)
 
     @cached_property
     def gradient_stderr(self) -> Tensor:
-        """Standard error of `gradient`, (B, *feature shape): 0, unless the gradient was sampled.
+        """Standard error of `gradient`, (B, *feature shape); 0 unless the gradient was sampled.
 
-        That of a group's sum is at most what is said here, the sum over its features.
+        For groups it is an upper bound, the sum of the standard errors of the features.
         """
         return self.derivatives.error_of("gradient").reshape(len(self), *self.feature_shape)
 
     def value_estimate(self) -> Estimate:
-        """`value` with its standard error, (B,); intervals are those of a normal distribution."""
+        """`value` with its standard error, an `Estimate` (B,); intervals use the normal distribution."""
         return Estimate(self.value, self.value_stderr, self._no_df)
 
     def gradient_estimate(self) -> Estimate:
-        """`gradient` with its standard errors, (B, *feature shape); intervals are those of a normal distribution."""
+        """`gradient` with its standard errors, an `Estimate`; intervals use the normal distribution."""
         return Estimate(self.gradient, self.gradient_stderr, self._no_df)
 
     @property
@@ -367,7 +379,7 @@ class Exact(Interactions):
 
     @cached_property
     def hessian(self) -> Tensor:
-        """The Hessian, dense and symmetric, (B, d, d)."""
+        """The Hessian, dense and symmetric, (B, d, d); from an operator, one product per feature."""
         if isinstance(self.derivatives.curvature, Tensor):
             return self.derivatives.curvature
         self._refuse_dense()
@@ -382,7 +394,7 @@ class Exact(Interactions):
         return self.hessian
 
     def _unit_rows(self) -> Any:
-        """All unit directions, some at a time: the first one's number and (B, n, d)."""
+        """All unit vectors in chunks: the index of the first one of a chunk, and (B, n, d)."""
         b, d, _ = self.shape
         step = max(1, ROW_BYTES // (b * d * self.inputs.element_size()))
         for start in range(0, d, step):
@@ -392,7 +404,7 @@ class Exact(Interactions):
 
     @property
     def _known(self) -> Derivatives:
-        """The derivatives, with a Hessian that was made dense in the place of its operator."""
+        """The derivatives; a Hessian that was made dense replaces its operator."""
         made = callable(self.derivatives.curvature) and "hessian" in self.__dict__
         return replace(self.derivatives, curvature=self.hessian) if made else self.derivatives
 
@@ -408,24 +420,24 @@ class Exact(Interactions):
 
     @cached_property
     def relative_error(self) -> Tensor:
-        """0, (B,); of an attribution made of a sampled Hessian, the error of that."""
+        """0, (B,); for an attribution that was computed from a sampled Hessian, the error of the latter."""
         known = self.derivatives.relative_error
         return torch.zeros_like(self.output) if known is None else known
 
     @cached_property
     def r2(self) -> Tensor:
-        """NaN, (B,): no gradients in the neighbourhood were looked at."""
+        """NaN, (B,): there are no gradients in the neighbourhood."""
         return torch.full_like(self.output, torch.nan)
 
     @cached_property
     def stein_z(self) -> Tensor:
-        """NaN, (B, 2): no gradients in the neighbourhood were looked at."""
+        """NaN, (B, 2): there are no gradients in the neighbourhood."""
         return self.inputs.new_full((len(self), 2), torch.nan)
 
-    # --- readings that go another way than through statistics ---------------------------------------------------
+    # --- interactions that are not computed from statistics -----------------------------------------------------
 
     def diagonal(self) -> Estimate:
-        """H_ii of each feature, (B, *feature shape); of an operator, by one product for each feature."""
+        """H_ii of each feature, an `Estimate` (B, *feature shape); from an operator, one product per feature."""
         known = self._known
         if known.curvature is None:
             value = torch.zeros_like(known.gradient)
@@ -441,11 +453,11 @@ class Exact(Interactions):
         return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
 
     def eigh(self, k: int | None = None) -> Eigenpairs:
-        """The k leading eigenpairs of H by |λ|, 8 by default; of an operator, by products alone."""
+        """The k eigenpairs of H with the largest |λ|, as `Interactions.eigh`; from an operator, by products only."""
         b, d, _ = self.shape
         k = min(8, d) if k is None else k
         if not 1 <= k <= d:
-            raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
+            raise ValueError(f"k must be between 1 and {d} eigenpairs, got {k}.")
         if isinstance(self._known.curvature, Tensor):
             values, vectors = torch.linalg.eigh(self.hessian)
             order = values.abs().argsort(dim=-1, descending=True)[:, :k]
@@ -455,7 +467,7 @@ class Exact(Interactions):
         return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
 
     def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Self:
-        """Interactions of groups of features, as `Interactions.groups`; one product for each group, no d × d matrix."""
+        """Interactions of groups of features, as `Interactions.groups`; one product per group, no d × d matrix."""
         shape = (len(self), *self.feature_shape)
         grouping = Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs)
         whole = grouping
@@ -482,7 +494,7 @@ class Exact(Interactions):
         alike = [r for r in results if isinstance(r, type(self)) and r.method == self.method]
         if len(alike) != len(results):
             methods = sorted({r.method for r in results if isinstance(r, Exact)})
-            raise ValueError(f"only results of one method can be put side by side, got {', '.join(methods)}.")
+            raise ValueError(f"only results of one method can be concatenated, got {', '.join(methods)}.")
         targets = [r.target for r in alike if r.target is not None]
         groupings = [r.grouping for r in alike if r.grouping is not None]
         return replace(
@@ -498,10 +510,14 @@ class Exact(Interactions):
         )
 
     def merge(self, other: Interactions) -> Interactions:
-        """Refused: there are no draws to add to."""
+        """Raise ValueError: an exact result has no draws.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(
-            f"exact results ({self.method or 'exact'}) hold no draws, so there is nothing to merge. To put different "
-            "examples side by side use Interactions.cat."
+            f"exact results ({self.method or 'exact'}) hold no draws, so there is nothing to merge. To concatenate "
+            "different examples use Interactions.cat."
         )
 
     def to(self, device: torch.device | str) -> Self:
@@ -516,11 +532,15 @@ class Exact(Interactions):
         )
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file that `Interactions.load` reads back exactly; never leaves half a file."""
+        """Write this result to a safetensors file, as `Interactions.save`.
+
+        Raises:
+            ValueError: if the Hessian is an operator and has not been made dense.
+        """
         if callable(self._known.curvature):
             raise ValueError(
                 "a matrix-free Hessian calls the model and cannot be saved. Save groups(mask), or read .hessian first "
-                "(one product for each feature): it is kept with the result and saved."
+                "(one product per feature): the dense matrix is then saved with the result."
             )
         Interactions.save(replace(self, derivatives=self._known), path)
 
@@ -546,8 +566,8 @@ class Exact(Interactions):
     def _refuse_dense(self) -> None:
         if self.shape[1] > DENSE_LIMIT:
             raise ValueError(
-                f"{self.shape[1]} features are too many for a dense matrix, or one product for each ({DENSE_LIMIT} at "
-                "most). Use groups(mask), row(i), bilinear(u, v), eigh(k) or result @ v."
+                f"{self.shape[1]} features are too many for a dense matrix, or one product per feature ({DENSE_LIMIT} "
+                "at most). Use groups(mask), row(i), bilinear(u, v), eigh(k) or result @ v."
             )
 
     def parts(self) -> Parts:
@@ -558,9 +578,9 @@ class Exact(Interactions):
 
 
 class Attribution(Exact):
-    """Interactions of pairs that are not second derivatives: same pairs, groups and figures, but no surrogate.
+    """Interactions of pairs that are not second derivatives: it has pairs, groups and figures, but no surrogate.
 
-    `gradient` holds the first-order attribution that belongs to them, where there is one.
+    `gradient` holds the first-order attribution of the same method, if there is one.
 
     >>> x = torch.ones(1, 2)
     >>> found = Attribution.make(x, x.sum(1), x, torch.eye(2)[None], method="some index")
@@ -571,11 +591,15 @@ class Attribution(Exact):
 
     @property
     def has_surrogate(self) -> bool:
-        """False: the numbers are no derivatives."""
+        """False: the numbers are not derivatives."""
         return False
 
     def taylor(self, order: int = 2) -> Taylor:
-        """Refused: an attribution is not a Hessian."""
+        """Raise ValueError: an attribution is not a Hessian.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(
             f"{self.method or 'this'} is an attribution, not a Hessian: it has no Taylor surrogate and no attack. Use "
             "SmoothHess, or a derivative among smoothhess.baselines (gradient, hessian, softplus, swish)."
@@ -583,14 +607,14 @@ class Attribution(Exact):
 
 
 def _given(numbers: Any, inputs: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """Finite numbers of that shape, or of one with the features unflattened, that follow the inputs."""
+    """Validate numbers of the given shape, or of that with unflattened features, and convert them like the inputs."""
     tensor = torch.as_tensor(numbers).detach()
     features = tuple(inputs.shape[1:])
     loose = (shape[0], *features * (len(shape) - 1))
     if tuple(tensor.shape) not in (shape, loose):
         wanted = f"{shape}" if loose == shape else f"{shape} or {loose}"
         raise ValueError(f"{name} must have shape {wanted}, got {tuple(tensor.shape)}.")
-    tensor = tensor.to(inputs, copy=True).reshape(shape)  # a record does not change when its maker's tensor does
+    tensor = tensor.to(inputs, copy=True).reshape(shape)  # a copy: the caller may change the tensor later
     if not torch.isfinite(tensor).all():
         raise ValueError(f"{name} must be finite, got NaN or infinity. Check the inputs' scale and the model.")
     return tensor
@@ -599,24 +623,24 @@ def _given(numbers: Any, inputs: Tensor, shape: tuple[int, ...], name: str) -> T
 def _each_seed(seed: Any, batch: int) -> tuple[int, ...]:
     seeds = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
     if len(seeds) != batch:
-        raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seeds)}.")
+        raise ValueError(f"seed must be one integer, or one per example: {batch}, got {len(seeds)}.")
     return tuple(map(int, seeds))
 
 
 def _refuse_asymmetric_operator(operator: Operator, inputs: Tensor, d: int) -> None:
-    """Raise where uᵀHv and vᵀHu differ for random u and v by more than rounding."""
+    """Raise if uᵀHv and vᵀHu differ by more than rounding for random u and v."""
     rng = torch.Generator().manual_seed(0)
     rows = torch.randn(1, 2, d, generator=rng, dtype=torch.float64).to(inputs).expand(len(inputs), 2, d)
     product = operator(rows)
     if not isinstance(product, Tensor) or product.shape != rows.shape:
         got = tuple(product.shape) if isinstance(product, Tensor) else type(product).__name__
         raise ValueError(f"the operator must map rows {tuple(rows.shape)} to rows of that shape, got {got}.")
-    between = rows.double() @ product.double().mT  # uᵀHv and vᵀHu beside the diagonal
+    between = rows.double() @ product.double().mT  # uᵀHv and vᵀHu off the diagonal
     size = rows.double().norm(dim=-1).amax(1) * product.double().norm(dim=-1).amax(1)
     if bool(((between[:, 0, 1] - between[:, 1, 0]).abs() > ASYMMETRY * size).any()):
         raise ValueError(
-            "a Hessian is symmetric, this operator is not: uᵀHv and vᵀHu differ for random directions. Pass rows "
-            "(B, n, d) → H applied to each of them."
+            "a Hessian is symmetric, this operator is not: uᵀHv and vᵀHu differ for random directions. Pass a callable "
+            "that maps rows (B, n, d) to H applied to each of them."
         )
 
 
@@ -626,7 +650,7 @@ def _refuse_asymmetric(hessian: Tensor) -> None:
         if bool(apart > ASYMMETRY * largest):
             raise ValueError(
                 f"hessian must be symmetric, that of example {i} differs from its transpose by {float(apart):.2g} "
-                f"(largest entry {float(largest):.2g}). Pass (H + H.mT) / 2 if its symmetric part is meant."
+                f"(largest entry {float(largest):.2g}). Pass (H + H.mT) / 2 to use its symmetric part."
             )
 
 
@@ -637,6 +661,6 @@ def _restored(parts: Parts) -> Exact:
     cls = {"Exact": Exact, "Attribution": Attribution}[about["kind"]]
     derivatives = Derivatives(**{"curvature": None, **parts.under("derivatives.")})
     seeds = tuple(about["seeds"])
-    if derivatives.gradient_stderr is None and derivatives.relative_error is None:  # nothing in it was sampled
+    if derivatives.gradient_stderr is None and derivatives.relative_error is None:  # no part of it was sampled
         del common["estimator_version"]
     return cls(**common, derivatives=derivatives, method=about["method"], note=about["note"], seeds=seeds)

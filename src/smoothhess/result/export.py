@@ -1,4 +1,8 @@
-"""Results in the hands of other packages: a pandas table of pairs, and shapiq's InteractionValues."""
+"""Conversion of results for other packages: a pandas DataFrame of pairs, and shapiq's InteractionValues.
+
+Conversions that need an optional package belong here. The file format of the library is in `files`, figures and reports
+are in `smoothhess.view`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,18 @@ def to_frame(
 
     Columns: `example`, the numbers `i` < `j` and names `first`, `second` of the features, `value` (H_ij) with `stderr`
     and the interval `low` … `high`, `effect` (H_ij σ_i σ_j, in units of the output), `q_value` and `significant`. They
-    are those of `Interactions.top_pairs`, whose options these are; `k` keeps the strongest pairs alone.
+    are those of `Interactions.top_pairs`.
+
+    Args:
+        result: an `Interactions`.
+        names, q, level, scales: as in `Interactions.top_pairs`.
+        k: number of pairs per example, the strongest ones; all if None.
+
+    Returns:
+        A pandas DataFrame.
+
+    Raises:
+        ImportError: if pandas is not installed.
 
     >>> import smoothhess as sh
     >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
@@ -85,22 +100,34 @@ def to_frame(
 def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.InteractionValues:
     """One example as shapiq.InteractionValues of order ≤ 2, for shapiq's plots.
 
-    The numbers are those of a game: its players are the features (or groups), and a coalition S moves each of its
-    members by `move` while the others stay where they are. The value of S is the surrogate there,
+    The numbers describe a cooperative game: its players are the features (or groups), and a coalition S moves each of
+    its members i by m_i while the other features keep their values. The value of S is that of the surrogate,
     v(S) = f(x) + Σ_S G_i m_i + ½ Σ_S Σ_S H_ij m_i m_j with SmoothGrad G and SmoothHess H. The interactions are the
-    Möbius transform of v, which is exact and ends at pairs:
+    Möbius transform of v, which is exact and has no terms beyond pairs:
 
         order 0:  f(x)
-        order 1:  G_i m_i + ½ H_ii m_i²     what moving feature i alone does
-        order 2:  H_ij m_i m_j              what moving i and j together does beyond that
+        order 1:  G_i m_i + ½ H_ii m_i²     effect of moving feature i only
+        order 2:  H_ij m_i m_j              additional effect of moving both i and j
 
-    so the entries of the subsets of S add up to v(S), everything in units of the output. They are no Shapley
-    interactions, and `index` says so: "Moebius". The numbers are those of `gradient` and `hessian`; intervals do not
-    travel along.
+    so the entries of the subsets of S add up to v(S), in units of the output. They are not Shapley interactions:
+    `index` is "Moebius". The numbers are those of `gradient` and `hessian`; intervals are not exported.
 
-    `move` is a number or one per feature (group): one standard deviation of the noise by default; `baseline − x` asks
-    about replacing features. Of a group, every feature moves by that much. Names go to shapiq's plots as
-    `feature_names`; what its waterfall calls E[f(X)] is f(x) here, and what it calls f(x) is v of all features.
+    Pass names to shapiq's plots as `feature_names`. In its waterfall plot the label E[f(X)] stands for f(x), and the
+    label f(x) for v of all features.
+
+    Args:
+        result: an `Interactions` with a surrogate.
+        example: index of the example.
+        move: the moves m_i, a number or one per feature (group); one standard deviation of the noise if None. With
+            `baseline − x` the effects are those of replacing features. Every feature of a group moves by that much.
+
+    Returns:
+        shapiq.InteractionValues.
+
+    Raises:
+        ImportError: if shapiq is not installed.
+        ValueError: if the result has no surrogate, more than 1000 features or no such example, or if the number of
+            moves is not that of the features.
 
     >>> import pytest; _ = pytest.importorskip("shapiq")
     >>> import smoothhess as sh
@@ -111,7 +138,7 @@ def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.I
     """
     if not result.has_surrogate:
         raise ValueError(
-            f"{result.method or 'this'} is an attribution, not a Hessian: it has no surrogate, and so no game. "
+            f"{result.method or 'this'} is an attribution, not a Hessian: it has no surrogate to define a game. "
             "Use SmoothHess, or a derivative among smoothhess.baselines (hessian, softplus, swish)."
         )
     try:

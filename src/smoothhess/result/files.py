@@ -1,7 +1,8 @@
-"""Results as files: safetensors for the numbers, JSON for the rest; nothing is ever unpickled.
+"""Files of results: tensors in safetensors format, everything else as JSON; pickle is not used.
 
-A file holds a plain record: what JSON can hold of a result, and its tensors by name. Each kind of result makes its
-record and is made of one again; `restorer` says which function does the latter.
+This module reads, writes and checks files and holds the fields that all kinds of results share. The record of a kind of
+result is made by its method `parts` and read by the function that `restorer` registers, both in the module of the kind.
+Stores of many results are in `smoothhess.datasets.store`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from smoothhess.estimate.grouping import Grouping
 
 FORMAT = "smoothhess.interactions"
 VERSION = 3
-READABLE = ("1", "2", "3")  # 1 had neither denoising nor weights of a control variate, 2 no exact results
+READABLE = ("1", "2", "3")  # 1 has neither denoising nor weights of a control variate, 2 has no exact results
 
 
 class Parts(NamedTuple):
     """A result as plain data."""
 
-    about: dict[str, Any]  # what JSON can hold
+    about: dict[str, Any]  # values that JSON can represent
     tensors: dict[str, Tensor]
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with a prefix, without it."""
+        """The tensors whose names begin with a prefix, by their names without the prefix."""
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
 
@@ -40,7 +41,7 @@ _RESTORE: dict[str, Callable[[Parts], Any]] = {}
 
 
 def restorer(kind: str) -> Callable[[Callable[[Parts], Any]], Callable[[Parts], Any]]:
-    """Decorates the function that makes a result of this kind of its parts."""
+    """Decorator that registers the function which makes a result of this kind from its parts."""
 
     def register(function: Callable[[Parts], Any]) -> Callable[[Parts], Any]:
         _RESTORE[kind] = function
@@ -50,25 +51,25 @@ def restorer(kind: str) -> Callable[[Callable[[Parts], Any]], Callable[[Parts], 
 
 
 def restore(parts: Parts) -> Any:
-    """The result that the parts were made of."""
+    """The result that the parts describe."""
     return _RESTORE[parts.about.get("kind", "Interactions")](parts)
 
 
 def save(parts: Parts, path: str | Path) -> None:
-    """Write the parts of a result to `path`, whole or not at all."""
+    """Write the parts of a result to `path`, atomically."""
     metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(parts.about)}
     write_atomically(Path(path), {name: t.cpu().contiguous() for name, t in parts.tensors.items()}, metadata)
 
 
 def write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """A safetensors file that is complete the moment it is there."""
+    """Write a safetensors file to a temporary name and rename it, so that `path` never holds a partial file."""
     if not path.parent.is_dir():
-        raise ValueError(f"the folder {path.parent} does not exist. Make it first.")
+        raise ValueError(f"the folder {path.parent} does not exist. Create it first.")
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:
         save_file(tensors, name, metadata)
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are private, an ordinary file is not
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are readable by the owner only
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -92,15 +93,15 @@ def load(path: str | Path) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is not a safetensors file, or it is cut short ({error}). Load files written by Interactions.save; "
-            "copy it again if it was copied."
+            f"{path} is not a safetensors file, or it is truncated ({error}). Load files written by Interactions.save; "
+            "repeat the copy if the file was copied."
         ) from error
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} holds tensors but no smoothhess result. Load files written by Interactions.save.")
     if metadata.get("version") not in READABLE:
         raise ValueError(
             f"{path} has format version {metadata.get('version')}, this smoothhess reads versions "
-            f"{' and '.join(READABLE)}. Use the smoothhess that wrote it, or make the result again."
+            f"{' and '.join(READABLE)}. Use the version of smoothhess that wrote it, or compute the result again."
         )
     try:
         return restore(Parts(json.loads(metadata["about"]), tensors))
@@ -109,7 +110,7 @@ def load(path: str | Path) -> Any:
 
 
 def common_parts(result: Any) -> Parts:
-    """What all kinds of results have: inputs, Gaussian, groups, target, work done."""
+    """The parts that all kinds of results have: inputs, Gaussian, groups, target, total work."""
     tensors: dict[str, Tensor] = {"inputs": result.inputs, "n_passes": result.n_passes}
     gaussian: dict[str, Any] = {}
     for name, v in result.gaussian.state().items():
@@ -139,7 +140,7 @@ def common_parts(result: Any) -> Parts:
 
 
 def common_fields(parts: Parts) -> dict[str, Any]:
-    """The inverse: fields that all kinds of results have, by name."""
+    """The inverse of `common_parts`: the fields that all kinds of results have, by name."""
     about, tensors = parts
     grouping = None
     if about["groups"] is not None:
@@ -153,5 +154,5 @@ def common_fields(parts: Parts) -> dict[str, Any]:
         "target": tensors.get("target"),
         "n_passes": tensors["n_passes"],
         "status": tuple(about["status"]),
-        "estimator_version": about.get("estimator_version", 1),  # files from before there were versions
+        "estimator_version": about.get("estimator_version", 1),  # files written before version numbers
     }

@@ -1,7 +1,9 @@
-"""gᵀδ + ½δᵀHδ with a Hessian in any form: a tensor, a result, or a function that multiplies rows with it.
+"""Conversion of a Hessian in any form (a tensor, a result, or a callable) for the solver of the trust-region problem.
 
-Estimates from m rows are low rank: sums of the rows' outer products, or, denoised, cΣ⁻¹ + VMVᵀ. Where Σ⁻¹ is a multiple
-of the identity outside a few directions, so is the Hessian, and no more than these directions are looked at.
+Estimates from m rows are low-rank: sums of outer products of the rows, or, denoised, cΣ⁻¹ + VMVᵀ. Where Σ⁻¹ is a
+multiple of the identity outside of a few directions, the Hessian is too, and the problem is reduced to these
+directions. This module validates and converts; the solver is in `smoothhess.linalg.trust_region`, the public function
+in `minimize_in_ball`.
 """
 
 from __future__ import annotations
@@ -21,15 +23,24 @@ from smoothhess.result.interactions import Interactions
 
 Hessian = Tensor | Interactions | Callable[[Tensor], Tensor]
 
-DENSE_PAYS = 1024  # features up to which a whole eigendecomposition is made of what is known by its products alone
-ASYMMETRY = 0.6  # H and its transpose may differ by the machine's precision to this power: rounding, no more
-REDUCED_SHARE = 0.75  # of the dimensions: with more directions than these, a reduction saves nothing
+DENSE_PAYS = 1024  # features up to which a Hessian that is given by its products is made dense
+ASYMMETRY = 0.6  # H and its transpose may differ by the machine epsilon to this power, as a share of the largest entry
+REDUCED_SHARE = 0.75  # share of the dimensions above which a reduction to fewer directions does not save work
 
 
 def spectrum_of(gradient: Tensor, hessian: Hessian) -> Spectrum:
-    """The quadratic of a gradient (B, d) or (B, *shape) and a Hessian in any form, in the eigenbasis of the Hessian.
+    """The quadratic gᵀδ + ½δᵀHδ in the eigenbasis of H, for minima on balls of many radii.
 
-    Its minima on balls of many radii are cheap: `spectrum_of(gradient, hessian).minimize([0.1, 0.2, 0.5])`.
+    For example `spectrum_of(gradient, hessian).minimize([0.1, 0.2, 0.5])`.
+
+    Args:
+        gradient, hessian: as in `minimize_in_ball`.
+
+    Returns:
+        A `Spectrum`, whose method `minimize` takes radii.
+
+    Raises:
+        TypeError, ValueError: as `minimize_in_ball`.
     """
     flat = check_gradient(gradient, hessian)
     if isinstance(hessian, Tensor):
@@ -44,7 +55,7 @@ def spectrum_of(gradient: Tensor, hessian: Hessian) -> Spectrum:
 
 
 def few_directions(hessian: Hessian) -> Tensor | None:
-    """Where a reduction pays, the directions (B, r, d) outside of which H is a multiple of the identity."""
+    """Directions (B, r, d) outside of which H is a multiple of the identity; None if they are not few."""
     directions = span(hessian) if isinstance(hessian, Interactions) else None
     if directions is None or directions.shape[1] >= REDUCED_SHARE * directions.shape[2]:
         return None
@@ -52,16 +63,16 @@ def few_directions(hessian: Hessian) -> Tensor | None:
 
 
 def dense(hessian: Hessian, like: Tensor, first: int = 0) -> Tensor:
-    """The Hessian as (B, d, d) float64, finite, and symmetric to the last bit; for gradients `like` (B, d).
+    """The Hessian as (B, d, d) float64, finite and exactly symmetric, for gradients `like` (B, d).
 
-    Errors count examples from `first` on.
+    Error messages number the examples from `first` on.
     """
     batch, d = like.shape
     if isinstance(hessian, Interactions):
         hessian = hessian.hessian
     elif not isinstance(hessian, Tensor):
         if d > DENSE_LIMIT:
-            raise ValueError(f"{d} features are too many for a dense matrix ({DENSE_LIMIT} at most). Leave keep out.")
+            raise ValueError(f"{d} features are too many for a dense matrix ({DENSE_LIMIT} at most). Omit keep.")
         step = max(1, ROW_BYTES // (8 * batch * d))
         eye = torch.eye(d, dtype=torch.float64, device=like.device)
         product = rows_of(hessian, like.dtype)
@@ -69,7 +80,7 @@ def dense(hessian: Hessian, like: Tensor, first: int = 0) -> Tensor:
         hessian = torch.cat(parts, 1).to(like.dtype)
     largest = _largest(hessian)
     if not bool(torch.isfinite(largest).all()):
-        raise ValueError("hessian must be finite, got NaN or infinity. Look at how it was computed.")
+        raise ValueError("hessian must be finite, got NaN or infinity. Check how it was computed.")
     if torch.equal(hessian, hessian.mT):
         return hessian.detach().double()
     apart = _largest(hessian - hessian.mT)
@@ -78,21 +89,21 @@ def dense(hessian: Hessian, like: Tensor, first: int = 0) -> Tensor:
         i = int(wrong.nonzero()[0])
         raise ValueError(
             f"hessian must be symmetric, that of example {first + i} differs from its transpose by "
-            f"{float(apart[i]):.2g} (largest entry {float(largest[i]):.2g}). Pass (H + H.mT) / 2 if its symmetric part "
-            "is meant."
+            f"{float(apart[i]):.2g} (largest entry {float(largest[i]):.2g}). Pass (H + H.mT) / 2 to use its symmetric "
+            "part."
         )
     hessian = hessian.detach().double()
     return hessian / 2 + hessian.mT / 2
 
 
 def _largest(matrix: Tensor) -> Tensor:
-    """|entry| of each example, (B,); NaN where there is one."""
+    """Largest |entry| of each example, (B,); NaN if any entry is NaN."""
     flat = matrix.flatten(1)
     return torch.maximum(flat.amax(1), -flat.amin(1))
 
 
 def rows_of(hessian: Interactions | Callable[[Tensor], Tensor], dtype: torch.dtype) -> Product:
-    """H times rows (B, n, d), in and out in float64; it computes in its own precision."""
+    """A function that multiplies H with rows (B, n, d) in float64; the product is computed in the precision of H."""
     if isinstance(hessian, Interactions):
         return lambda rows: hessian.product(rows.to(hessian.dtype)).double()
 
@@ -109,7 +120,10 @@ def rows_of(hessian: Interactions | Callable[[Tensor], Tensor], dtype: torch.dty
 
 
 def check_gradient(gradient: Tensor, hessian: Hessian) -> Tensor:
-    """The gradient as (B, d), after making sure that the Hessian belongs to it; its numbers are not looked at here."""
+    """Validate the gradient and the form of the Hessian, and return the gradient as (B, d).
+
+    The numbers of the Hessian are checked later, in `dense` or `rows_of`.
+    """
     if not isinstance(gradient, Tensor) or not gradient.is_floating_point():
         got = gradient.dtype if isinstance(gradient, Tensor) else type(gradient).__name__
         raise TypeError(f"gradient must be a floating point tensor (B, d), got {got}.")
@@ -119,12 +133,13 @@ def check_gradient(gradient: Tensor, hessian: Hessian) -> Tensor:
             "use gradient[None] and hessian[None]."
         )
     if not torch.isfinite(gradient).all():
-        raise ValueError("gradient must be finite, got NaN or infinity. Look at the model's outputs near these inputs.")
+        raise ValueError("gradient must be finite, got NaN or infinity. Check the model's outputs near these inputs.")
     flat = gradient.detach().flatten(1)
     batch, d = flat.shape
     if isinstance(hessian, Attribution):
         raise ValueError(
-            f"{hessian.method or 'this'} is an attribution, not a Hessian: there is no quadratic to minimise."
+            f"{hessian.method or 'this'} is an attribution, not a Hessian: there is no quadratic to minimise. Pass a "
+            "result of SmoothHess, or a derivative among smoothhess.baselines."
         )
     if isinstance(hessian, Tensor | Interactions):
         if tuple(hessian.shape) != (batch, d, d):
@@ -147,18 +162,18 @@ def check_gradient(gradient: Tensor, hessian: Hessian) -> Tensor:
 def span(result: Interactions) -> Tensor | None:
     """Directions (B, r, d) outside of whose span the reported H is a multiple of the identity; None if r would be ~d.
 
-    They are neither normalised nor independent.
+    They are neither normalised nor linearly independent.
     """
     if isinstance(result, Exact) or result.grouping is not None or "hessian" in result.__dict__:
         return None
     gaussian, batch = result.gaussian, len(result)
     axes = None
-    if isinstance(gaussian, SegmentShift):  # nothing else moves
+    if isinstance(gaussian, SegmentShift):  # H is zero outside of the shifts
         rank = gaussian.rank(result.shape[1])
         return gaussian.push(torch.eye(rank, dtype=result.dtype, device=result.device)).double().expand(batch, -1, -1)
     if isinstance(gaussian, Eigenbasis):
         axes = gaussian.basis.double().to(result.device).expand(batch, -1, -1)
-        if not gaussian.rest:  # nothing moves outside of them
+        if not gaussian.rest:  # H is zero outside of them
             return axes
     rows = _denoised_rows(result) if result.shrink else _sampled_rows(result)
     has_constant = result.shrink or result._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows
@@ -168,13 +183,13 @@ def span(result: Interactions) -> Tensor | None:
 
 
 def _sampled_rows(result: Interactions) -> Tensor | None:
-    """H is a sum of symmetrised outer products of scores and gradients, and of what is known, (B, r, d)."""
+    """Rows (B, r, d) that span H: scores, gradients, and factors of the control variate's expectation."""
     unbiased = result._unbiased
     return torch.cat(unbiased.factors(), 1) if unbiased.is_factored else None
 
 
 def _denoised_rows(result: Interactions) -> Tensor | None:
-    """What is added to a multiple of Σ⁻¹ lies in the span of these, (B, r, d)."""
+    """Rows (B, r, d) that span the denoised H less a multiple of Σ⁻¹."""
     denoised = result._denoised
     if denoised is None:
         return None

@@ -1,4 +1,8 @@
-"""The result: which features act together around each input, how strongly, and how sure we are."""
+"""Interactions, the sampled result: SmoothHess and SmoothGrad of B examples with their standard errors.
+
+Methods that read, combine and convert a result belong here. Exact results are in `exact`, the formulas of the estimates
+in `smoothhess.estimate`, the file format in `files`, and tables for other packages in `export`.
+"""
 
 from __future__ import annotations
 
@@ -38,26 +42,38 @@ from smoothhess.result.taylor import Taylor
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-# Rows that `eigh` turns into a basis; where they are more it goes by products alone, to a residual far below the noise
-# of any estimate that large. Products are faster for a few pairs of a spectrum that falls off, which denoised ones do.
-DENSE_EIGH = 2048  # features up to which a matrix is made for eigenpairs where its rows do not span it
-TOLD_FROM_ZERO = 1.0  # standard deviations of ‖H‖² were H zero that its estimate must exceed
-JUMP_ROUNDING = 1e3  # units in the last place that values of an affine function may differ by
+DENSE_EIGH = 2048  # features up to which `eigh` makes a matrix if the rows do not span H
+TOLD_FROM_ZERO = 1.0  # the estimate of ‖H‖² must exceed this many standard deviations that it would have for H = 0
+JUMP_ROUNDING = 1e3  # units in the last place by which values of an affine function may differ
+# `eigh` makes a basis of the rows if it takes at most SPAN_BYTES, or FEW_BYTES for a few eigenpairs of a denoised H,
+# whose spectrum decays; otherwise it uses products only, to a residual far below the noise of such an estimate.
 FEW_BYTES, SPAN_BYTES, EIGH_TOLERANCE = 1 << 25, 1 << 30, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """Numbers with their standard errors; intervals by Student's t with `df` degrees of freedom."""
+    """Estimates with their standard errors; intervals use Student's t distribution.
 
-    value: Tensor
-    stderr: Tensor
-    df: Tensor
+    >>> one = torch.ones(1)
+    >>> [round(float(end), 2) for end in Estimate(one, 0.1 * one, 10 * one).interval()]
+    [0.78, 1.22]
+    """
+
+    value: Tensor  # (B, …)
+    stderr: Tensor  # (B, …); NaN where the error is unknown
+    df: Tensor  # (B,) degrees of freedom of the standard errors
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper end of the confidence interval."""
+        """Confidence interval of each number.
+
+        Args:
+            level: probability with which the interval contains the true value, between 0 and 1.
+
+        Returns:
+            The lower and upper ends, with the shape of `value`; NaN where the error is unknown.
+        """
         width = student_t.quantile(level, self.df).to(self.stderr).reshape(-1, *[1] * (self.stderr.ndim - 1))
-        reach = torch.where(self.stderr == 0, 0.0, width * self.stderr)  # NaN stays NaN: nothing is known
+        reach = torch.where(self.stderr == 0, 0.0, width * self.stderr)  # NaN stays NaN: the error is unknown
         return self.value - reach, self.value + reach
 
 
@@ -72,13 +88,14 @@ class Eigenpairs(NamedTuple):
 class Interactions:
     """SmoothHess and SmoothGrad of B examples with their Monte-Carlo error.
 
-    Made by `SmoothHess.attribute`. It holds the raw statistics of the draws and never the model, so it can be saved,
-    merged, moved and asked anything later. `hessian` is made dense only when asked for.
+    `SmoothHess.attribute` returns it. It holds the raw statistics of the draws and no reference to the model, so it can
+    be saved, merged and moved to another device, and every quantity can be computed later. The dense matrix `hessian`
+    is computed on first access.
 
-    Two estimates live in it. The *unbiased* one stands behind everything that comes with an interval: `top_pairs`,
-    `row`, `diagonal`, `bilinear`, `stderr`, `gradient` and `value`. The *denoised* one, when `shrink` is True, is
-    closer to the truth as a whole and serves `hessian`, `@`, `eigh`, `taylor`, `groups(mask).hessian` and the figures;
-    `relative_error` and `r2` are its own. `unshrunk()` shows the unbiased one everywhere.
+    A result contains two estimates. The *unbiased* estimate is used for everything that has an interval: `top_pairs`,
+    `row`, `diagonal`, `bilinear`, `stderr`, `gradient` and `value`. If `shrink` is True, the *denoised* estimate, whose
+    total error is smaller, is used for `hessian`, `@`, `eigh`, `taylor`, `groups(mask).hessian` and the figures, and
+    `relative_error` and `r2` describe it. `unshrunk()` returns a result that uses the unbiased estimate everywhere.
     """
 
     inputs: Tensor  # (B, *shape)
@@ -86,41 +103,41 @@ class Interactions:
     gaussian: Gaussian
     grouping: Grouping | None
     target: Tensor | None  # (B, q) indices into the model's output
-    n_passes: Tensor  # (B,) all work in units of a gradient call
+    n_passes: Tensor  # (B,) total work in units of a gradient call
     status: tuple[str, ...]  # why sampling stopped, per example
-    control: str | None = None  # what was really applied
+    control: str | None = None  # the control variate that was applied
     control_weights: Tensor | None = (
         None  # (B, 2) μ and β of smoothhess.curvature.control_variate; β = 0: no frozen pass per call
     )
-    control_rank: int | None = None  # directions that the closed form acts in, where it is not kept as a matrix
-    tau_probes: int | None = None  # random directions that the closed form's τ was estimated from; None: exact
+    control_rank: int | None = None  # rank of the closed form where it is not kept as a matrix
+    tau_probes: int | None = None  # random directions from which the closed form's τ was estimated; None: exact
     control_note: str = ""  # why no control variate was applied
-    shrink: bool = False  # whether hessian, @, eigh, taylor and relative_error are those of the denoised estimate
-    unbiased: bool = True  # whether the other one, behind stderr(), pairs and intervals, is free of bias
-    precision: str = "float32"  # with which the model was evaluated
-    precision_error: Tensor | None = None  # (B,) noise of a gradient's half-difference for it, relative to its size
-    exactly_zero: Tensor | None = None  # (B,) where the model's operations are known to have no curvature at all
-    denoised: Shrunk | None = None  # of group sums alone, which cannot be denoised from their own statistics
-    estimator_version: int = ESTIMATOR_VERSION  # of the formulas that the draws went through
+    shrink: bool = False  # whether hessian, @, eigh, taylor and relative_error use the denoised estimate
+    unbiased: bool = True  # whether the estimate behind stderr(), pairs and intervals is unbiased
+    precision: str = "float32"  # precision in which the model was evaluated
+    precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
+    exactly_zero: Tensor | None = None  # (B,) where the model's operations have no curvature
+    denoised: Shrunk | None = None  # for group sums only, which cannot be denoised from their own statistics
+    estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
 
     @property
     def has_surrogate(self) -> bool:
-        """Whether the numbers are derivatives, so that f can be approximated by them; False of attributions."""
+        """Whether the numbers are derivatives and define a Taylor surrogate; False for attributions."""
         return True
 
-    # --- what was asked -------------------------------------------------------------------------------------------
+    # --- shape and settings of the run ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Shape of the features of one example: that of an input, or (K,) for K groups."""
+        """Shape of the features of one example: the shape of an input, or (K,) for K groups."""
         return tuple(self.inputs.shape[1:]) if self.grouping is None else (self.grouping.count,)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(B, d, d), that of `hessian`."""
+        """Shape of `hessian`, (B, d, d)."""
         d = 1
         for size in self.feature_shape:
             d *= size
@@ -128,17 +145,17 @@ class Interactions:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the inputs."""
+        """The dtype of the inputs."""
         return self.inputs.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers live."""
+        """The device of the tensors."""
         return self.inputs.device
 
     @property
     def design(self) -> str:
-        """Where the draws went: "iid", "antithetic", …"""
+        """Name of the design of the draws: "orthogonal", "sobol", "antithetic" or "iid"."""
         return self.statistics.design
 
     @property
@@ -149,7 +166,7 @@ class Interactions:
 
     @property
     def n_calls(self) -> Tensor:
-        """Gradients of the model at perturbed inputs, per example, (B,)."""
+        """Number of gradients of the model at perturbed inputs, per example, (B,)."""
         return self.statistics.n * find_design(self.design).calls_per_row
 
     @property
@@ -190,7 +207,7 @@ class Interactions:
         return self.value_estimate().stderr
 
     def value_estimate(self) -> Estimate:
-        """`value` with its standard error and degrees of freedom, (B,)."""
+        """`value` with its standard error and degrees of freedom, an `Estimate` (B,)."""
         return self._estimate(self.value, self._noise.of_value())
 
     @property
@@ -206,7 +223,7 @@ class Interactions:
         return self.gradient_estimate().stderr
 
     def gradient_estimate(self) -> Estimate:
-        """`gradient` with its standard errors and degrees of freedom, (B, *feature shape).
+        """`gradient` with its standard errors and degrees of freedom, an `Estimate` (B, *feature shape).
 
         >>> from smoothhess import SmoothHess
         >>> f = lambda x: x.prod(1)
@@ -219,24 +236,24 @@ class Interactions:
 
     @cached_property
     def _denoised(self) -> Denoised | None:
-        """The denoised estimate in whitened coordinates; None where there is none, or of groups."""
+        """The denoised estimate in whitened coordinates; None for group sums, or if `shrink` is False."""
         if not self.shrink or self.grouping is not None:
             return None
         return denoise(self.statistics, self.gaussian, self.shape[1])
 
     def with_status(self, status: tuple[str, ...]) -> Interactions:
-        """The same result, and all that was found out about it, with another reason for stopping."""
+        """The same result with another `status`; cached quantities are kept."""
         same = replace(self, status=status)
         same.__dict__.update({k: v for k, v in self.__dict__.items() if k not in same.__dict__})
         return same
 
     def _lean(self) -> Interactions:
-        """Itself without what was worked out on the way, the denoised estimate aside."""
+        """A copy without cached quantities, except the denoised estimate."""
         same, known = replace(self, statistics=replace(self.statistics)), self.__dict__.get("_denoised")
         return same if known is None else same._knowing(known)
 
     def unshrunk(self) -> Interactions:
-        """The same result with the unbiased estimate everywhere."""
+        """The same result with the unbiased estimate for all quantities."""
         return replace(self, shrink=False, denoised=None)
 
     @cached_property
@@ -256,15 +273,20 @@ class Interactions:
         return self._unbiased.dense()
 
     def stderr(self) -> Tensor:
-        """Standard error of each entry of the unbiased estimate, (B, d, d); the denoised one errs less on the whole."""
+        """Standard error of each entry of the unbiased estimate, (B, d, d).
+
+        Raises:
+            ValueError: if there are too many features for a dense matrix.
+        """
         self._refuse_dense()
         return self._noise.of_entries().value.sqrt().to(self.dtype)
 
     @cached_property
     def relative_error(self) -> Tensor:
-        """Estimated ‖Ĥ − H‖_F / ‖H‖_F of `hessian`, (B,); 0 where both vanish.
+        """Estimated ‖Ĥ − H‖_F / ‖H‖_F of `hessian`, (B,); 0 where both norms are zero, NaN where it is unknown.
 
-        Unshrunk it is inf while the noise exceeds the signal. Denoised, it never exceeds 1: nothing is known.
+        For the unbiased estimate it is inf while ‖H‖ cannot be distinguished from zero. For the denoised estimate of an
+        isotropic Gaussian it is at most 1, which means that the estimate carries no information.
         """
         error = self._estimated_error()
         if self.exactly_zero is not None:
@@ -272,7 +294,7 @@ class Interactions:
         return torch.where(self._noise.unknown, torch.nan, error).to(self.dtype)
 
     def _estimated_error(self) -> Tensor:
-        """`relative_error` where draws have shown something, (B,)."""
+        """`relative_error` of examples whose error is known, (B,)."""
         if self.denoised is not None:
             return _ratio(self.denoised.error2, self.denoised.true2)
         if self._denoised is not None:
@@ -285,13 +307,13 @@ class Interactions:
 
     @cached_property
     def discontinuous(self) -> Tensor:
-        """Where values changed although no gradient did, (B,): the function jumps, and its jumps are not seen.
+        """Where values changed although no gradient did, (B,): the function has jumps, which Ĥ does not contain.
 
-        Known for designs that use each direction twice (±).
+        It is False for designs that do not use each direction twice (±).
         """
         stats, head = self.statistics, self.statistics.head
         still = self._noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
-        if stats.known is not None:  # what is left of the gradients is not that of the function
+        if stats.known is not None:  # the residuals are not gradients of the function
             still = still & stats.known.is_zero
         if not find_design(self.design).mirrored or not bool(still.any()):
             return torch.zeros_like(still)
@@ -303,8 +325,8 @@ class Interactions:
     def r2(self) -> Tensor:
         """Share of the gradient's variation in the neighbourhood that pairwise interactions explain, (B,).
 
-        Scored on gradients that the fit has not seen; 1 for a quadratic. NaN where the gradient does not vary, and for
-        group sums made with feature_mask, which do not keep what it needs.
+        It is an estimate for fresh gradients, which were not used in the fit; 1 for a quadratic. NaN where the gradient
+        does not vary, and for group sums that were streamed with feature_mask, which do not keep the variation.
         """
         if self.grouping is not None:
             return self.grouping.r2
@@ -316,21 +338,28 @@ class Interactions:
 
     @cached_property
     def stein_z(self) -> Tensor:
-        """Self-check as z-scores, (B, 2): do the gradients belong to the values?
+        """z-scores of the check that the gradients are the derivatives of the values, (B, 2).
 
-        Stein's identities tie the two together: E[f z] = E[γ] (first column, the worse of two directions) and
-        E[f (|z|² − k)] = E[z·γ] (second). Scores beyond 5 mean jumps, detached or straight-through gradients, or a
-        wrong gradient function. What rounding can explain is not counted.
+        The check uses Stein's identities: E[f z] = E[γ] (first column, the worse of two directions) and E[f (|z|² − k)]
+        = E[z·γ] (second column). Scores beyond 5 mean jumps, detached or straight-through gradients, or a wrong
+        gradient function. Differences that rounding can explain are not counted.
         """
         return z_scores(self.statistics.stein, self.statistics.n).to(self.dtype)
 
-    # --- reading interactions off ---------------------------------------------------------------------------------
+    # --- interactions: products, entries, eigenpairs, groups, pairs, surrogate ------------------------------------
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """H v without making H.
+        """The product H v, computed without H.
 
-        `v` is, in this order of trial, (B, *features), (*features), flat (B, d) or (d,), or columns (B, d, n) or
-        (d, n). What comes back has the shape of v with the examples in front.
+        Args:
+            v: (B, *features), (*features), flat (B, d) or (d,), or columns (B, d, n) or (d, n). The first of these
+                shapes that fits is taken.
+
+        Returns:
+            H v, with the shape of v and a batch dimension in front.
+
+        Raises:
+            ValueError: if v has none of these shapes.
         """
         b, d, _ = self.shape
         v = torch.as_tensor(v, dtype=self.dtype, device=self.device)
@@ -343,14 +372,24 @@ class Interactions:
         if v.ndim in (2, 3) and v.shape[-2] == d and v.shape[:-2] in ((), (b,)):
             return self._product(v.mT.expand(b, -1, -1)).mT
         raise ValueError(
-            f"wanted a vector of {d} features, {features} or with {b} examples in front, got {tuple(v.shape)}."
+            f"v must be a vector of {d} features, {features} or with {b} examples in front, got {tuple(v.shape)}."
         )
 
     def product(self, rows: Tensor) -> Tensor:
-        """H applied to each row of (B, n, d), of that shape: `@` where no shape has to be guessed."""
+        """H applied to each row of (B, n, d).
+
+        Args:
+            rows: (B, n, d). Unlike `@`, no other shape is accepted.
+
+        Returns:
+            (B, n, d).
+
+        Raises:
+            ValueError: if `rows` has another shape.
+        """
         b, d, _ = self.shape
         if rows.ndim != 3 or rows.shape[0] != b or rows.shape[2] != d:
-            raise ValueError(f"wanted rows ({b}, n, {d}), got {tuple(rows.shape)}.")
+            raise ValueError(f"rows must have shape ({b}, n, {d}), got {tuple(rows.shape)}.")
         return self._product(rows.to(self.device, self.dtype))
 
     def _product(self, rows: Tensor) -> Tensor:
@@ -366,7 +405,18 @@ class Interactions:
         return self._unbiased.product(rows)
 
     def row(self, i: int | tuple[int, ...]) -> Estimate:
-        """Interactions of feature i with every feature, (B, *feature shape)."""
+        """Interactions of feature i with every feature.
+
+        Args:
+            i: flat index of the feature, or one index per dimension of `feature_shape`.
+
+        Returns:
+            An `Estimate` of H_ij for all j, (B, *feature shape).
+
+        Raises:
+            TypeError: if i is a name.
+            ValueError: if there is no feature i.
+        """
         index = self._flat_index(i)
         unit = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         unit[index] = 1
@@ -374,12 +424,23 @@ class Interactions:
         return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_row(index))
 
     def diagonal(self) -> Estimate:
-        """Each feature's interaction with itself, H_ii, (B, *feature shape)."""
+        """The interaction H_ii of each feature with itself, an `Estimate` (B, *feature shape)."""
         value = self._unbiased.diagonal()
         return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
 
     def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
-        """uᵀHv: the interaction of two directions, (B,)."""
+        """The interaction uᵀHv of two directions.
+
+        Args:
+            u: (*feature shape), flat, or either with the batch dimension in front.
+            v: likewise.
+
+        Returns:
+            An `Estimate` (B,).
+
+        Raises:
+            ValueError: if u or v has another shape.
+        """
         u, v = self._rows_of(u), self._rows_of(v)
         value = (u * self._unbiased_product(v[:, None])[:, 0]).sum(-1)
         return self._estimate(value, self._noise.of_bilinear(u, v))
@@ -388,13 +449,23 @@ class Interactions:
         return Estimate(value, variance.value.sqrt().to(self.dtype).reshape(value.shape), variance.df)
 
     def eigh(self, k: int | None = None) -> Eigenpairs:
-        """The k leading eigenpairs of H by |λ|, 8 by default; fewer where the estimate has lower rank."""
+        """The k eigenpairs of H with the largest |λ|.
+
+        Args:
+            k: number of eigenpairs; 8 if None, or d if that is less.
+
+        Returns:
+            Eigenvalues (B, k) and eigenvectors (B, k, *feature shape); fewer than k if the estimate has lower rank.
+
+        Raises:
+            ValueError: if k is not between 1 and d.
+        """
         b, d, _ = self.shape
         k = min(8, d) if k is None else k
         if not 1 <= k <= d:
-            raise ValueError(f"wanted between 1 and {d} eigenpairs, got k={k}.")
+            raise ValueError(f"k must be between 1 and {d} eigenpairs, got {k}.")
         rows = self._unbiased.factors()[1].shape[1] if self._features.is_factored else d
-        lifted = not self.shrink and self._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows as well
+        lifted = not self.shrink and self._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows' span
         if lifted and d > DENSE_EIGH:
             values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True)
             return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
@@ -405,7 +476,7 @@ class Interactions:
                     self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True
                 )
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
-            # H lives in the span of the rows: rotate into it, solve there, rotate back.
+            # The range of H is in the span of the rows: solve the eigenvalue problem in a basis of it.
             span, _ = torch.linalg.qr(torch.cat(self._unbiased.factors(), 1).mT)
             small = span.mT @ self._product(span.mT).mT
             values, vectors = torch.linalg.eigh(symmetric(small))
@@ -420,9 +491,15 @@ class Interactions:
         return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
 
     def eigh_residuals(self, pairs: Eigenpairs) -> Tensor:
-        """Rayleigh residuals |Hv − λv| of eigenpairs from `eigh`, as a share of the largest |λ|, (B, k).
+        """Residuals |Hv − λv| of eigenpairs from `eigh`, relative to the largest |λ|.
 
-        How well the eigenvalue problem of the estimate was solved; how sure an eigenvalue is says bilinear(v, v).
+        They measure the accuracy of the eigensolver. The standard error of an eigenvalue is that of bilinear(v, v).
+
+        Args:
+            pairs: eigenpairs from `eigh`.
+
+        Returns:
+            (B, k).
         """
         vectors = pairs.vectors.reshape(*pairs.values.shape, -1)
         left = self._product(vectors) - pairs.values[..., None] * vectors
@@ -432,21 +509,31 @@ class Interactions:
     def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Interactions:
         """Interactions of groups of features: entry (I, J) sums H_ij over i ∈ I, j ∈ J.
 
-        `feature_mask` holds integer group ids with the shape of one input (or of the batch). A diagonal entry sums all
-        ordered pairs inside the group, H_ii included. With a `direction` v each term is v_i H_ij v_j: v = x − baseline
-        asks what removing both groups does beyond removing each. No d × d matrix is made.
+        A diagonal entry sums all ordered pairs inside the group, H_ii included. No d × d matrix is made.
+
+        Args:
+            feature_mask: integer group ids with the shape of one input, or of the batch.
+            direction: weights v of the features, so that each term is v_i H_ij v_j. With v = x − baseline an entry is
+                the effect of removing both groups beyond the sum of the effects of removing each.
+
+        Returns:
+            An `Interactions` whose features are the groups.
+
+        Raises:
+            TypeError: if `feature_mask` does not hold integers.
+            ValueError: if an id is negative, or a shape does not fit the inputs.
         """
         shape = (len(self), *self.feature_shape)
         return self.grouped(Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs))
 
     def grouped(self, grouping: Grouping) -> Interactions:
-        """As `groups`, of a grouping that was made before."""
+        """As `groups`, for a `Grouping` that was validated before."""
         grouping = replace(grouping, r2=self.r2)
         stats = self._features.map(grouping.sum)
         whole = grouping
-        if self.grouping is not None:  # kept as one grouping of the features, so that `more` can go on with it
+        if self.grouping is not None:  # composed to one grouping of the features, which `more` needs
             whole = grouping.after(self.grouping, self.gaussian.scales(self.inputs[0].numel()))
-        if self._noise.skew is not None:  # what the skew says of the groups is kept with their sums
+        if self._noise.skew is not None:  # the antisymmetric half of the groups is kept with their sums
             q = grouping.directions(self.gaussian).double()
             watched = torch.cat([q, probes(stats.rank, q).expand(len(q), -1, -1)], 1).expand(len(self), -1, -1)
             skew = self._noise.skew.apply(watched).mT * stats.n[:, None, None]
@@ -455,13 +542,14 @@ class Interactions:
             k = self.shape[1]
             skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
             stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
-        status = tuple("calls" if s == "tolerance" else s for s in self.status)  # the tolerance was that of all pairs
+        # "tolerance" refers to the error of all pairs of features
+        status = tuple("calls" if s == "tolerance" else s for s in self.status)
         sums = replace(self, statistics=stats, grouping=whole, status=status, denoised=None, shrink=False)
         denoised = self._denoised_groups(grouping, sums)
         return sums if denoised is None else replace(sums, denoised=denoised, shrink=True)
 
     def _denoised_groups(self, grouping: Grouping, unbiased: Interactions) -> Shrunk | None:
-        """Sums that make use of the denoised Hessian; None where there is none, and of groups of groups."""
+        """Group sums that use the denoised Hessian; None if there is none, and for groups of groups."""
         if self._denoised is None:
             return None
         q = grouping.directions(self.gaussian).expand(len(self), -1, -1)
@@ -469,7 +557,7 @@ class Interactions:
         risk = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
         noise = unbiased._noise
         rows = noise.estimate.odd.double()
-        gram, missed = noise.estimate.identity.dense(), noise.of_drift + noise.of_unseen  # which both share
+        gram, missed = noise.estimate.identity.dense(), noise.of_drift + noise.of_unseen  # common to both
         found = Shrunk.combine(
             noise.estimate.dense(), noise.of_entries().value, hessian, risk + missed, gram, rows.mT @ rows
         )
@@ -486,11 +574,22 @@ class Interactions:
     ) -> list[list[Pair]]:
         """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
 
-        Values and intervals are those of the unbiased estimate. The ranking is that of `hessian`: where it is denoised,
-        chance has less say in which pairs come first.
+        Values and intervals are those of the unbiased estimate. Pairs are ranked by `hessian`: if it is denoised, the
+        ranking depends less on the noise.
 
-        `scales` replaces the σ_i of the Gaussian by the size of a usual move of each feature. `q` is the share of
-        false discoveries accepted among the pairs marked significant (Benjamini–Hochberg over all pairs).
+        Args:
+            k: number of pairs.
+            names: one name per feature; the index of the feature if None.
+            q: accepted share of false discoveries among the significant pairs (Benjamini–Hochberg over all pairs).
+            level: probability of the confidence intervals.
+            scales: typical change of each feature, which replaces the σ_i of the Gaussian; (d,).
+
+        Returns:
+            A list of `Pair` for each example, strongest first.
+
+        Raises:
+            ValueError: if k, q or level is out of range, if the number of names or scales is not d, or if there are too
+                many features for a dense matrix.
         """
         label = labels_of(names, self.shape[1], self.feature_shape)
         return [pairs for part in self._strongest_pairs(k, q, level, scales) for pairs in part.named(label)]
@@ -498,7 +597,7 @@ class Interactions:
     def _strongest_pairs(
         self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None
     ) -> list[Columns]:
-        """The same as tensors."""
+        """The strongest pairs as tensors."""
         self._refuse_dense()
         given = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
         variance = self._noise.of_entries()
@@ -520,24 +619,43 @@ class Interactions:
         return self.gaussian.scales(self.shape[1]).double()[None]
 
     def taylor(self, order: int = 2) -> Taylor:
-        """The surrogate f(x₀) + Gᵀδ + ½δᵀHδ (order 2), or without its last term (order 1)."""
+        """The surrogate f(x₀) + Gᵀδ + ½δᵀHδ.
+
+        Args:
+            order: 2, or 1 for the surrogate without its quadratic term.
+
+        Returns:
+            A `Taylor`, which can be called with points.
+
+        Raises:
+            ValueError: for group sums, or if `order` is not 1 or 2.
+        """
         if self.grouping is not None:
             raise ValueError(
-                "group sums have no Taylor surrogate: the features inside are gone. Use the result before groups()."
+                "group sums have no Taylor surrogate, since single features are not kept. Use the result before "
+                "groups()."
             )
         if order not in (1, 2):
             raise ValueError(f"order must be 1 or 2, got {order}.")
         return Taylor(self.inputs, self.output, self.gradient.flatten(1), self._product if order == 2 else None)
 
     def calls_for(self, error: float, norm: Literal["fro", "op"] = "fro") -> Tensor:
-        """Gradient calls that would bring the relative error down to `error`, (B,); from the 1/√n of Theorem 1.
+        """Number of gradient calls after which the relative error is about `error`, by the rate 1/√n of Theorem 1.
 
-        `norm="op"` counts the error in the operator norm, relative to ‖H‖₂. Infinite where no signal is seen yet.
+        Where a control variate was applied, the number is at least `n_calls`: with a smaller budget control="auto" may
+        not apply it. The error of a denoised estimate falls more slowly than 1/√n: on multilayer perceptrons it fell by
+        a factor of 1.3 to 1.9 where 2 was requested, and of 2 to 3.5 where 4 was. Call the method again on the longer
+        run; `unshrunk()` has the rate 1/√n.
 
-        Where a control variate was applied, never fewer than `n_calls`: with a smaller budget control="auto" may decide
-        to do without. A denoised estimate gains less from further calls than 1/√n, since denoising gains less: on
-        multilayer perceptrons its error fell by 1.3 to 1.9 where 2 was asked for, and by 2 to 3.5 where 4 was. Call it
-        again on the longer run; `unshrunk()` has the rate of 1/√n.
+        Args:
+            error: relative error to reach.
+            norm: "fro" for the Frobenius norm, "op" for the operator norm.
+
+        Returns:
+            (B,); infinite where H cannot be distinguished from zero.
+
+        Raises:
+            ValueError: if `error` is not positive, or `norm` is not "fro" or "op".
         """
         if error <= 0:
             raise ValueError(f"error must be positive, got {error}.")
@@ -554,19 +672,23 @@ class Interactions:
             return needed
         return torch.where(self.control_weights.any(1), needed.maximum(self.n_calls.to(needed)), needed)
 
-    # --- examples, devices, files ---------------------------------------------------------------------------------
+    # --- selection, concatenation and merging of examples; devices ------------------------------------------------
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Interactions:
-        """The example at an index (still a batch, of one), or several."""
+        """The examples at an index, a slice or several indices; a single example is a batch of one.
+
+        Raises:
+            IndexError: if there is no such example.
+        """
         if isinstance(index, int) and not -len(self) <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         chosen = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index].reshape(-1)
         if not len(chosen):
-            raise IndexError("wanted at least one example.")
+            raise IndexError("the index must select at least one example, got none.")
         return self._at(chosen)
 
     def _at(self, chosen: Tensor) -> Interactions:
-        """The examples at these indices, which lie on the CPU."""
+        """The examples at indices on the CPU."""
         where = chosen.to(self.device)
         part = replace(
             self,
@@ -585,7 +707,7 @@ class Interactions:
         return part if known is None else part._knowing(known.select(where))
 
     def _knowing(self, denoised: Denoised) -> Interactions:
-        """Itself, with a denoised estimate that was worked out before."""
+        """This result with a denoised estimate that was computed before."""
         self.__dict__["_denoised"] = denoised
         return self
 
@@ -594,18 +716,28 @@ class Interactions:
 
     @staticmethod
     def cat(results: Sequence[Interactions]) -> Interactions:
-        """Results of different examples, side by side."""
+        """Concatenate results of different examples.
+
+        Args:
+            results: results that agree in everything but examples and draws.
+
+        Returns:
+            One result of all examples, in the given order.
+
+        Raises:
+            ValueError: if there is no result, or if two results differ in their settings.
+        """
         if not results:
-            raise ValueError("wanted at least one result.")
+            raise ValueError("cat needs at least one result, got none.")
         first = results[0]
         for result in results:
             _refuse_other_version(first, result)
             if differ := _differences(first, result):
-                raise ValueError(f"results can be put side by side only when they agree; they differ in {differ[0]}.")
+                raise ValueError(f"results with different settings cannot be concatenated; they differ in {differ[0]}.")
         return first._beside(results)
 
     def _beside(self, results: Sequence[Interactions]) -> Interactions:
-        """Results that are like this one, the first of them, side by side."""
+        """Concatenate results with equal settings; this result is the first of them."""
         first, targets = self, [r.target for r in results if r.target is not None]
         whole = replace(
             first,
@@ -631,7 +763,17 @@ class Interactions:
         return whole._knowing(Denoised.cat(known)) if len(known) == len(results) else whole
 
     def merge(self, other: Interactions) -> Interactions:
-        """This result and another of the same inputs from other draws, as if made in one run."""
+        """Merge this result with another of the same inputs from other draws, as if both were one run.
+
+        Args:
+            other: result of the same inputs, model and settings, with another seed or other rows of the same stream.
+
+        Returns:
+            A new result with the draws of both.
+
+        Raises:
+            ValueError: if the results differ in inputs, outputs, settings or version, or if they share draws.
+        """
         _refuse_other_version(self, other)
         differ = _differences(self, other)
         if not differ and self.grouping is not None and not self.grouping.same_as(other.grouping):
@@ -639,7 +781,10 @@ class Interactions:
         if not differ and not torch.equal(self.inputs, other.inputs):
             differ = ["inputs"]
         if differ:
-            raise ValueError(f"only results of the same question can be merged; these differ in {', '.join(differ)}.")
+            raise ValueError(
+                "only results of the same inputs with the same settings can be merged; these differ in "
+                f"{', '.join(differ)}."
+            )
         if not torch.allclose(self.output, other.output, rtol=1e-4, atol=1e-6):
             raise ValueError("the outputs of the two results differ: they come from different models or targets.")
         status = tuple(a if a == b else "calls" for a, b in zip(self.status, other.status, strict=True))
@@ -673,6 +818,8 @@ class Interactions:
             denoised=None if self.denoised is None else self.denoised.to(device),
         )
 
+    # --- files, other packages, figures and text ------------------------------------------------------------------
+
     def parts(self) -> Parts:
         """This result as plain data, for files and stores."""
         about, tensors = files.common_parts(self)
@@ -700,16 +847,34 @@ class Interactions:
         return Parts(about, tensors)
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file that `load` reads back exactly; never leaves half a file."""
+        """Write this result to a safetensors file, atomically.
+
+        Args:
+            path: file to write; an existing file is replaced.
+
+        Raises:
+            ValueError: if the folder does not exist.
+        """
         files.save(self.parts(), path)
 
     @staticmethod
     def load(path: str | Path) -> Interactions:
-        """A result written by `save`."""
+        """Read a result that `save` has written.
+
+        Args:
+            path: file to read.
+
+        Returns:
+            The result, on the CPU; the numbers are exactly those that were saved.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if the file is damaged, or is not a smoothhess result of a readable version.
+        """
         return files.load(path)
 
     def to_frame(self, names: Sequence[str] | None = None, **options: Any) -> Any:
-        """A pandas table with one row for each pair of each example; see smoothhess.result.export.to_frame."""
+        """A pandas DataFrame with one row for each pair of each example; see smoothhess.result.export.to_frame."""
         return export.to_frame(self, names, **options)
 
     def to_shapiq(self, example: int = 0, **options: Any) -> Any:
@@ -717,7 +882,11 @@ class Interactions:
         return export.to_shapiq(self, example, **options)
 
     def to_scipy(self) -> LinearOperator:
-        """H of a single example as a scipy LinearOperator, for eigsh and friends."""
+        """H of a single example as a scipy LinearOperator, for example for scipy.sparse.linalg.eigsh.
+
+        Raises:
+            ValueError: if this result has several examples.
+        """
         from scipy.sparse.linalg import LinearOperator
 
         if len(self) != 1:
@@ -732,19 +901,32 @@ class Interactions:
         return LinearOperator(self.shape[1:], matvec=product, rmatvec=product, matmat=product, dtype=kind)  # pyright: ignore
 
     def plot(self, kind: str = "heatmap", **options: Any) -> Any:
-        """Matplotlib Axes showing one example (`example=`, `ax=`): see smoothhess.view for the options of each kind.
+        """Plot one example with Matplotlib.
 
-        "heatmap", "pairs", "graph" and "image": which features act together; "segment": what acts together with one
-        segment of an image; "series": a curve, its SmoothGrad by interval and interactions; "gradient", "diagonal":
-        each feature by itself; "eigen": the directions in which f bends most. pyplot does not know these figures:
-        `ax.figure` shows them in a notebook, `ax.figure.savefig(path)` keeps them.
+        Args:
+            kind: "heatmap", "pairs", "graph" and "image" show which features act together; "segment" the interactions
+                of one segment of an image; "series" a curve, its SmoothGrad by interval and its interactions;
+                "gradient" and "diagonal" single features; "eigen" the directions of largest curvature.
+            **options: `example`, `ax`, and the options of the kind, see smoothhess.view.
+
+        Returns:
+            Matplotlib Axes. The figure is not registered with pyplot: `ax.figure` displays it in a notebook,
+            `ax.figure.savefig(path)` saves it.
         """
         from smoothhess import view
 
         return view.plot(self, kind, **options)
 
     def report(self, path: str | Path, **options: Any) -> Path:
-        """Write one interactive HTML page that needs no network; options are those of smoothhess.view.report.report."""
+        """Write a self-contained interactive HTML page.
+
+        Args:
+            path: file to write.
+            **options: options of smoothhess.view.report.report.
+
+        Returns:
+            The path of the file.
+        """
         from smoothhess.view.report import report
 
         return report(self, path, **options)
@@ -780,7 +962,7 @@ class Interactions:
 
     @property
     def gaussian_text(self) -> str:
-        """The Gaussian in a few words."""
+        """Kind and standard deviations of the Gaussian as text."""
         scales = self.gaussian.scales(self.inputs[0].numel())
         low, high = float(scales.min()), float(scales.max())
         sigma = f"σ = {low:.3g}" if high - low <= 1e-6 * high else f"σ = {low:.3g} … {high:.3g}"
@@ -796,7 +978,7 @@ class Interactions:
     def _flat_index(self, i: int | tuple[int, ...]) -> int:
         shape = self.feature_shape
         if isinstance(i, str):
-            raise TypeError(f"features are counted, not named: wanted an index, got {i!r}. Use names.index({i!r}).")
+            raise TypeError(f"a feature must be an index, not a name, got {i!r}. Use names.index({i!r}).")
         single = hasattr(i, "__index__") and not isinstance(i, tuple)
         index = tuple(map(operator.index, (i,) if single else i))  # type: ignore[arg-type]
         sizes = (self.shape[1],) if single else shape
@@ -813,20 +995,20 @@ class Interactions:
         v = torch.as_tensor(v, dtype=self.dtype, device=self.device)
         if v.shape not in ((b, *self.feature_shape), self.feature_shape, (b, d), (d,)):
             raise ValueError(
-                f"wanted a direction of shape {self.feature_shape}, or with {b} examples in front, got "
+                f"a direction must have shape {self.feature_shape}, or that with {b} examples in front, got "
                 f"{tuple(v.shape)}."
             )
         return v.reshape(-1, d).expand(b, d)
 
 
 def _ratio(error2: Tensor, true2: Tensor) -> Tensor:
-    """√(error²/‖H‖²); infinite where ‖H‖² cannot be told from zero and the error can."""
+    """√(error²/‖H‖²); infinite where the estimate of ‖H‖² is zero and the error is not."""
     ratio = (error2 / true2.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
     return torch.where(true2 > 0, ratio, torch.where(error2 > 0, torch.inf, 0.0))
 
 
 def _weights(results: Sequence[Interactions]) -> Tensor | None:
-    """Of all examples; zero where a result went without a control variate."""
+    """`control_weights` of all examples; zero for results without a control variate."""
     like = next((r.control_weights for r in results if r.control_weights is not None), None)
     if like is None:
         return None
@@ -834,7 +1016,7 @@ def _weights(results: Sequence[Interactions]) -> Tensor | None:
 
 
 def _flags(results: Sequence[Interactions]) -> Tensor | None:
-    """`exactly_zero` of all examples; False where a result says nothing of it."""
+    """`exactly_zero` of all examples; False for results without it."""
     if all(r.exactly_zero is None for r in results):
         return None
     none = [torch.zeros(len(r), dtype=torch.bool, device=r.device) for r in results]
@@ -850,12 +1032,12 @@ def _refuse_other_version(a: Interactions, b: Interactions) -> None:
     if a.estimator_version != b.estimator_version:
         raise ValueError(
             f"the results were made by versions {a.estimator_version} and {b.estimator_version} of the estimator, "
-            "whose numbers are not comparable. Make the older one again with this smoothhess."
+            "whose numbers are not comparable. Rerun the older one with this version of smoothhess."
         )
 
 
 def _differences(a: Interactions, b: Interactions) -> list[str]:
-    """What two results differ in beside examples and draws, in words."""
+    """The settings in which two results differ, as text."""
 
     def kinds(r: Interactions) -> dict[str, object]:
         return {
@@ -896,7 +1078,7 @@ def _restored(parts: Parts) -> Interactions:
 
 
 def _sums(tensors: dict[str, Tensor]) -> Shrunk | None:
-    """Group sums that were served; files of the first estimator do not hold their squared norm."""
+    """Denoised group sums of a file; files of estimator version 1 do not hold their squared norm."""
     if "hessian" not in tensors:
         return None
     if "true2" not in tensors:

@@ -2,11 +2,14 @@
 
     min gᵀδ + ½δᵀHδ   over ‖δ‖ ≤ r
 
-It is not convex where H has a negative eigenvalue, and still has no local trap: δ is the global minimum if and only if
-(H + λI)δ = −g, λ ≥ 0, H + λI ⪰ 0, and λ = 0 unless ‖δ‖ = r. An eigendecomposition turns these conditions into one
-equation for λ (`secular`). It is that of H, where H is dense; of H in the few directions that matter, where it is low
-rank beside a multiple of the identity (`few_directions`); or of H in a Krylov space, where products are all there is
-(`lanczos`).
+The problem is not convex if H has a negative eigenvalue, but its global minimum has a simple characterisation: δ is one
+if and only if (H + λI)δ = −g, λ ≥ 0, H + λI ⪰ 0, and λ = 0 unless ‖δ‖ = r. An eigendecomposition turns these conditions
+into one equation for λ (`secular`). The decomposition is that of H if H is dense; of H in a few directions if H is
+low-rank plus a multiple of the identity (`few_directions`); or of H in a Krylov space if only products with H are
+available (`lanczos`).
+
+This module holds the public functions. The solvers are in `smoothhess.linalg.trust_region`, the validation and
+conversion of Hessians in `hessian_forms`.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ from smoothhess.result.interactions import Interactions
 
 __all__ = ["kkt_residual", "minimize_in_ball"]
 
-CERTIFIED_PAYS = 128  # features from which on an eigendecomposition is worth avoiding
-CHUNK_BYTES = 1 << 28  # that the matrices and eigenvectors of the examples at hand may take,
-ON_CUDA = 16  # and how many times more on a GPU
+CERTIFIED_PAYS = 128  # features from which the solver without an eigendecomposition is faster
+CHUNK_BYTES = 1 << 28  # maximum size of the matrices and eigenvectors of a chunk of examples
+ON_CUDA = 16  # factor of CHUNK_BYTES on a GPU
 
 
 def minimize_in_ball(
@@ -45,20 +48,30 @@ def minimize_in_ball(
 ) -> Tensor:
     """The global minimiser of gᵀδ + ½δᵀHδ over ‖δ‖ ≤ radius for each of B examples, (B, d).
 
-    Exact to rounding, also where H is indefinite or singular and where g has no part along its lowest eigenvector. The
-    arithmetic is in float64; the step has the gradient's dtype and device. Where several minima are equally low it is
-    one of them: the shortest, where it lies inside the ball.
+    The step is exact to rounding, also if H is indefinite or singular, or if g is orthogonal to the lowest eigenvector
+    of H. It is computed in float64 and has the gradient's dtype and device. If the minimum is not unique, one minimiser
+    is returned; if it lies inside the ball, it is the shortest one.
 
     Args:
         gradient: (B, d), or (B, *shape), floating point.
-        hessian: (B, d, d), symmetric; or an `Interactions` of the same examples, which is never made dense above
-            some thousand features; or a callable that maps rows (B, n, d) to H times each, like `Taylor.product`.
-        radius: of the ball, or one per example (B,). Many radii from one eigendecomposition: `spectrum_of`.
-        keep: the paper's reduction, for comparison: the share T of Σ|λ| that the kept eigenvectors must hold, above 0
-            and at most 1. What the gradient has outside of them is dropped, so the step is not the minimum.
+        hessian: (B, d, d), symmetric; or an `Interactions` of the same examples, which is not made dense for more than
+            some thousand features; or a callable that maps rows (B, n, d) to H times each row, like `Taylor.product`.
+        radius: radius of the ball, a number or one per example (B,). For many radii from one eigendecomposition use
+            `smoothhess.result.hessian_forms.spectrum_of`.
+        keep: the reduction of the paper, for comparison: the share T of Σ|λ| that the kept eigenvectors must have,
+            above 0 and at most 1. The part of the gradient outside of their span is dropped, so the step is not the
+            minimum.
+
+    Returns:
+        The steps, (B, d).
+
+    Raises:
+        TypeError: if the gradient or the Hessian has the wrong type.
+        ValueError: if shapes, devices or radii do not fit, if a number is not finite, if the Hessian is not symmetric,
+            or if it is an `Attribution`.
 
     >>> g, H = torch.tensor([[0.0, 2.0]]), torch.diag(torch.tensor([-1.0, 1.0]))[None]
-    >>> minimize_in_ball(g, H, 2.0)  # g has nothing along the lowest eigenvector, the step has
+    >>> minimize_in_ball(g, H, 2.0)  # g is orthogonal to the lowest eigenvector, the step is not
     tensor([[ 1.7321, -1.0000]])
     >>> minimize_in_ball(g, H.abs(), 4.0)  # the minimum lies inside
     tensor([[ 0., -2.]])
@@ -66,17 +79,17 @@ def minimize_in_ball(
     flat = check_gradient(gradient, hessian)
     if isinstance(radius, list | tuple):
         raise ValueError(
-            "radius must be a number or a tensor with one per example, got a list. Many radii for every example: "
+            "radius must be a number or a tensor with one per example, got a list. For many radii per example use "
             "spectrum_of(gradient, hessian).minimize(radii)."
         )
     radii = check_radii(radius, flat)
     if radii.ndim == 2:
         raise ValueError(
-            f"radius must be a number or one per example ({len(flat)},), got shape {tuple(radii.shape)}. Many radii "
-            "for every example: spectrum_of(gradient, hessian).minimize(radii)."
+            f"radius must be a number or one per example ({len(flat)},), got shape {tuple(radii.shape)}. For many "
+            "radii per example use spectrum_of(gradient, hessian).minimize(radii)."
         )
     if keep is not None:
-        count_kept(flat.new_ones(1, 1), keep)  # refuses before any work is done
+        count_kept(flat.new_ones(1, 1), keep)  # validates keep before any work is done
         hessian = hessian if isinstance(hessian, Tensor) else dense(hessian, flat)
     if isinstance(hessian, Interactions) and flat.shape[1] <= DENSE_PAYS and few_directions(hessian) is None:
         hessian = hessian.hessian
@@ -96,7 +109,7 @@ def minimize_in_ball(
 
 
 def _minimize_dense(gradient: Tensor, matrix: Tensor, radii: Tensor) -> Tensor:
-    """By products and a proof where these suffice, by eigendecomposition where not."""
+    """By the certified solver, and by an eigendecomposition for the examples that it cannot certify."""
     if gradient.shape[1] < CERTIFIED_PAYS:
         return Spectrum.of_dense(gradient, matrix).minimize(radii)
     step, proven = minimize_certified(gradient.double(), matrix, radii)
@@ -107,18 +120,28 @@ def _minimize_dense(gradient: Tensor, matrix: Tensor, radii: Tensor) -> Tensor:
 
 
 def kkt_residual(gradient: Tensor, hessian: Hessian, radius: float | Tensor, step: Tensor) -> Tensor:
-    """How far steps (B, d) are from the global minimum on the ball, (B,): 0 is exact, 1 is nothing like it.
+    """Violation of the optimality conditions by steps on the ball, (B,): 0 for an exact minimiser, up to about 1.
 
-    The largest of four numbers, for whichever of λ = 0 and the λ ≥ 0 that fits best makes it least; none changes when
-    gradient, Hessian and radius are multiplied by what leaves the problem the same:
+    It is the largest of four numbers, minimised over λ = 0 and the best-fitting λ ≥ 0. They are invariant under
+    scalings of gradient, Hessian and radius that leave the problem the same:
 
         stationarity      ‖(H + λI)δ + g‖ / (‖g‖ + (‖H‖₂ + λ)‖δ‖)
         feasibility       (‖δ‖ − r)₊ / r
         complementarity   λ (r − ‖δ‖)₊ / (r ‖H‖₂ + ‖g‖)
         curvature         (−λ_min(H) − λ)₊ / (‖H‖₂ + λ)
 
-    The first is the backward error: so much must g and H be changed, relative to their size, for δ to be stationary.
-    Where H is known by its products alone, ‖H‖₂ and λ_min(H) are those of the space that the solver looks at.
+    The first is the backward error: the relative change of g and H that makes δ stationary. If H is given by its
+    products only, ‖H‖₂ and λ_min(H) are those of H in the solver's Krylov space.
+
+    Args:
+        gradient, hessian, radius: as in `minimize_in_ball`.
+        step: steps with the shape of the gradient.
+
+    Returns:
+        (B,).
+
+    Raises:
+        TypeError, ValueError: as `minimize_in_ball`, and if `step` has another shape than the gradient.
 
     >>> g, H = torch.tensor([[1.0, 0.0]]), torch.eye(2)[None]
     >>> kkt_residual(g, H, 0.5, torch.tensor([[-0.5, 0.0]])), kkt_residual(g, H, 0.5, torch.zeros(1, 2))
@@ -135,7 +158,7 @@ def kkt_residual(gradient: Tensor, hessian: Hessian, radius: float | Tensor, ste
     values, product = _curvature(flat, hessian, radii)
     largest, length = values.abs().amax(1), norm(delta)
     per = torch.where(largest > 0, largest, 1.0)
-    # forces in units of ‖H‖‖δ‖ + ‖g‖, multipliers in those of ‖H‖ + ‖g‖/‖δ‖: nothing overflows on the way
+    # forces in units of ‖H‖‖δ‖ + ‖g‖ and multipliers in units of ‖H‖ + ‖g‖/‖δ‖, to avoid overflow
     of_h, of_g = _shares(largest, g, length)
     way = unit_vector(delta)
     force = of_h[:, None] * product(way) / per[:, None] + of_g[:, None] * unit_vector(g)
@@ -154,11 +177,11 @@ def kkt_residual(gradient: Tensor, hessian: Hessian, radius: float | Tensor, ste
 
 
 def _parts(flat: Tensor, hessian: Hessian) -> Iterator[tuple[int, Hessian]]:
-    """Hessians of examples that fit into memory together, and the first of them."""
+    """Hessians in chunks of examples that fit into memory, each with the index of its first example."""
     batch, d = flat.shape
     width = d if d <= DENSE_PAYS or isinstance(hessian, Tensor) else 2 * HEAD_LEAST
     step = max(1, CHUNK_BYTES * (ON_CUDA if flat.is_cuda else 1) // (32 * d * width))
-    # an operator may want all of its examples for each product
+    # an operator may need all of its examples for each product
     if batch <= step or isinstance(hessian, Exact) or not isinstance(hessian, Tensor | Interactions):
         yield 0, hessian
         return
@@ -167,7 +190,7 @@ def _parts(flat: Tensor, hessian: Hessian) -> Iterator[tuple[int, Hessian]]:
 
 
 def _curvature(gradient: Tensor, hessian: Hessian, radii: Tensor) -> tuple[Tensor, Product]:
-    """Eigenvalues of H, at least the outermost, and H as a map of (B, d)."""
+    """Eigenvalues of H, at least the extreme ones, and H as a map of (B, d)."""
     if isinstance(hessian, Tensor):
         matrix = dense(hessian, gradient)
         return eigenvalues(matrix), lambda v: (v[:, None] @ matrix)[:, 0]
@@ -176,7 +199,7 @@ def _curvature(gradient: Tensor, hessian: Hessian, radii: Tensor) -> tuple[Tenso
 
 
 def _shares(largest: Tensor, g: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """‖H‖‖δ‖ and ‖g‖ as shares of their sum; all is H where g is zero, and nothing where both are."""
+    """‖H‖‖δ‖ and ‖g‖ as shares of their sum; 1 and 0 if g is zero, 0 and 0 if both are."""
     of = exponent(g)
     slope = torch.linalg.vector_norm(g * power(-of)[:, None], dim=1)
     ratio = of + slope.log2() - largest.log2() - length.log2()  # log₂ of ‖g‖/(‖H‖‖δ‖)

@@ -1,4 +1,9 @@
-"""Named pairs with confidence intervals and a bound on the share of false discoveries."""
+"""Pair: the strongest pairs of features, with names, confidence intervals and control of the false-discovery rate.
+
+This module ranks pairs and computes their p- and q-values from an estimate and its variances. `Interactions.top_pairs`
+is the public method; the variances are in `smoothhess.estimate.variance`, Student's t in
+`smoothhess.estimate.student_t`.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +18,22 @@ from smoothhess.estimate import student_t
 
 
 class Pair(NamedTuple):
-    """Two features that act together: raising both changes f by H_ij more than raising each alone, per unit of each."""
+    """The interaction of two features: the second-order effect on f of raising both, per unit of each."""
 
-    i: int
+    i: int  # index of the first feature, i < j
     j: int
     names: tuple[str, str]
     value: float  # H_ij
-    stderr: float
-    low: float
-    high: float
+    stderr: float  # standard error of the value
+    low: float  # lower end of the confidence interval
+    high: float  # upper end
     effect: float  # H_ij σ_i σ_j, in units of the output
-    q_value: float
-    significant: bool
+    q_value: float  # smallest false-discovery rate at which the pair is significant
+    significant: bool  # whether q_value is at most the q that was passed to `top_pairs`
 
 
 class Columns(NamedTuple):
-    """The strongest pairs of B examples, strongest first, (B, k) each; as the fields of `Pair`."""
+    """The fields of `Pair` as tensors (B, k), for the strongest pairs of B examples, strongest first."""
 
     i: Tensor
     j: Tensor
@@ -41,7 +46,7 @@ class Columns(NamedTuple):
     significant: Tensor
 
     def named(self, labels: Callable[[int], str]) -> list[list[Pair]]:
-        """One list for each example."""
+        """A list of `Pair` for each example."""
         rows = zip(*(column.tolist() for column in self), strict=True)
         return [
             [Pair(i, j, (labels(i), labels(j)), *rest) for i, j, *rest in zip(*columns, strict=True)]
@@ -49,24 +54,24 @@ class Columns(NamedTuple):
         ]
 
 
-CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # of numbers of all pairs of some examples, and so many times that on a GPU
-TEMPORARIES = 16  # such numbers for each pair
-STRETCH = 512  # pairs
-FEW_PAIRS = 4 * student_t.NODES  # up to which a table of p-values would take longer than they do
+CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # maximum size of a chunk of examples, and its factor on a GPU
+TEMPORARIES = 16  # float64 numbers per pair that are in memory at the same time
+STRETCH = 512  # pairs per part of a row in `_least_from`
+FEW_PAIRS = 4 * student_t.NODES  # up to this number, computing the p-values is faster than making a table
 
 
 def strongest_pairs(
     hessian: Tensor, ranking: Tensor, variance: Tensor, df: Tensor, scales: Tensor, k: int, q: float, level: float
 ) -> list[Columns]:
-    """The k pairs i < j of each (d, d) estimate, with its entries' variances, whose effect in `ranking` is largest.
+    """The k pairs i < j of each (d, d) estimate with the largest |ranking_ij| σ_i σ_j, and their intervals.
 
-    One item for each stretch of examples that have the same features moving.
+    There is one item for each run of consecutive examples in which the same features have σ > 0.
     """
     if k < 1 or not 0 < q < 1:
-        raise ValueError(f"wanted k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
+        raise ValueError(f"top_pairs needs k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
     b, d = hessian.shape[:2]
     if scales.shape[1] != d:
-        raise ValueError(f"wanted one scale per feature, {d}, got {scales.shape[1]}.")
+        raise ValueError(f"scales must have one number per feature, {d}, got {scales.shape[1]}.")
     scales = scales.to(hessian.device, torch.float64)
     moving, width = scales > 0, student_t.quantile(level, df.cpu()).to(df.device)
     df = df.clamp_min(0.05)
@@ -77,7 +82,7 @@ def strongest_pairs(
     alike = [0, *(torch.nonzero((moving[1:] != moving[:-1]).any(1)).reshape(-1) + 1).tolist(), b]
     found = []
     for first, last in pairwise(alike):
-        pairs = every[:, moving[first][every].all(0)]  # frozen features are no candidates
+        pairs = every[:, moving[first][every].all(0)]  # frozen features are excluded
         parts = []
         for start in range(first, last, step):
             rows = slice(start, min(start + step, last))
@@ -85,7 +90,7 @@ def strongest_pairs(
             moves = scales[rows][:, pairs[0]] * scales[rows][:, pairs[1]]
             chosen = _largest((rank * moves).abs(), min(k, len(pairs[0])))
             stderr = square.sqrt()
-            # 0/0 is an exact zero: no evidence of anything
+            # 0/0 is an exact zero, which is not significant
             t = torch.where(value == 0, 0.0, value.abs() / stderr)
             p = student_t.two_sided_p(t, df[rows, None]) if tails is None else tails[rows](t)
             p = torch.where(torch.isfinite(stderr), p, 1.0)
@@ -99,12 +104,12 @@ def strongest_pairs(
 
 
 def _largest(strength: Tensor, k: int) -> Tensor:
-    """Places of the k largest of each row, largest first, the first ones among equals, (b, k)."""
+    """Indices of the k largest numbers of each row, largest first; ties by index, (b, k)."""
     if not k:
         return strength.new_zeros(len(strength), 0, dtype=torch.long)
     least = strength.topk(k).values[:, -1:]
     places = torch.nonzero(strength >= least)
-    if len(places) > k * len(strength):  # more equals than are wanted
+    if len(places) > k * len(strength):  # ties beyond the k-th place
         above, equal = strength > least, strength == least
         places = torch.nonzero(above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True))))
     places = places[:, 1].reshape(-1, k)
@@ -112,7 +117,7 @@ def _largest(strength: Tensor, k: int) -> Tensor:
 
 
 def _q_values(p: Tensor, own: Tensor) -> Tensor:
-    """As `benjamini_hochberg` of each row of (b, n), for those among its numbers that are in `own` (b, k)."""
+    """`benjamini_hochberg` of each row of (b, n), evaluated for a subset `own` (b, k) of its p-values."""
     if not own.numel():
         return own
     ordered = p.sort().values
@@ -123,10 +128,10 @@ def _q_values(p: Tensor, own: Tensor) -> Tensor:
 
 
 def _least_from(numbers: Tensor, places: Tensor) -> Tensor:
-    """The least of each row of (b, n) from each of its `places` (b, k) on."""
+    """Minimum of each row of (b, n) over the numbers from each of the `places` (b, k) to the end."""
     if places.shape[1] * STRETCH > numbers.shape[1]:
         return numbers.flip(1).cummin(1).values.flip(1).gather(1, places)
-    # one place after the other is slow on a GPU; of stretches, those that come after, and the rest of the place's own
+    # cummin over single numbers is slow on a GPU: use the minima of the later stretches and the rest of the place's own
     whole = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % STRETCH), value=torch.inf)
     stretches = whole.unflatten(1, (-1, STRETCH))
     after = torch.nn.functional.pad(stretches.amin(2), (0, 1), value=torch.inf).flip(1).cummin(1).values.flip(1)
@@ -137,7 +142,13 @@ def _least_from(numbers: Tensor, places: Tensor) -> Tensor:
 
 
 def benjamini_hochberg(p: Tensor) -> Tensor:
-    """q-values: the smallest false-discovery rate at which each p-value would be declared.
+    """q-values: the smallest false-discovery rate at which each p-value is significant.
+
+    Args:
+        p: p-values (n,).
+
+    Returns:
+        q-values (n,).
 
     >>> benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03]))
     tensor([0.0300, 0.0400, 0.0400])
@@ -149,10 +160,10 @@ def benjamini_hochberg(p: Tensor) -> Tensor:
 
 
 def labels_of(names: Sequence[str] | None, d: int, feature_shape: tuple[int, ...]) -> Callable[[int], str]:
-    """A function from the number of a feature to its name: the one given, or its place in the shape."""
+    """A function from the index of a feature to its name: the given name, or its index in the feature shape."""
     if names is not None:
         if len(names) != d:
-            raise ValueError(f"wanted one name per feature, {d}, got {len(names)}.")
+            raise ValueError(f"names must have one name per feature, {d}, got {len(names)}.")
         return lambda i: str(names[i])
     if len(feature_shape) == 1:
         return str

@@ -1,4 +1,7 @@
-"""Groups of features to explain by: super-pixels, cells of a grid, named columns, windows of time, or a mask of yours.
+"""Segments: groups of features as super-pixels, grid cells, named columns, time windows, or from a mask.
+
+Functions that make masks, and the noise that shifts segments, belong here. Sums over groups are computed in
+`smoothhess.estimate.grouping`, the Gaussian of such noise is in `smoothhess.draws.gaussian`.
 
 >>> import torch, smoothhess as sh
 >>> cells = grid((1, 8, 8), 2)
@@ -33,20 +36,25 @@ WORDS = "slic:50, grid:14 or grid:7x14, columns or columns:groups.json, window:0
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Which group each feature of one input belongs to, and what the groups are called.
+    """A partition of the features of one input into K named segments.
 
-    Pass it, or its `mask`, as feature_mask, and `names` as names. Channels of a pixel, or of a moment, share a group.
+    Pass it, or its `mask`, as feature_mask, and `names` as names. All channels of a pixel, or of a time step, belong to
+    the same segment.
+
+    Raises:
+        ValueError: if the ids of the mask are not exactly 0 … K−1.
     """
 
-    mask: Tensor  # shape of one input, ids 0 … K−1, each of them used
-    names: tuple[str, ...]  # K
+    mask: Tensor  # shape of one input; segment ids 0 … K−1, each of them used
+    names: tuple[str, ...]  # K names
 
     def __post_init__(self) -> None:
         found = torch.unique(self.mask)
         if not torch.equal(found, torch.arange(len(self.names), device=found.device)):
             raise ValueError(
-                f"wanted ids 0 … {len(self.names) - 1}, one for each of the {len(self.names)} names, each of them "
-                f"used; got {len(found)} different ids from {int(found[0])} to {int(found[-1])}."
+                f"mask must use all ids 0 … {len(self.names) - 1}, one for each of the {len(self.names)} names, got "
+                f"{len(found)} different ids from {int(found[0])} to {int(found[-1])}. segments.from_mask(mask) "
+                "numbers any ids so."
             )
 
     def __len__(self) -> int:
@@ -60,21 +68,30 @@ class Segments:
 
     @property
     def sizes(self) -> Tensor:
-        """Features in each group, (K,)."""
+        """Number of features in each segment, (K,)."""
         return torch.bincount(self.mask.reshape(-1), minlength=len(self))
 
 
 def slic(image: Any, n: int = 50, *, compactness: float = 10.0) -> Segments:
-    """About `n` super-pixels of an image (H, W) or (C, H, W): patches of one colour that follow its edges.
+    """Super-pixels of an image: patches of similar colour that follow its edges (SLIC).
 
-    Values may be on any scale: they are stretched to 0 … 1 to look for edges. `compactness` weighs nearness against
-    colour; larger gives squarer patches. Needs scikit-image.
+    Args:
+        image: (H, W) or (C, H, W). Values may be on any scale: they are rescaled to 0 … 1.
+        n: approximate number of super-pixels.
+        compactness: weight of distance against colour; larger values give squarer patches.
+
+    Returns:
+        `Segments` with the shape of the image.
+
+    Raises:
+        ImportError: if scikit-image is not installed.
+        ValueError: if the image has another number of dimensions, or n is not between 1 and the number of pixels.
     """
     pixels = torch.as_tensor(image).detach().cpu()
     height, width = _image_size(tuple(pixels.shape))
     n = _count(n, "super-pixels")
     if n > height * width:
-        raise ValueError(f"wanted at most {height * width} super-pixels, one per pixel of this image, got {n}.")
+        raise ValueError(f"n must be at most {height * width} super-pixels, one per pixel of this image, got {n}.")
     try:
         from skimage.segmentation import slic as find
     except ImportError as error:
@@ -85,7 +102,7 @@ def slic(image: Any, n: int = 50, *, compactness: float = 10.0) -> Segments:
     low, high = planes.min(), planes.max()
     planes = (planes - low) / (high - low).clamp_min(torch.finfo(torch.float64).tiny)
     colours = planes.permute(1, 2, 0).numpy()
-    # CIELAB, 0 … 100, is for red, green and blue; other channels are taken as they are, 0 … 1
+    # three channels are converted from RGB to CIELAB, 0 … 100; others are used as they are, 0 … 1
     coloured = colours.shape[-1] == 3
     found = find(
         colours,
@@ -99,9 +116,19 @@ def slic(image: Any, n: int = 50, *, compactness: float = 10.0) -> Segments:
 
 
 def grid(shape: Sequence[int], cells: int | tuple[int, int]) -> Segments:
-    """`cells` × `cells` rectangles (or rows × columns) of an image shape (H, W) or (C, H, W); intervals of (L,).
+    """A grid of rectangular cells over an image, or of intervals over a curve.
 
-    Cells differ by at most one pixel where the sizes do not divide.
+    The sizes of cells differ by at most one pixel if the image size is not a multiple of the number of cells.
+
+    Args:
+        shape: shape of one input: (H, W), (C, H, W), or (L,).
+        cells: number of cells along each side, or (rows, columns).
+
+    Returns:
+        `Segments` with the given shape.
+
+    Raises:
+        ValueError: if there are more cells than pixels along a side, or fewer than 1.
 
     >>> grid((4, 6), (2, 3)).mask
     tensor([[0, 0, 1, 1, 2, 2],
@@ -117,7 +144,7 @@ def grid(shape: Sequence[int], cells: int | tuple[int, int]) -> Segments:
     height, width = _image_size(shape)
     given = (cells, cells) if not isinstance(cells, tuple | list) else tuple(cells)
     if len(given) != 2:
-        raise ValueError(f"wanted a number of cells, or rows and columns, got {len(given)} numbers.")
+        raise ValueError(f"cells must be one number, or rows and columns, got {len(given)} numbers.")
     rows, across = (_count(c, "cells") for c in given)
     _refuse_more(rows, height)
     _refuse_more(across, width)
@@ -126,7 +153,19 @@ def grid(shape: Sequence[int], cells: int | tuple[int, int]) -> Segments:
 
 
 def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = None) -> Segments:
-    """Columns of a table by named groups; columns in no group stay by themselves, under their own name.
+    """Named groups of the columns of a table; a column in no group is a segment under its own name.
+
+    Args:
+        names: the names of the columns, in order.
+        groups: lists of column names by the name of their group.
+
+    Returns:
+        `Segments` with shape (number of columns,).
+
+    Raises:
+        TypeError: if a group is a string instead of a list.
+        ValueError: if two columns have the same name, a group names an unknown column, a column is in two groups, or a
+            group has the name of a column outside it.
 
     >>> body = columns(["age", "height", "weight", "dose"], {"body": ["height", "weight"]})
     >>> body.names, body.mask.tolist()
@@ -134,11 +173,11 @@ def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = N
     """
     names, groups = [str(name) for name in names], groups or {}
     if len(set(names)) != len(names):
-        raise ValueError("two columns share a name: groups by name need different ones.")
+        raise ValueError("names must be different, got two columns with the same name. Rename one of them.")
     home: dict[str, str] = {}
     for group, members in groups.items():
         if isinstance(members, str):
-            raise TypeError(f"group {group!r}: wanted a list of columns, got one text.")
+            raise TypeError(f"group {group!r} must be a list of columns, got a string.")
         for member in members:
             if member not in names:
                 raise ValueError(f"group {group!r} names the column {member!r}, which is not among {_listed(names)}.")
@@ -154,10 +193,20 @@ def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = N
 
 
 def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, unit: str = "s") -> Segments:
-    """Windows of `width` seconds over a curve of `length` samples that are `step` seconds apart.
+    """Time windows of equal width over a curve; the last window is shorter if the width does not divide the curve.
 
-    `length` may be the shape of one input, (L,) or (C, L): time runs along its last dimension and all channels of a
-    moment share a window. The last window is shorter where the width does not divide the curve.
+    Args:
+        length: number of samples, or the shape of one input, (L,) or (C, L): time is its last dimension, and all
+            channels of a time step belong to the same window.
+        width: width of a window, in the unit of `step`.
+        step: time between two samples.
+        unit: name of the unit of time, for the names of the windows.
+
+    Returns:
+        `Segments` with the shape of one input.
+
+    Raises:
+        ValueError: if `step` is not positive, or `width` is less than `step`.
 
     >>> windows(10, 0.2, step=0.05).names
     ('0–0.2 s', '0.2–0.4 s', '0.4–0.5 s')
@@ -171,8 +220,8 @@ def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, uni
         raise ValueError(f"step must be the positive time between two samples, got {step}.")
     if not width >= step * (1 - 1e-9):
         raise ValueError(
-            f"a window of {width:g} is shorter than the step of {step:g} between samples: no sample would be in it. "
-            "Use a wider window, or give the step."
+            f"a window of {width:g} is shorter than the step of {step:g} between samples, so it could be empty. Pass a "
+            "larger width, or the correct step."
         )
     per_window = width / step
     count = max(1, math.ceil(samples / per_window - 1e-9))
@@ -186,24 +235,35 @@ def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, uni
 
 
 def from_mask(mask: Any, shape: Sequence[int] | None = None) -> Segments:
-    """Groups from a file (.npy, or .png and other pictures, one colour per group) or an array of integer ids.
+    """Segments from an array of integer ids or a file.
 
-    Ids need not be consecutive: they are numbered 0 … K−1 in increasing order, and names keep the ids of yours. `shape`
-    is that of one input: a mask of (H, W) then serves all channels of (C, H, W).
+    Ids need not be consecutive: they are numbered 0 … K−1 in increasing order, and the names contain the original ids.
+
+    Args:
+        mask: an array of integer ids, or the path of a .npy file, or of a .png or other image file with one colour per
+            segment.
+        shape: shape of one input; a mask (H, W) is then used for all channels of (C, H, W).
+
+    Returns:
+        `Segments` with the given shape, or that of the mask.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the mask does not hold integers, does not fit `shape`, or the file cannot be read.
 
     >>> from_mask(np.array([[7, 7], [9, 7]])).names
     ('segment 7', 'segment 9')
     """
     ids, colours = _read_mask(Path(mask)) if isinstance(mask, str | Path) else (torch.as_tensor(mask).cpu(), None)
     if ids.is_floating_point() or ids.is_complex():
-        raise ValueError(f"a mask holds whole numbers, one id per feature, got {ids.dtype}.")
+        raise ValueError(f"mask must hold whole numbers, one id per feature, got {ids.dtype}.")
     ids = ids.long()
     if shape is not None:
         try:
             ids = ids.expand(tuple(shape))
         except RuntimeError as error:
             raise ValueError(
-                f"the mask has shape {tuple(ids.shape)}, but one input has {tuple(shape)}: wanted an id for every "
+                f"the mask has shape {tuple(ids.shape)}, but one input has {tuple(shape)}. Pass an id for every "
                 "feature, or for every pixel."
             ) from error
     found, mask_ids = torch.unique(ids, return_inverse=True)
@@ -212,19 +272,24 @@ def from_mask(mask: Any, shape: Sequence[int] | None = None) -> Segments:
 
 
 def noise(parts: Any, sigma: Any) -> Gaussian:
-    """Noise that moves whole segments: all features of a segment shift by one N(0, σ²), for `gaussian=`.
+    """Noise that shifts all features of a segment by the same random amount, for the argument `gaussian`.
 
-    It asks what happens when two segments move, each as a whole: with feature_mask=parts, entry (I, J) of the result is
-    the mixed second derivative of the smoothed model with respect to the shifts of segments I and J, and the rank of
-    the problem is K, the number of segments, whatever the number of features. Independent noise on every feature, as
-    of sigma= or radius=, asks about the features inside the segments and needs many more calls for their sums.
+    With feature_mask=parts, entry (I, J) of the result is the mixed second derivative of the smoothed model with
+    respect to the shifts of segments I and J. The rank of the problem is K, the number of segments, for any number of
+    features. Independent noise on every feature (sigma= or radius=) explains the features inside the segments, and
+    their sums need many more calls.
 
     Args:
-        parts: Segments, or integer ids 0 … K−1 with the shape of one input, each of them used; one for all examples.
-        sigma: standard deviation of the shift, a number or one per segment; a segment with 0 does not move.
+        parts: `Segments`, or integer ids 0 … K−1 with the shape of one input, each of them used; the same for all
+            examples.
+        sigma: standard deviation of the shifts, a number or one per segment; a segment with 0 does not move.
 
     Returns:
         A Gaussian of rank K. No d × d matrix is made.
+
+    Raises:
+        TypeError: if `parts` does not hold integers, or sigma is not numeric.
+        ValueError: if the ids are not 0 … K−1, or sigma is negative, not finite, or of another length than K.
 
     >>> import smoothhess as sh
     >>> halves = grid((1, 8, 8), (1, 2))
@@ -238,11 +303,11 @@ def noise(parts: Any, sigma: Any) -> Gaussian:
         mask = torch.as_tensor(parts).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"wanted one mask of integer ids or Segments, got {type(parts).__name__}. Where examples have segments of "
-            "their own, explain them one by one, each with its own segments.noise."
+            f"parts must be one mask of integer ids or Segments, got {type(parts).__name__}. If the examples have "
+            "different segments, explain them one by one, each with its own segments.noise."
         ) from error
     if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
-        raise TypeError(f"a mask holds integer ids 0 … K−1, one per feature, got {mask.dtype}.")
+        raise TypeError(f"parts must hold integer ids 0 … K−1, one per feature, got {mask.dtype}.")
     mask = mask.reshape(-1).long()
     if not mask.numel() or int(mask.min()) < 0:
         got = "none" if not mask.numel() else int(mask.min())
@@ -252,8 +317,8 @@ def noise(parts: Any, sigma: Any) -> Gaussian:
     if not bool(sizes.all()):
         empty = torch.nonzero(sizes == 0).reshape(-1).tolist()
         raise ValueError(
-            f"{len(empty)} of the ids 0 … {count - 1} have no features (such as {empty[0]}): there is nothing to "
-            "move. segments.from_mask(mask) numbers the ids that are used without gaps."
+            f"each of the ids 0 … {count - 1} must have a feature, got {len(empty)} without (such as {empty[0]}). "
+            "segments.from_mask(mask) numbers the ids that are used without gaps."
         )
     try:
         sigmas = torch.as_tensor(sigma, dtype=torch.float64).detach().cpu()
@@ -263,14 +328,27 @@ def noise(parts: Any, sigma: Any) -> Gaussian:
         raise ValueError(f"sigma must be a number or one per segment, {count} here, got shape {tuple(sigmas.shape)}.")
     if not bool(((sigmas >= 0) & sigmas.isfinite()).all()) or not bool((sigmas > 0).any()):
         raise ValueError(
-            "sigma must be positive and finite, a standard deviation (0 for segments that must not move), got "
+            "sigma must be a positive, finite standard deviation (0 for segments that must not move), got "
             f"{float(sigmas.min()):g} … {float(sigmas.max()):g}."
         )
     return SegmentShift(mask, sigmas.expand(count).clone())
 
 
 def parse(words: str, inputs: Tensor, names: Sequence[str] | None = None, step: float | None = None) -> Segments | None:
-    """The segments that the command line's words ask for, of one input (*shape); None for "none".
+    """Segments of one input from the text of the command-line option.
+
+    Args:
+        words: such as "grid:14", "slic:50", "columns:groups.json", "window:0.5s", "mask:file" or "none".
+        inputs: one input, (*shape).
+        names: names of the columns, for "columns".
+        step: seconds between two samples, for "window".
+
+    Returns:
+        `Segments`, or None for "none".
+
+    Raises:
+        FileNotFoundError: if a file does not exist.
+        ValueError: if the text is not understood, or does not fit the input.
 
     >>> len(parse("grid:2x3", torch.zeros(3, 8, 9)))
     6
@@ -286,11 +364,11 @@ def parse(words: str, inputs: Tensor, names: Sequence[str] | None = None, step: 
     if kind == "grid" and rest:
         across = [_number(part, words) for part in rest.lower().replace("×", "x").split("x")]
         if len(across) > 2:
-            raise ValueError(f"wanted grid:14 or grid:7x14, got {words!r}.")
+            raise ValueError(f"a grid must be given as grid:14 or grid:7x14, got {words!r}.")
         return grid(shape, across[0] if len(across) == 1 else (across[0], across[1]))
     if kind == "columns":
         if names is None:
-            raise ValueError("segments by columns need the names of the columns: use a csv with a header.")
+            raise ValueError("segments by columns need the names of the columns, got none. Use a csv with a header.")
         return columns(names, _read_groups(Path(rest)) if rest else None)
     if kind == "window" and rest:
         return _parse_window(rest, words, shape, step)
@@ -304,7 +382,9 @@ def _parse_window(rest: str, words: str, shape: tuple[int, ...], step: float | N
     try:
         width = float(rest.removesuffix("s").removesuffix("m")) / (1000 if rest.endswith("ms") else 1)
     except ValueError as error:
-        raise ValueError(f"wanted window:0.5s, window:20ms or window:20 (samples), got {words!r}.") from error
+        raise ValueError(
+            f"a window must be given as window:0.5s, window:20ms or window:20 (samples), got {words!r}."
+        ) from error
     if step is None:
         if seconds:
             raise ValueError(
@@ -318,40 +398,40 @@ def _number(text: str, words: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise ValueError(f"wanted a whole number in {words!r}. Segments can be {WORDS}.") from error
+        raise ValueError(f"expected a whole number in {words!r}, got {text!r}. Segments can be {WORDS}.") from error
 
 
 def _read_groups(path: Path) -> dict[str, list[str]]:
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: wanted json like {{'body': ['height', 'weight']}}.")
+        raise FileNotFoundError(f"no file {path}. Write json like {{'body': ['height', 'weight']}} to it.")
     try:
         groups = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not json ({error}).") from error
     if not isinstance(groups, dict) or not all(isinstance(v, list) for v in groups.values()):
-        raise ValueError(f"{path}: wanted an object of lists of column names, group by group.")
+        raise ValueError(f"{path} must hold an object with a list of column names for each group.")
     return groups
 
 
 def _read_mask(path: Path) -> tuple[Tensor, list[str] | None]:
-    """Ids, and of a coloured picture the colours they stand for."""
+    """Ids, and for a colour image the colour of each id."""
     if not path.is_file():
-        raise FileNotFoundError(f"no mask at {path}: wanted a .npy or .png file.")
+        raise FileNotFoundError(f"no mask at {path}. Pass the path of a .npy or .png file.")
     if path.suffix == ".npy":
         try:
             return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.int64, casting="same_kind")), None
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is not an array of whole numbers ({error}).") from error
+            raise ValueError(f"{path} must hold an array of whole numbers ({error}).") from error
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise ImportError("masks as pictures need pillow: pip install pillow, or save the mask as .npy") from error
+        raise ImportError("masks as image files need pillow: pip install pillow, or save the mask as .npy") from error
     try:
         with Image.open(path) as picture:
             ids = np.asarray(picture)
     except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{path} is not a picture that pillow can read; pass .png or .npy.") from error
-    if ids.ndim == 2:  # grey levels, black and white, or numbers of a palette
+        raise ValueError(f"{path} is not an image that pillow can read. Pass a .png or .npy file.") from error
+    if ids.ndim == 2:  # grey levels, black and white, or palette indices
         return torch.from_numpy(ids.astype(np.int64)), None
     colours, inverse = np.unique(ids.reshape(-1, ids.shape[-1])[:, :3], axis=0, return_inverse=True)
     names = ["#" + "".join(f"{int(c):02x}" for c in colour) for colour in colours]
@@ -364,30 +444,30 @@ def _numbered(found: Any, name: str, shape: tuple[int, ...]) -> Segments:
 
 
 def _spread(mask: Tensor, names: Sequence[str], shape: Sequence[int]) -> Segments:
-    """A mask of the trailing dimensions for all channels."""
+    """Segments of the given shape from a mask of its trailing dimensions."""
     return Segments(mask.expand(tuple(shape)).contiguous(), tuple(names))
 
 
 def _parts(size: int, n: int) -> Tensor:
-    """Which of n nearly equal parts each of `size` places is in."""
+    """Indices (size,) of n consecutive parts of nearly equal length."""
     return torch.arange(size) * n // size
 
 
 def _image_size(shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) not in (2, 3):
-        raise ValueError(f"wanted the shape of one image, (H, W) or (C, H, W), got {shape}.")
+        raise ValueError(f"the shape must be that of one image, (H, W) or (C, H, W), got {shape}.")
     return shape[-2], shape[-1]
 
 
 def _count(n: Any, what: str) -> int:
     if isinstance(n, bool) or not hasattr(n, "__index__") or int(n) < 1:
-        raise ValueError(f"wanted a whole number of {what}, at least 1, got {n!r}.")
+        raise ValueError(f"the number of {what} must be a whole number, at least 1, got {n!r}.")
     return int(n)
 
 
 def _refuse_more(n: int, size: int) -> None:
     if n > size:
-        raise ValueError(f"{n} cells are more than the {size} features along that side.")
+        raise ValueError(f"{n} cells are more than the {size} features along that side. Pass fewer cells.")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,8 @@
-"""The surrogate: f near x₀ from its value, gradient and Hessian."""
+"""Taylor: the quadratic surrogate of f near x₀, from its value, gradient and Hessian.
+
+The class evaluates the surrogate at points. Its minimum on a ball is in `minimize_in_ball`, the comparison of
+surrogates with the model in `smoothhess.evaluate`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,13 @@ from torch import Tensor
 class Taylor:
     """f̃(x) = f(x₀) + Gᵀ(x − x₀) + ½ (x − x₀)ᵀH(x − x₀), for each of B examples.
 
-    Note f(x₀), the model's own output, not the smoothed value. `product` maps displacements (B, n, d) to H times them;
-    None leaves the quadratic term out (order 1). Directions in which the Gaussian does not move (frozen features) have
-    gradient and Hessian 0, so the surrogate says nothing about them.
+    `Interactions.taylor` returns it. The constant is f(x₀), the output of the model, not the smoothed value. `product`
+    maps displacements (B, n, d) to H times each; if it is None there is no quadratic term (order 1). In directions
+    in which the Gaussian has no variance (frozen features), gradient and Hessian are 0 and the surrogate is constant.
+
+    >>> surrogate = Taylor(torch.zeros(1, 2), torch.ones(1), torch.tensor([[2.0, 0.0]]), product=lambda rows: rows)
+    >>> surrogate(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]))
+    tensor([[3.5000, 3.0000]])
     """
 
     inputs: Tensor  # (B, *shape)
@@ -24,7 +32,17 @@ class Taylor:
     product: Callable[[Tensor], Tensor] | None
 
     def __call__(self, points: Tensor) -> Tensor:
-        """Values (B, n) at absolute points (B, n, *shape)."""
+        """Values of the surrogate at points.
+
+        Args:
+            points: absolute points (not displacements), (B, n, *shape).
+
+        Returns:
+            (B, n).
+
+        Raises:
+            ValueError: if `points` has another shape.
+        """
         shape = self.inputs.shape
         if points.ndim != self.inputs.ndim + 1 or points.shape[0] != shape[0] or points.shape[2:] != shape[1:]:
             wanted = ", ".join(map(str, (shape[0], "n", *shape[1:])))
@@ -35,7 +53,14 @@ class Taylor:
         return self.displaced((points.to(self.inputs) - self.inputs[:, None]).flatten(2))
 
     def displaced(self, delta: Tensor) -> Tensor:
-        """Values (B, n) at x₀ + δ for displacements (B, n, d)."""
+        """Values of the surrogate at x₀ + δ.
+
+        Args:
+            delta: flat displacements δ, (B, n, d).
+
+        Returns:
+            (B, n).
+        """
         linear = torch.einsum("bnd,bd->bn", delta, self.gradient)
         value = self.value[:, None] + linear
         if self.product is not None:

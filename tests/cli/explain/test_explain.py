@@ -289,7 +289,7 @@ def test_what_the_library_warns_of_is_a_note(here, quick, capsys):
     (here / "line.py").write_text("def f(x):\n    return x.sum(1)\n")
     assert explain("--model", "line.py:f", "--input", "data.csv", "--rows", 0, "--sigma", 1, "--out", "out") == 0
     done = capsys.readouterr()
-    assert "note: H cannot be told from zero" in " ".join(done.out.split())
+    assert "note: H cannot be distinguished from zero" in " ".join(done.out.split())
     assert done.err == ""
     arguments = [a for a in TABLE if a not in ("--calls", "200")]
     assert explain(*arguments, "--rows", 0, "--tol", 1e-9, "--max-calls", 8, "--out", "out") == 0
