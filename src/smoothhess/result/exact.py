@@ -382,7 +382,7 @@ class Exact(Interactions):
         """The Hessian, dense and symmetric, (B, d, d); from an operator, one product per feature."""
         if isinstance(self.derivatives.curvature, Tensor):
             return self.derivatives.curvature
-        self._refuse_dense()
+        self.refuse_dense()
         whole = self.inputs.new_zeros(self.shape)
         if self.derivatives.curvature is not None:
             for start, rows in self._unit_rows():
@@ -415,7 +415,8 @@ class Exact(Interactions):
         return self._product(rows)
 
     @cached_property
-    def _noise(self) -> Noise:
+    def noise(self) -> Noise:
+        """Variances: zero, or infinite where the derivatives were made of samples."""
         return _Certain(self)
 
     @cached_property
@@ -444,13 +445,13 @@ class Exact(Interactions):
         elif isinstance(known.curvature, Tensor):
             value = known.curvature.diagonal(dim1=-2, dim2=-1)
         else:
-            self._refuse_dense()
+            self.refuse_dense()
             parts = [
                 known.product(rows)[:, :, start : start + rows.shape[1]].diagonal(dim1=-2, dim2=-1)
                 for start, rows in self._unit_rows()
             ]
             value = torch.cat(parts, 1)
-        return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
+        return self.estimate_of(value.reshape(len(self), *self.feature_shape), self.noise.of_diagonal())
 
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k eigenpairs of H with the largest |λ|, as `Interactions.eigh`; from an operator, by products only."""
@@ -469,7 +470,7 @@ class Exact(Interactions):
     def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Self:
         """Interactions of groups of features, as `Interactions.groups`; one product per group, no d × d matrix."""
         shape = (len(self), *self.feature_shape)
-        grouping = Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs)
+        grouping = Grouping.make(feature_mask, direction, shape, self.feature_scales[0], self.inputs)
         whole = grouping
         if self.grouping is not None:
             whole = grouping.after(self.grouping, self.gaussian.scales(self.inputs[0].numel()))
@@ -563,7 +564,8 @@ class Exact(Interactions):
             )
         return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
 
-    def _refuse_dense(self) -> None:
+    def refuse_dense(self) -> None:
+        """Raise if there are too many features for a dense matrix."""
         if self.shape[1] > DENSE_LIMIT:
             raise ValueError(
                 f"{self.shape[1]} features are too many for a dense matrix, or one product per feature ({DENSE_LIMIT} "

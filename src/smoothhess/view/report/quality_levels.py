@@ -43,7 +43,7 @@ def _error(one: Interactions) -> Reading:
         return Reading(
             "Relative error", "0", "plain", "not sampled", f"{meaning} Exact results have no sampling error."
         )
-    if one.design != "exact" and not float(one._noise.df[0]):
+    if one.design != "exact" and not float(one.noise.df[0]):
         return Reading(
             "Relative error", "unknown", "poor", "too few draws for an estimate", f"{meaning} Use more calls."
         )
