@@ -471,7 +471,7 @@ def test_an_older_page_is_replaced_and_a_failure_leaves_it(table, tmp_path, monk
     with pytest.raises(ValueError, match="one name per feature"):
         report(table, path, names=["a"])
     assert path.read_text() == "old"
-    monkeypatch.setattr(page_module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("smoothhess.model.atomic_write.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         report(table, path)
     assert path.read_text() == "old"

@@ -19,9 +19,10 @@ from smoothhess.draws.gaussian import Diagonal, Isotropic
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, symmetric
 from smoothhess.estimate.variance import Noise, Variance
+from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
 from smoothhess.model.gradients import check_inputs
-from smoothhess.result import files
+from smoothhess.result import files, text
 from smoothhess.result.files import Parts
 from smoothhess.result.interactions import Eigenpairs, Estimate, Interactions
 from smoothhess.result.taylor import Taylor
@@ -461,7 +462,7 @@ class Exact(Interactions):
             raise ValueError(f"k must be between 1 and {d} eigenpairs, got {k}.")
         if isinstance(self._known.curvature, Tensor):
             values, vectors = torch.linalg.eigh(self.hessian)
-            order = values.abs().argsort(dim=-1, descending=True)[:, :k]
+            order = by_magnitude(values, k)
             values, vectors = values.gather(1, order), vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
         else:
             values, vectors = leading_eigenpairs(self._product, self.derivatives.gradient, k)
@@ -546,23 +547,7 @@ class Exact(Interactions):
         Interactions.save(replace(self, derivatives=self._known), path)
 
     def __repr__(self) -> str:
-        b, d, _ = self.shape
-        what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
-        h = self._known.curvature
-        form = "zero Hessian" if h is None else "dense Hessian" if isinstance(h, Tensor) else "matrix-free Hessian"
-        name = type(self).__name__
-        lines = [
-            f"{name} of {b} example(s) × {what}{f', {self.method}' if self.method else ''}, {form}",
-            *([f"  {self.note}"] if self.note else []),
-            "  example      f(x)      value  |gradient|   passes",
-        ]
-        for i in range(min(b, 8)):
-            slope = float(torch.linalg.vector_norm(self.derivatives.gradient[i]))
-            lines.append(
-                f"  {i:7d}  {float(self.output[i]):8.4g}  {float(self.value[i]):9.4g}  {slope:10.4g}  "
-                f"{float(self.n_passes[i]):7.0f}"
-            )
-        return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
+        return text.exact_table(self, self._known.curvature)
 
     def refuse_dense(self) -> None:
         """Raise if there are too many features for a dense matrix."""

@@ -33,8 +33,9 @@ from smoothhess.estimate.statistics import (
 from smoothhess.estimate.stein_check import z_scores
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise, Variance
+from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
-from smoothhess.result import export, files
+from smoothhess.result import export, files, text
 from smoothhess.result.files import Parts
 from smoothhess.result.pairs import Columns, Pair, labels_of, strongest_pairs
 from smoothhess.result.taylor import Taylor
@@ -492,7 +493,7 @@ class Interactions:
             self.refuse_dense()
             values, vectors = torch.linalg.eigh(self.hessian)
         k = min(k, values.shape[-1])
-        order = values.abs().argsort(dim=-1, descending=True)[:, :k]
+        order = by_magnitude(values, k)
         values = values.gather(1, order)
         vectors = vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
         return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
@@ -945,36 +946,12 @@ class Interactions:
         return html(self)
 
     def __repr__(self) -> str:
-        b, d, _ = self.shape
-        what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
-        lines = [
-            f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
-            f"{'' if self.control is None else f', control {self.control}'}{', denoised' if self.shrink else ''}"
-            f"{'' if self.unbiased else ', biased'}{self._precision_text}, "
-            f"seed {self.seed}",
-            "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
-        ]
-        for i in range(min(b, 8)):
-            value = f"{float(self.value[i]):.4g} ± {float(self.value_stderr[i]):.1g}"
-            lines.append(
-                f"  {i:7d}  {float(self.output[i]):8.4g}  {value:<20} {float(self.relative_error[i]):9.3g}  "
-                f"{float(self.r2[i]):6.3f}  {int(self.n_calls[i]):7d}  {self.status[i]}"
-            )
-        return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
-
-    @property
-    def _precision_text(self) -> str:
-        if self.precision_error is None:
-            return ""
-        return f", {self.precision} (noise up to {float(self.precision_error.max()):.0%} of a gradient's change)"
+        return text.sampled_table(self)
 
     @property
     def gaussian_text(self) -> str:
         """Kind and standard deviations of the Gaussian as text."""
-        scales = self.gaussian.scales(self.inputs[0].numel())
-        low, high = float(scales.min()), float(scales.max())
-        sigma = f"σ = {low:.3g}" if high - low <= 1e-6 * high else f"σ = {low:.3g} … {high:.3g}"
-        return f"{type(self.gaussian).__name__} {sigma}"
+        return text.describe_gaussian(self.gaussian, self.inputs[0].numel())
 
     def refuse_dense(self) -> None:
         """Raise if there are too many features for a dense matrix."""

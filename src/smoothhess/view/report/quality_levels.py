@@ -10,11 +10,6 @@ from smoothhess.estimate.stein_check import combined
 if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
-LIMITS = (
-    "The intervals describe the Monte-Carlo error of this network's smoothed Hessian. They do not show whether an "
-    "interaction is real, stable or causal."
-)
-
 ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # largest relative error that is rated good, or fair
 R2_GOOD, R2_FAIR = 0.8, 0.5  # smallest R² that is rated good, or fair
 SELF_CHECK = 5.0  # |z| above which gradients and values are inconsistent
