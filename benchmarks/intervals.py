@@ -36,7 +36,7 @@ def coverage(case: Case, truths: list[Tensor], calls: int, seeds: int, control: 
         order = truth[i, j].abs().argsort(descending=True)[:TOP]
         for seed in range(seeds):
             result = estimate(case, index, calls, seed, control=control)
-            reach = student_t.quantile(0.95, result._noise.df).to(truth) * result.stderr()[0].double()
+            reach = student_t.quantile(0.95, result.noise.df).to(truth) * result.stderr()[0].double()
             inside = ((result.unshrunk().hessian[0].double() - truth).abs() <= reach)[i, j].double()
             everywhere.append(float(inside.mean()))
             largest.append(float(inside[order].mean()))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from smoothhess.model.atomic_write import atomic_write
 
 __all__ = ["Cells", "write_atomically"]
 
@@ -19,12 +20,8 @@ __all__ = ["Cells", "write_atomically"]
 def write_atomically(text: str, path: Path) -> Path:
     """Write a text file atomically, under a temporary name that is then moved into place, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path
 
 

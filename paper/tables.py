@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paper.cells import write_atomically
+from smoothhess.model.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,13 +165,9 @@ def save_figure(figure: Figure, folder: Path, name: str, dpi: int = 250) -> list
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-        path, part = folder / f"{name}.{kind}", folder / f".{name}.{os.getpid()}.part"
-        try:
-            with mpl.rc_context(_FIGURE):
-                figure.savefig(part, format=kind, dpi=dpi, metadata=metadata)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        path = folder / f"{name}.{kind}"
+        with atomic_write(path) as temporary, mpl.rc_context(_FIGURE):
+            figure.savefig(temporary, format=kind, dpi=dpi, metadata=metadata)
         written.append(path)
     return written
 

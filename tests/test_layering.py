@@ -81,6 +81,27 @@ def test_no_module_imports_a_private_name_of_another():
     assert not [line for line in wrong if re.search(r"\._(?!_)\w+$", line)]
 
 
+FOREIGN = {"_replace", "_asdict", "_fields", "_modules", "_schema"}  # of named tuples and of torch
+
+
+def test_no_module_reads_a_private_attribute_of_another():
+    wrong = []
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        nodes = [*ast.walk(tree)]
+        own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+        own |= {
+            node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        wrong += [
+            f"{name}:{node.lineno}: {ast.unparse(node)}"
+            for node in nodes
+            if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr) and node.attr not in own | FOREIGN
+        ]
+    assert not wrong
+
+
 def test_there_are_no_cycles():
     graph = {name: {source for source, _, _ in found if source != name} for name, found in EDGES.items() if inner(name)}
     packages = {name for name, path in MODULES.items() if path.stem == "__init__"}

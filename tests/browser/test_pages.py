@@ -22,7 +22,7 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, select, [tabin
 
 def moves(result):
     """σ_i of each feature: the page shows effects, H_ij σ_i σ_j."""
-    return result._scales[0].double()
+    return result.feature_scales[0].double()
 
 
 def expected(result, i):
@@ -403,7 +403,7 @@ def test_slopes_have_the_intervals_of_their_level(sample, open_page):
     it = sample("standardised")
     page = open_page(it.path)
     one = it.result[0]
-    width = float(student_t.quantile(0.95, one._noise.of_gradient().df)[0])
+    width = float(student_t.quantile(0.95, one.noise.of_gradient().df)[0])
     assert width > 2.2  # so few draws: two standard errors are too little
     for k in (1, 2, 3):
         found = page.data(f'#features button[data-feature="{k}"]')

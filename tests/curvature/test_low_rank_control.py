@@ -63,13 +63,13 @@ class TestResults:
         mask = torch.arange(40) % 6
         chosen = nn.functional.one_hot(mask).double()
         torch.testing.assert_close(result.groups(mask).hessian, chosen.T @ dense @ chosen)
-        noise = result._noise
+        noise = result.noise
         torch.testing.assert_close(noise.squared_norm, unbiased.square().sum((-1, -2)))
         if shrink:
-            torch.testing.assert_close(result._denoised.norm2, dense.square().sum((-1, -2)))
-            white = result._denoised.dense()
+            torch.testing.assert_close(result.denoised_estimate.norm2, dense.square().sum((-1, -2)))
+            white = result.denoised_estimate.dense()
             scale = GAUSSIAN.scales(40)
-            torch.testing.assert_close(result._denoised.explained.isfinite().all(), torch.tensor(True))
+            torch.testing.assert_close(result.denoised_estimate.explained.isfinite().all(), torch.tensor(True))
             torch.testing.assert_close(white, dense * scale[:, None] * scale, rtol=1e-6, atol=1e-9)
 
     def test_it_stays_unbiased(self):

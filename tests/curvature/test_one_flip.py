@@ -182,7 +182,7 @@ def test_less_noise_than_without():
     with_control, without = (
         SmoothHess(net).attribute(x, 0, sigma=0.03, n_calls=96, control=control) for control in ("kink", None)
     )
-    assert with_control._noise.of_frobenius.mean() < 0.2 * without._noise.of_frobenius.mean()
+    assert with_control.noise.of_frobenius.mean() < 0.2 * without.noise.of_frobenius.mean()
     torch.testing.assert_close(with_control.stein_z, without.stein_z)  # the check is on the model, not on the rest
 
 

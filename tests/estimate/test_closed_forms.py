@@ -116,7 +116,7 @@ def test_coverage_inside_and_beyond_one_block(blocks, d, kind):
         assert 0.92 <= share <= (0.985 if kind == "isotropic" and blocks > 0.25 else 1.0)
     if kind == "isotropic":
         error = torch.linalg.matrix_norm(result.hessian - truth)
-        assert 0.85 <= float((result._noise.of_frobenius.sqrt() / error).median()) <= 1.15
+        assert 0.85 <= float((result.noise.of_frobenius.sqrt() / error).median()) <= 1.15
 
 
 def test_one_scrambling_knows_nothing_of_its_error():

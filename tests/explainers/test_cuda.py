@@ -209,7 +209,7 @@ def test_batch_norms_with_a_quicker_way_back(monkeypatch):
     here = SmoothHess(net).attribute(x, **options)
     explainer = SmoothHess(net.cuda())
     quick = explainer.attribute(x.cuda(), **options)
-    assert [v for k, v in explainer._found_out.items() if "norms" in k] == [1]
+    assert [v for k, v in explainer.found_out.items() if "norms" in k] == [1]
     monkeypatch.setattr("smoothhess.model.gradients.may_pay", lambda _: False)
     plain = SmoothHess(net).attribute(x.cuda(), **options)
     for name in ("hessian", "gradient", "value"):

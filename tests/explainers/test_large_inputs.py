@@ -88,7 +88,7 @@ def test_relative_error_is_right_on_a_convnet():
         many = x.expand(30, -1, -1, -1).clone()
         result = explainer.attribute(many, 1, radius=3.0, n_calls=int(2 * 192 * blocks), seed=range(30))
         true = torch.linalg.matrix_norm(result.hessian - truth) / torch.linalg.matrix_norm(truth)
-        ratio = (result._noise.of_frobenius.sqrt() / torch.linalg.matrix_norm(truth) / true).median()
+        ratio = (result.noise.of_frobenius.sqrt() / torch.linalg.matrix_norm(truth) / true).median()
         assert 0.85 <= float(ratio) <= 1.15, blocks
 
 
@@ -97,8 +97,8 @@ def test_forms_without_a_matrix_equal_the_dense_ones():
     net = conv_net().double()
     x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
     result = Plain(net).attribute(x, 1, radius=3.0, n_calls=2 * 40)
-    assert result._noise.skew is not None
-    assert result._noise.skew.matrix is None
+    assert result.noise.skew is not None
+    assert result.noise.skew.matrix is None
     stderr = result.stderr()
     for index in (0, (1, 2, 3)):
         flat = index if isinstance(index, int) else index[0] * 64 + index[1] * 8 + index[2]
@@ -107,7 +107,7 @@ def test_forms_without_a_matrix_equal_the_dense_ones():
         result.diagonal().stderr.flatten(1), stderr.diagonal(dim1=1, dim2=2), rtol=1e-6, atol=1e-12
     )
     total = stderr.square().sum((1, 2)).sqrt()
-    torch.testing.assert_close(result._noise.of_frobenius.sqrt(), total, rtol=0.1, atol=0)
+    torch.testing.assert_close(result.noise.of_frobenius.sqrt(), total, rtol=0.1, atol=0)
 
 
 def test_rows_that_cannot_be_kept_are_refused_before_they_are_drawn(monkeypatch):

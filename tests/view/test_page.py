@@ -132,7 +132,7 @@ def test_the_width_of_intervals_follows_the_level(table):
 def test_slopes_have_the_width_of_their_own_degrees_of_freedom():
     x = torch.tensor([[0.3, 0.2, -0.1, 0.1]], dtype=torch.float64)
     few = sh.SmoothHess(one_pair).attribute(x, sigma=0.5, n_calls=8, design="antithetic", control=None)
-    df = few._noise.of_gradient().df
+    df = few.noise.of_gradient().df
     assert float(df) == 3
     for level in (0.8, 0.95):
         numbers = payload(few, level=level)["results"][0][0]
@@ -471,7 +471,7 @@ def test_an_older_page_is_replaced_and_a_failure_leaves_it(table, tmp_path, monk
     with pytest.raises(ValueError, match="one name per feature"):
         report(table, path, names=["a"])
     assert path.read_text() == "old"
-    monkeypatch.setattr(page_module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("smoothhess.model.atomic_write.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         report(table, path)
     assert path.read_text() == "old"

@@ -121,7 +121,7 @@ def second_order(
     if feature_mask is not None:
         result = result.groups(feature_mask)
     elif not zero and (_fits(inputs) if dense is None else dense):
-        result._refuse_dense()
+        result.refuse_dense()
         result = replace(result, derivatives=replace(result.derivatives, curvature=_symmetrised(products.dense())))
     passes = 1.0 + 0.5 * softened + products.passes / len(inputs)
     return replace(result, n_passes=torch.full_like(result.n_passes, passes))

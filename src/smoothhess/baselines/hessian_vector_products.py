@@ -114,7 +114,7 @@ class HessianProducts:
         leaf = leaf.clone().requires_grad_()
 
         def differentiated() -> Tensor:
-            value = self.oracle._forward(leaf, owner)
+            value = self.oracle.forward(leaf, owner)
             return torch.autograd.grad(value.sum(), leaf, create_graph=True)[0]
 
         gradient, per_row = with_bytes_kept(differentiated, len(points))

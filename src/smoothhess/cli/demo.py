@@ -25,6 +25,7 @@ from smoothhess import view
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
+from smoothhess.result.text import LIMITS
 from smoothhess.view import captions
 from smoothhess.view.figures import canvas, title_layout
 
@@ -36,10 +37,6 @@ PAIRS = 8  # pairs in each table and figure
 WIDTH = 100  # characters per printed line
 WHICH = ("sure", "typical", "unsure")
 
-LIMITS = (
-    "Limits: the intervals describe the Monte-Carlo error of this network's smoothed Hessian. They do not show whether "
-    "an interaction is real, stable or causal."
-)
 READING = (
     "How to read the tables: H is the mixed second derivative of the smoothed logit of the predicted class, with its "
     "95 % interval. H > 0: raising both features together raises the logit by more than the sum of their separate "
@@ -310,7 +307,7 @@ def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object]
             drawings += [(f"{task.name}-{which}", partial(overview, explanation, i)) for i, which in enumerate(WHICH)]
             drawings.append((f"{task.name}-gradient", partial(gradients, explanation)))
             drawings.append((f"{task.name}-heatmap", partial(heatmap, explanation)))
-        for paragraph in (*READING, LIMITS):
+        for paragraph in (*READING, f"Limits: {LIMITS}"):
             say(_wrapped(paragraph, ""))
         for name, draw in _progress(drawings, "drawing"):
             draw().savefig(staging / f"{name}.png", dpi=150)

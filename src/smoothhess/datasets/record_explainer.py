@@ -57,7 +57,7 @@ class Question:
                 raise ValueError("NeuronSmoothHess needs the neuron to explain. Pass neuron_selector=…")
             chosen = {name: options.pop(name) for name in _NEURON if name in options}
             about |= {name: described(v) for name, v in chosen.items()} | {"layer": _layer_name(explainer)}
-            explainer = explainer._explainer(chosen["neuron_selector"], chosen.get("attribute_to_neuron_input", False))
+            explainer = explainer.for_neuron(chosen["neuron_selector"], chosen.get("attribute_to_neuron_input", False))
         if isinstance(explainer, SmoothHess):
             unknown = sorted(options.keys() - _KEYWORDS.keys())
             if unknown:

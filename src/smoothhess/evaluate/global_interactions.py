@@ -183,7 +183,7 @@ class _Maker:
         method = first.method if isinstance(first, Exact) else f"SmoothHess {first.gaussian_text}"
         return GlobalInteractions(
             moments={name: Moments.of(v) for name, v in values.items()},
-            scales=first._scales[0].double().cpu(),
+            scales=first.feature_scales[0].double().cpu(),
             feature_shape=first.feature_shape,
             segments=(),
             method=method,

@@ -225,7 +225,7 @@ class _Runs:
         if d < 3:
             raise ValueError(f"sanity ranks pairs of features and needs at least 3 features, got {d}.")
         i, j = torch.triu_indices(d, d, 1, device=result.device)
-        scales = result._scales.to(result.hessian)
+        scales = result.feature_scales.to(result.hessian)
         effects = (result.hessian * scales[:, :, None] * scales[:, None]).abs()[:, i, j]  # (B, d(d − 1)/2)
         effects = torch.where(effects > RESOLUTION * effects.amax(1, keepdim=True), effects, 0.0)
         strongest = effects.topk(min(self.k, effects.shape[1]), 1)

@@ -274,7 +274,7 @@ def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
 
 def _unit_vector(result: Interactions, index: int | tuple[int, ...]) -> Tensor:
     unit = torch.zeros(result.shape[1], dtype=result.dtype, device=result.device)
-    unit[result._flat_index(index)] = 1
+    unit[result.flat_index(index)] = 1
     return unit
 
 

@@ -417,7 +417,7 @@ def _pairs(
             ends = (pair.i, pair.j) if isinstance(pair, Pair) else pair
             if not isinstance(ends, tuple | list) or len(ends) != 2:
                 raise ValueError(f"a pair must be (i, j), two features, got {pair!r}.")
-            i, j = (result._flat_index(e) for e in ends)
+            i, j = (result.flat_index(e) for e in ends)
             index[example, p] = torch.tensor([i, j])
             texts = pair.names if isinstance(pair, Pair) else [str(e) if names is None else names[e] for e in (i, j)]
             words.append(" × ".join(texts))

@@ -191,7 +191,7 @@ def in_parts(
     parts = []
     for index in torch.arange(together, device=device).split(oracle.most_examples):
         release()
-        parts.append(some(index)._lean())
+        parts.append(some(index).lean())
     return Interactions.cat(parts)
 
 
@@ -282,7 +282,7 @@ def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
     if budget.tol is None:
         return ["calls"] * len(result)
     error = result.relative_error
-    noise = result._noise
+    noise = result.noise
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
     scrambled = result.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1

@@ -44,7 +44,7 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
             "Raise max_calls, or accept the reported errors.",
             stacklevel=4,
         )
-    zeros = sum(s == "zero" and not u for s, u in zip(result.status, result._noise.unknown.tolist(), strict=True))
+    zeros = sum(s == "zero" and not u for s, u in zip(result.status, result.noise.unknown.tolist(), strict=True))
     if zeros:
         warnings.warn(
             f"{zeros} of {len(result)} example(s): H cannot be distinguished from zero. Interactions explain less than "
@@ -64,7 +64,7 @@ def _warn_unmoved(result: Interactions) -> None:
             "from the interactions, whose error is unknown (NaN).",
             stacklevel=4,
         )
-    unknown = result._noise.unknown & ~jumping
+    unknown = result.noise.unknown & ~jumping
     head = result.statistics.head
     moved = ((head.along != 0) | (head.across != 0)).sum(1)
     few = (moved > 0) & (moved < FEW_ROWS) & (result.statistics.n_head >= 2 * moved.clamp_min(3))

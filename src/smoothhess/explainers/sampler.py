@@ -59,7 +59,7 @@ class Sampler:
 
     def begin(self, seeds: Sequence[int]) -> Statistics:
         """Evaluate the unperturbed inputs and return statistics without rows."""
-        value, gradient = self._unperturbed()
+        value, gradient = self.unperturbed()
         empty = Statistics.empty(self.plan.name, seeds, value, gradient)
         if self.control is not None and self.control.drift is not None:
             drift = self.control.drift
@@ -85,7 +85,7 @@ class Sampler:
 
     def see_kinks(self, most: float) -> Kinks:
         """The frozen model; raises NoKinksError if it cannot be recorded, or would cost more than `most` passes."""
-        value, _ = self._unperturbed()
+        value, _ = self.unperturbed()
         gradient = self.plain_gradient
         if self.oracle.precision != "float32":
             with self.oracle.exact():
@@ -176,7 +176,8 @@ class Sampler:
             skew=skew.double() / 2,
         )
 
-    def _unperturbed(self) -> tuple[Tensor, Tensor]:
+    def unperturbed(self) -> tuple[Tensor, Tensor]:
+        """Evaluate the values and gradients at the inputs themselves."""
         if self.value is None or self.gradient is None:
             owner = torch.arange(len(self.inputs), device=self.inputs.device)
             self.value, self.plain_gradient = self.oracle(self.inputs, owner)
@@ -198,7 +199,7 @@ class Sampler:
 
     def _certainly_zero(self, index: Tensor) -> Tensor:
         oracle, inputs, everyone = self.oracle.select(index), self.inputs[index], torch.arange(len(index))
-        value, _ = self._unperturbed()
+        value, _ = self.unperturbed()
         no = torch.zeros(len(index), dtype=torch.bool, device=index.device)
         owner = everyone.to(index.device)
 
@@ -247,7 +248,7 @@ class Sampler:
 
     def check_same_model(self, stats: Statistics, index: Tensor) -> None:
         """Raise if f(x) differs from the value in the statistics."""
-        value, _ = self._unperturbed()
+        value, _ = self.unperturbed()
         if not torch.allclose(value[index], stats.value[index], rtol=AGREEMENT[self.oracle.precision], atol=1e-6):
             raise ValueError(
                 f"f(x) of example {int(index)} is {float(value[index]):.6g}, but the result was made with "
@@ -260,11 +261,12 @@ class Sampler:
             features = self.inputs[0].numel() if self.grouping is None else None
             stats.refuse_large(total, features)  # before the model is called
         known = None if self.control is None else self.control.known(index)
-        longer = stats.extended(self._chunks(stats, rows, index, bar), self._group_known(known, index))
+        longer = stats.extended(self._chunks(stats, rows, index, bar), self.group_known(known, index))
         self.oracle.refuse_infinite()  # once per call, since it synchronises with the device
         return longer
 
-    def _group_known(self, known: Known | None, index: Tensor) -> Known | None:
+    def group_known(self, known: Known | None, index: Tensor) -> Known | None:
+        """Return the control variate's expectation, summed over groups where there are groups."""
         if known is None or self.grouping is None:
             return known
         grouping = self.grouping.select(index)
@@ -300,7 +302,7 @@ class Sampler:
             _refuse_lost_noise(points[:, :LOOKED_AT], x, delta[:, :LOOKED_AT])
         value, gradient = self._call(points, x, index, with_centre=first)
         gradient = self.gaussian.pull(gradient)  # (b, r, 1 or 2, k)
-        own_value, own_gradient = self._unperturbed()
+        own_value, own_gradient = self.unperturbed()
         own_value, own_gradient = own_value[index, None], own_gradient[index, None]  # (b, 1), (b, 1, k)
         change = gradient - own_gradient[:, :, None]
         energy = torch.linalg.vector_norm(self.gaussian.push(change), dim=-1).square().mean(2)  # (b, r)
@@ -361,7 +363,7 @@ class Sampler:
         return value.reshape(b, r, s), gradient.reshape(b, r, s, d)
 
     def _refuse_random(self, value: Tensor, index: Tensor) -> None:
-        alone, _ = self._unperturbed()
+        alone, _ = self.unperturbed()
         tolerance = AGREEMENT[self.oracle.precision] if value.dtype == torch.float32 else 1e-8
         change = (value[:, 0] - alone[index]).abs()
         if (change > tolerance * value.abs().amax(1)).any():

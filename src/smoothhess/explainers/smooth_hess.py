@@ -63,7 +63,7 @@ class SmoothHess:
         if not callable(forward_func):
             raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
         self.forward_func = forward_func
-        self._found_out: dict[Any, int] = {}  # measured limits (rows that fit into memory, …) per kind of input
+        self.found_out: dict[Any, int] = {}  # measured limits (rows that fit into memory, …) per kind of input
 
     def attribute(
         self,
@@ -162,7 +162,7 @@ class SmoothHess:
             seed=seed,
             precision=precision,
             compile=compile,
-            found_out=self._found_out,
+            found_out=self.found_out,
         )
         with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
             result = run.finish(run.result(bar))
@@ -219,7 +219,7 @@ class SmoothHess:
         rows = rows_of_calls(check_calls, plan, "check_calls")
         rows_at_once = check_batch_size(internal_batch_size)
         oracle = Oracle(
-            self.forward_func, inputs, target, additional_forward_args, rows_at_once, found_out=self._found_out
+            self.forward_func, inputs, target, additional_forward_args, rows_at_once, found_out=self.found_out
         )
         sampler = Sampler(oracle, inputs, gaussian, plan, None)
         with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
@@ -297,7 +297,7 @@ class SmoothHess:
             additional_forward_args,
             check_batch_size(internal_batch_size),
             check_precision(result.precision, result.device, result.dtype),
-            found_out=self._found_out,
+            found_out=self.found_out,
         )
         with borrowed(self.forward_func, result.device), progress_bar(show_progress, rows, len(result)) as bar:
             grown = _in_parts(result, oracle, rows, bar)
@@ -321,11 +321,12 @@ class NeuronSmoothHess:
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
         self.forward_func = forward_func
         self.layer = layer
-        self._found_out: dict[Any, int] = {}
+        self.found_out: dict[Any, int] = {}
 
-    def _explainer(self, selector: Any, attribute_to_neuron_input: bool) -> SmoothHess:
+    def for_neuron(self, selector: Any, attribute_to_neuron_input: bool) -> SmoothHess:
+        """Return an explainer of one neuron as a function of the inputs."""
         explainer = SmoothHess(Neuron(self.forward_func, self.layer, selector, attribute_to_neuron_input))
-        explainer._found_out = self._found_out
+        explainer.found_out = self.found_out
         return explainer
 
     def attribute(
@@ -350,7 +351,7 @@ class NeuronSmoothHess:
         Returns:
             An `Interactions` of B examples.
         """
-        explainer = self._explainer(neuron_selector, attribute_to_neuron_input)
+        explainer = self.for_neuron(neuron_selector, attribute_to_neuron_input)
         return explainer.attribute(inputs, None, additional_forward_args, **options)
 
     def more(
@@ -372,7 +373,7 @@ class NeuronSmoothHess:
         Returns:
             A new `Interactions`.
         """
-        return self._explainer(neuron_selector, attribute_to_neuron_input).more(result, n, *args, **options)
+        return self.for_neuron(neuron_selector, attribute_to_neuron_input).more(result, n, *args, **options)
 
 
 def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: Any = None, **options: Any) -> Tensor:

@@ -9,6 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.eigenvalue_order import by_magnitude
+
 SPARE = 4  # additional directions in a block, to separate close eigenvalues
 TOLERANCE = 100  # residual at convergence, in units of eps times the largest |eigenvalue|
 KEPT_BLOCKS, FULL_BLOCKS = 4, 24  # a space of FULL_BLOCKS blocks is restarted with the best KEPT_BLOCKS
@@ -76,7 +78,7 @@ def leading_eigenpairs(
 def _best(small: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues of (B, n, n), largest |λ| first, (B, n), and eigenvectors as rows, (B, n, n)."""
     values, rotation = torch.linalg.eigh((small + small.mT) / 2)
-    order = values.abs().argsort(dim=1, descending=True)
+    order = by_magnitude(values)
     return values.gather(1, order), rotation.gather(2, order[:, None].expand_as(rotation)).mT
 
 

@@ -140,7 +140,8 @@ class Oracle:
     def _take(self, rows: int) -> None:
         self.batch_size = self._found_out[self._kind] = rows
 
-    def _forward(self, points: Tensor, owner: Tensor) -> Tensor:
+    def forward(self, points: Tensor, owner: Tensor) -> Tensor:
+        """Return the explained output of each row, (N,)."""
         value = self._output(points, owner)
         _refuse(bool(torch.isfinite(value).all()), "output", self.precision)
         return value

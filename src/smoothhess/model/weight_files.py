@@ -1,6 +1,5 @@
 """Read and write files of weights: safetensors, and .pth files of other projects (read only)."""
 
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,19 +9,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-__all__ = ["load_weights", "read_weights", "save_tensors", "save_weights"]
+from smoothhess.model.atomic_write import atomic_write
+
+__all__ = ["fill_network", "load_weights", "read_weights", "save_tensors", "save_weights"]
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file atomically."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, part, dict(metadata))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path) as temporary:
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary, dict(metadata))
 
 
 def save_weights(network: nn.Module, path: Path | str, **metadata: str) -> None:
@@ -73,22 +70,32 @@ def load_weights(network: nn.Module, *paths: Path | str) -> dict[str, str]:
         stored |= shard
         metadata |= notes
 
+    fill_network(network, stored, ", ".join(str(path) for path in paths))
+    return metadata
+
+
+def fill_network(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """Load tensors by name into a network, cast to its dtypes.
+
+    Raises:
+        ValueError: If names or shapes differ from those of the network; `source` is named in the message.
+    """
     wanted = network.state_dict()
-    missing, unknown = sorted(wanted.keys() - stored.keys()), sorted(stored.keys() - wanted.keys())
     shapes = [
         f"{key} {tuple(wanted[key].shape)} (file: {tuple(stored[key].shape)})"
         for key in wanted
         if key in stored and wanted[key].shape != stored[key].shape
     ]
-    faults = [("lacks", missing), ("has unknown", unknown), ("has other shapes for", shapes)]
-    if any(names for _, names in faults):
-        problems = "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names)
-        files = ", ".join(str(path) for path in paths)
+    faults = [
+        ("lacks", sorted(wanted.keys() - stored.keys())),
+        ("has unknown", sorted(stored.keys() - wanted.keys())),
+        ("has other shapes for", shapes),
+    ]
+    if mismatch := "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names):
         raise ValueError(
-            f"{files} does not fit {type(network).__name__}: it {problems}. Create it with the sizes of the file."
+            f"{source} does not fit {type(network).__name__}: it {mismatch}. Pass the weights of this network."
         )
     network.load_state_dict({key: value.to(wanted[key].dtype) for key, value in stored.items()})
-    return metadata
 
 
 def _listed(names: list[str]) -> str:

@@ -19,9 +19,10 @@ from smoothhess.draws.gaussian import Diagonal, Isotropic
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, symmetric
 from smoothhess.estimate.variance import Noise, Variance
+from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
 from smoothhess.model.gradients import check_inputs
-from smoothhess.result import files
+from smoothhess.result import files, text
 from smoothhess.result.files import Parts
 from smoothhess.result.interactions import Eigenpairs, Estimate, Interactions
 from smoothhess.result.taylor import Taylor
@@ -382,7 +383,7 @@ class Exact(Interactions):
         """The Hessian, dense and symmetric, (B, d, d); from an operator, one product per feature."""
         if isinstance(self.derivatives.curvature, Tensor):
             return self.derivatives.curvature
-        self._refuse_dense()
+        self.refuse_dense()
         whole = self.inputs.new_zeros(self.shape)
         if self.derivatives.curvature is not None:
             for start, rows in self._unit_rows():
@@ -415,7 +416,8 @@ class Exact(Interactions):
         return self._product(rows)
 
     @cached_property
-    def _noise(self) -> Noise:
+    def noise(self) -> Noise:
+        """Variances: zero, or infinite where the derivatives were made of samples."""
         return _Certain(self)
 
     @cached_property
@@ -444,13 +446,13 @@ class Exact(Interactions):
         elif isinstance(known.curvature, Tensor):
             value = known.curvature.diagonal(dim1=-2, dim2=-1)
         else:
-            self._refuse_dense()
+            self.refuse_dense()
             parts = [
                 known.product(rows)[:, :, start : start + rows.shape[1]].diagonal(dim1=-2, dim2=-1)
                 for start, rows in self._unit_rows()
             ]
             value = torch.cat(parts, 1)
-        return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
+        return self.estimate_of(value.reshape(len(self), *self.feature_shape), self.noise.of_diagonal())
 
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k eigenpairs of H with the largest |λ|, as `Interactions.eigh`; from an operator, by products only."""
@@ -460,7 +462,7 @@ class Exact(Interactions):
             raise ValueError(f"k must be between 1 and {d} eigenpairs, got {k}.")
         if isinstance(self._known.curvature, Tensor):
             values, vectors = torch.linalg.eigh(self.hessian)
-            order = values.abs().argsort(dim=-1, descending=True)[:, :k]
+            order = by_magnitude(values, k)
             values, vectors = values.gather(1, order), vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
         else:
             values, vectors = leading_eigenpairs(self._product, self.derivatives.gradient, k)
@@ -469,7 +471,7 @@ class Exact(Interactions):
     def groups(self, feature_mask: Tensor, direction: Tensor | None = None) -> Self:
         """Interactions of groups of features, as `Interactions.groups`; one product per group, no d × d matrix."""
         shape = (len(self), *self.feature_shape)
-        grouping = Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs)
+        grouping = Grouping.make(feature_mask, direction, shape, self.feature_scales[0], self.inputs)
         whole = grouping
         if self.grouping is not None:
             whole = grouping.after(self.grouping, self.gaussian.scales(self.inputs[0].numel()))
@@ -545,25 +547,10 @@ class Exact(Interactions):
         Interactions.save(replace(self, derivatives=self._known), path)
 
     def __repr__(self) -> str:
-        b, d, _ = self.shape
-        what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
-        h = self._known.curvature
-        form = "zero Hessian" if h is None else "dense Hessian" if isinstance(h, Tensor) else "matrix-free Hessian"
-        name = type(self).__name__
-        lines = [
-            f"{name} of {b} example(s) × {what}{f', {self.method}' if self.method else ''}, {form}",
-            *([f"  {self.note}"] if self.note else []),
-            "  example      f(x)      value  |gradient|   passes",
-        ]
-        for i in range(min(b, 8)):
-            slope = float(torch.linalg.vector_norm(self.derivatives.gradient[i]))
-            lines.append(
-                f"  {i:7d}  {float(self.output[i]):8.4g}  {float(self.value[i]):9.4g}  {slope:10.4g}  "
-                f"{float(self.n_passes[i]):7.0f}"
-            )
-        return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
+        return text.exact_table(self, self._known.curvature)
 
-    def _refuse_dense(self) -> None:
+    def refuse_dense(self) -> None:
+        """Raise if there are too many features for a dense matrix."""
         if self.shape[1] > DENSE_LIMIT:
             raise ValueError(
                 f"{self.shape[1]} features are too many for a dense matrix, or one product per feature ({DENSE_LIMIT} "

@@ -149,7 +149,9 @@ def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.I
     d = one.shape[1]
     if d > MOST_PLAYERS:
         raise ValueError(f"{d} features are too many players for shapiq ({MOST_PLAYERS} at most). Use groups(mask).")
-    moves = one._scales[0] if move is None else torch.as_tensor(move, dtype=torch.float64).detach().cpu().reshape(-1)
+    moves = (
+        one.feature_scales[0] if move is None else torch.as_tensor(move, dtype=torch.float64).detach().cpu().reshape(-1)
+    )
     if len(moves) not in (1, d):
         raise ValueError(f"move must be a number, or one per feature, {d}, got {len(moves)}.")
     moves = moves.double().cpu().expand(d)

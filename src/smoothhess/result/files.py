@@ -8,8 +8,6 @@ Stores of many results are in `smoothhess.datasets.store`.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping
+from smoothhess.model.atomic_write import atomic_write
 
 FORMAT = "smoothhess.interactions"
 VERSION = 3
@@ -63,23 +62,8 @@ def save(parts: Parts, path: str | Path) -> None:
 
 def write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file to a temporary name and rename it, so that `path` never holds a partial file."""
-    if not path.parent.is_dir():
-        raise ValueError(f"the folder {path.parent} does not exist. Create it first.")
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        save_file(tensors, name, metadata)
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are readable by the owner only
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata)
 
 
 def load(path: str | Path) -> Any:

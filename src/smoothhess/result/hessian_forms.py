@@ -176,7 +176,7 @@ def span(result: Interactions) -> Tensor | None:
         if not gaussian.rest:  # H is zero outside of them
             return axes
     rows = _denoised_rows(result) if result.shrink else _sampled_rows(result)
-    has_constant = result.shrink or result._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows
+    has_constant = result.shrink or result.unbiased_estimate.needs_correction  # a multiple of Σ⁻¹ outside of the rows
     if rows is None or (has_constant and not isinstance(gaussian, Eigenbasis | Isotropic)):
         return None
     return rows.double() if axes is None else torch.cat([rows.double(), axes], 1)
@@ -184,13 +184,13 @@ def span(result: Interactions) -> Tensor | None:
 
 def _sampled_rows(result: Interactions) -> Tensor | None:
     """Rows (B, r, d) that span H: scores, gradients, and factors of the control variate's expectation."""
-    unbiased = result._unbiased
+    unbiased = result.unbiased_estimate
     return torch.cat(unbiased.factors(), 1) if unbiased.is_factored else None
 
 
 def _denoised_rows(result: Interactions) -> Tensor | None:
     """Rows (B, r, d) that span the denoised H less a multiple of Σ⁻¹."""
-    denoised = result._denoised
+    denoised = result.denoised_estimate
     if denoised is None:
         return None
     low_rank = []

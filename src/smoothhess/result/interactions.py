@@ -33,8 +33,9 @@ from smoothhess.estimate.statistics import (
 from smoothhess.estimate.stein_check import z_scores
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise, Variance
+from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
-from smoothhess.result import export, files
+from smoothhess.result import export, files, text
 from smoothhess.result.files import Parts
 from smoothhess.result.pairs import Columns, Pair, labels_of, strongest_pairs
 from smoothhess.result.taylor import Taylor
@@ -177,18 +178,20 @@ class Interactions:
     # --- estimates ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _features(self) -> Statistics:
+    def feature_statistics(self) -> Statistics:
         """The statistics in the coordinates of the features."""
         return self.statistics if self.grouping is not None else self.statistics.map(self.gaussian.push)
 
     @cached_property
-    def _noise(self) -> Noise:
+    def noise(self) -> Noise:
+        """Variances of everything that is read off this result; for modules of this package."""
         white = self.statistics if self.grouping is None else None
-        return Noise(white, self._features, self.gaussian, self.exactly_zero)
+        return Noise(white, self.feature_statistics, self.gaussian, self.exactly_zero)
 
     @property
-    def _unbiased(self) -> Unbiased:
-        return self._noise.estimate
+    def unbiased_estimate(self) -> Unbiased:
+        """The unbiased estimate; for modules of this package."""
+        return self.noise.estimate
 
     @property
     def output(self) -> Tensor:
@@ -208,12 +211,12 @@ class Interactions:
 
     def value_estimate(self) -> Estimate:
         """`value` with its standard error and degrees of freedom, an `Estimate` (B,)."""
-        return self._estimate(self.value, self._noise.of_value())
+        return self.estimate_of(self.value, self.noise.of_value())
 
     @property
     def gradient(self) -> Tensor:
         """SmoothGrad, ∇h(x), (B, *feature shape)."""
-        stats = self._features
+        stats = self.feature_statistics
         flat = stats.gradient + (stats.even_sum / stats.n[:, None]).to(self.dtype)
         return flat.reshape(len(self), *self.feature_shape)
 
@@ -232,10 +235,10 @@ class Interactions:
         >>> bool(((low < 1) & (1 < high)).all())
         True
         """
-        return self._estimate(self.gradient, self._noise.of_gradient())
+        return self.estimate_of(self.gradient, self.noise.of_gradient())
 
     @cached_property
-    def _denoised(self) -> Denoised | None:
+    def denoised_estimate(self) -> Denoised | None:
         """The denoised estimate in whitened coordinates; None for group sums, or if `shrink` is False."""
         if not self.shrink or self.grouping is not None:
             return None
@@ -247,9 +250,9 @@ class Interactions:
         same.__dict__.update({k: v for k, v in self.__dict__.items() if k not in same.__dict__})
         return same
 
-    def _lean(self) -> Interactions:
+    def lean(self) -> Interactions:
         """A copy without cached quantities, except the denoised estimate."""
-        same, known = replace(self, statistics=replace(self.statistics)), self.__dict__.get("_denoised")
+        same, known = replace(self, statistics=replace(self.statistics)), self.__dict__.get("denoised_estimate")
         return same if known is None else same._knowing(known)
 
     def unshrunk(self) -> Interactions:
@@ -261,16 +264,16 @@ class Interactions:
         """SmoothHess, ∇²h(x), dense and symmetric, (B, d, d); denoised where `shrink` is True."""
         if self.denoised is not None:
             return self.denoised.hessian
-        if self._denoised is not None:
-            self._refuse_dense()
-            white = self._denoised.dense().to(self.dtype)
+        if self.denoised_estimate is not None:
+            self.refuse_dense()
+            white = self.denoised_estimate.dense().to(self.dtype)
             return symmetric(self.gaussian.push(self.gaussian.push(white).mT))
         return self._unbiased_hessian.to(self.dtype)
 
     @property
     def _unbiased_hessian(self) -> Tensor:
         """The unbiased estimate, (B, d, d) float64."""
-        return self._unbiased.dense()
+        return self.unbiased_estimate.dense()
 
     def stderr(self) -> Tensor:
         """Standard error of each entry of the unbiased estimate, (B, d, d).
@@ -278,8 +281,8 @@ class Interactions:
         Raises:
             ValueError: if there are too many features for a dense matrix.
         """
-        self._refuse_dense()
-        return self._noise.of_entries().value.sqrt().to(self.dtype)
+        self.refuse_dense()
+        return self.noise.of_entries().value.sqrt().to(self.dtype)
 
     @cached_property
     def relative_error(self) -> Tensor:
@@ -290,20 +293,20 @@ class Interactions:
         """
         error = self._estimated_error()
         if self.exactly_zero is not None:
-            error = torch.where(self._noise.unmoved & self.exactly_zero, 0.0, error)
-        return torch.where(self._noise.unknown, torch.nan, error).to(self.dtype)
+            error = torch.where(self.noise.unmoved & self.exactly_zero, 0.0, error)
+        return torch.where(self.noise.unknown, torch.nan, error).to(self.dtype)
 
     def _estimated_error(self) -> Tensor:
         """`relative_error` of examples whose error is known, (B,)."""
         if self.denoised is not None:
             return _ratio(self.denoised.error2, self.denoised.true2)
-        if self._denoised is not None:
-            more = self._noise.of_drift + self._noise.of_unseen
-            error2, true2 = self._denoised.error2 + more, self._denoised.true2
+        if self.denoised_estimate is not None:
+            more = self.noise.of_drift + self.noise.of_unseen
+            error2, true2 = self.denoised_estimate.error2 + more, self.denoised_estimate.true2
             return _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
-        variance = self._noise.of_frobenius
-        signal = self._noise.squared_norm - variance
-        return _ratio(variance, torch.where(self._noise.zero_score() > TOLD_FROM_ZERO, signal, 0.0))
+        variance = self.noise.of_frobenius
+        signal = self.noise.squared_norm - variance
+        return _ratio(variance, torch.where(self.noise.zero_score() > TOLD_FROM_ZERO, signal, 0.0))
 
     @cached_property
     def discontinuous(self) -> Tensor:
@@ -312,7 +315,7 @@ class Interactions:
         It is False for designs that do not use each direction twice (±).
         """
         stats, head = self.statistics, self.statistics.head
-        still = self._noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
+        still = self.noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
         if stats.known is not None:  # the residuals are not gradients of the function
             still = still & stats.known.is_zero
         if not find_design(self.design).mirrored or not bool(still.any()):
@@ -330,11 +333,11 @@ class Interactions:
         """
         if self.grouping is not None:
             return self.grouping.r2
-        if self._denoised is not None:
-            variation = self._noise.variation
-            share = (self._denoised.explained / variation).clamp_max(1)
+        if self.denoised_estimate is not None:
+            variation = self.noise.variation
+            share = (self.denoised_estimate.explained / variation).clamp_max(1)
             return torch.where(variation > 0, share, torch.nan).to(self.dtype)
-        return self._noise.explained.to(self.dtype)
+        return self.noise.explained.to(self.dtype)
 
     @cached_property
     def stein_z(self) -> Tensor:
@@ -396,13 +399,13 @@ class Interactions:
         """The reported H applied to each row of (B, n, d)."""
         if "hessian" in self.__dict__ or self.denoised is not None:
             return rows @ self.hessian
-        if self._denoised is not None:
-            return self.gaussian.push(self._denoised.product(self.gaussian.whiten(rows)))
+        if self.denoised_estimate is not None:
+            return self.gaussian.push(self.denoised_estimate.product(self.gaussian.whiten(rows)))
         return self._unbiased_product(rows)
 
     def _unbiased_product(self, rows: Tensor) -> Tensor:
         """The unbiased H applied to each row of (B, n, d)."""
-        return self._unbiased.product(rows)
+        return self.unbiased_estimate.product(rows)
 
     def row(self, i: int | tuple[int, ...]) -> Estimate:
         """Interactions of feature i with every feature.
@@ -417,16 +420,16 @@ class Interactions:
             TypeError: if i is a name.
             ValueError: if there is no feature i.
         """
-        index = self._flat_index(i)
+        index = self.flat_index(i)
         unit = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         unit[index] = 1
         value = self._unbiased_product(unit.expand(len(self), 1, -1))
-        return self._estimate(value.reshape(len(self), *self.feature_shape), self._noise.of_row(index))
+        return self.estimate_of(value.reshape(len(self), *self.feature_shape), self.noise.of_row(index))
 
     def diagonal(self) -> Estimate:
         """The interaction H_ii of each feature with itself, an `Estimate` (B, *feature shape)."""
-        value = self._unbiased.diagonal()
-        return self._estimate(value.to(self.dtype).reshape(len(self), *self.feature_shape), self._noise.of_diagonal())
+        value = self.unbiased_estimate.diagonal()
+        return self.estimate_of(value.to(self.dtype).reshape(len(self), *self.feature_shape), self.noise.of_diagonal())
 
     def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
         """The interaction uᵀHv of two directions.
@@ -443,9 +446,10 @@ class Interactions:
         """
         u, v = self._rows_of(u), self._rows_of(v)
         value = (u * self._unbiased_product(v[:, None])[:, 0]).sum(-1)
-        return self._estimate(value, self._noise.of_bilinear(u, v))
+        return self.estimate_of(value, self.noise.of_bilinear(u, v))
 
-    def _estimate(self, value: Tensor, variance: Variance) -> Estimate:
+    def estimate_of(self, value: Tensor, variance: Variance) -> Estimate:
+        """Return a value with its standard error and degrees of freedom."""
         return Estimate(value, variance.value.sqrt().to(self.dtype).reshape(value.shape), variance.df)
 
     def eigh(self, k: int | None = None) -> Eigenpairs:
@@ -464,28 +468,32 @@ class Interactions:
         k = min(8, d) if k is None else k
         if not 1 <= k <= d:
             raise ValueError(f"k must be between 1 and {d} eigenpairs, got {k}.")
-        rows = self._unbiased.factors()[1].shape[1] if self._features.is_factored else d
-        lifted = not self.shrink and self._unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows' span
+        rows = self.unbiased_estimate.factors()[1].shape[1] if self.feature_statistics.is_factored else d
+        lifted = (
+            not self.shrink and self.unbiased_estimate.needs_correction
+        )  # a multiple of Σ⁻¹ outside of the rows' span
         if lifted and d > DENSE_EIGH:
-            values, vectors = leading_eigenpairs(self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True)
+            values, vectors = leading_eigenpairs(
+                self._product, self.feature_statistics.gradient, k, EIGH_TOLERANCE, cheap=True
+            )
             return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
         if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None and not lifted:
-            few = 8 * k <= rows and self._denoised is not None
+            few = 8 * k <= rows and self.denoised_estimate is not None
             if 2 * rows * d * self.inputs.element_size() > (FEW_BYTES if few else SPAN_BYTES):
                 values, vectors = leading_eigenpairs(
-                    self._product, self._features.gradient, k, EIGH_TOLERANCE, cheap=True
+                    self._product, self.feature_statistics.gradient, k, EIGH_TOLERANCE, cheap=True
                 )
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # The range of H is in the span of the rows: solve the eigenvalue problem in a basis of it.
-            span, _ = torch.linalg.qr(torch.cat(self._unbiased.factors(), 1).mT)
+            span, _ = torch.linalg.qr(torch.cat(self.unbiased_estimate.factors(), 1).mT)
             small = span.mT @ self._product(span.mT).mT
             values, vectors = torch.linalg.eigh(symmetric(small))
             vectors = span @ vectors
         else:
-            self._refuse_dense()
+            self.refuse_dense()
             values, vectors = torch.linalg.eigh(self.hessian)
         k = min(k, values.shape[-1])
-        order = values.abs().argsort(dim=-1, descending=True)[:, :k]
+        order = by_magnitude(values, k)
         values = values.gather(1, order)
         vectors = vectors.gather(2, order[:, None].expand(-1, d, -1)).mT
         return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
@@ -524,19 +532,19 @@ class Interactions:
             ValueError: if an id is negative, or a shape does not fit the inputs.
         """
         shape = (len(self), *self.feature_shape)
-        return self.grouped(Grouping.make(feature_mask, direction, shape, self._scales[0], self.inputs))
+        return self.grouped(Grouping.make(feature_mask, direction, shape, self.feature_scales[0], self.inputs))
 
     def grouped(self, grouping: Grouping) -> Interactions:
         """As `groups`, for a `Grouping` that was validated before."""
         grouping = replace(grouping, r2=self.r2)
-        stats = self._features.map(grouping.sum)
+        stats = self.feature_statistics.map(grouping.sum)
         whole = grouping
         if self.grouping is not None:  # composed to one grouping of the features, which `more` needs
             whole = grouping.after(self.grouping, self.gaussian.scales(self.inputs[0].numel()))
-        if self._noise.skew is not None:  # the antisymmetric half of the groups is kept with their sums
+        if self.noise.skew is not None:  # the antisymmetric half of the groups is kept with their sums
             q = grouping.directions(self.gaussian).double()
             watched = torch.cat([q, probes(stats.rank, q).expand(len(q), -1, -1)], 1).expand(len(self), -1, -1)
-            skew = self._noise.skew.apply(watched).mT * stats.n[:, None, None]
+            skew = self.noise.skew.apply(watched).mT * stats.n[:, None, None]
             stats = replace(stats, skew=skew, gram=q @ q.mT)
         elif stats.skew is not None and stats.gram is not None:
             k = self.shape[1]
@@ -550,12 +558,12 @@ class Interactions:
 
     def _denoised_groups(self, grouping: Grouping, unbiased: Interactions) -> Shrunk | None:
         """Group sums that use the denoised Hessian; None if there is none, and for groups of groups."""
-        if self._denoised is None:
+        if self.denoised_estimate is None:
             return None
         q = grouping.directions(self.gaussian).expand(len(self), -1, -1)
-        hessian = symmetric(self._denoised.product(q) @ q.mT).double()
-        risk = self._denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
-        noise = unbiased._noise
+        hessian = symmetric(self.denoised_estimate.product(q) @ q.mT).double()
+        risk = self.denoised_estimate.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
+        noise = unbiased.noise
         rows = noise.estimate.odd.double()
         gram, missed = noise.estimate.identity.dense(), noise.of_drift + noise.of_unseen  # common to both
         found = Shrunk.combine(
@@ -592,15 +600,15 @@ class Interactions:
                 many features for a dense matrix.
         """
         label = labels_of(names, self.shape[1], self.feature_shape)
-        return [pairs for part in self._strongest_pairs(k, q, level, scales) for pairs in part.named(label)]
+        return [pairs for part in self.strongest_pairs_of(k, q, level, scales) for pairs in part.named(label)]
 
-    def _strongest_pairs(
+    def strongest_pairs_of(
         self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None
     ) -> list[Columns]:
         """The strongest pairs as tensors."""
-        self._refuse_dense()
-        given = self._scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
-        variance = self._noise.of_entries()
+        self.refuse_dense()
+        given = self.feature_scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
+        variance = self.noise.of_entries()
         return strongest_pairs(
             self._unbiased_hessian,
             self.hessian,
@@ -613,7 +621,8 @@ class Interactions:
         )
 
     @property
-    def _scales(self) -> Tensor:
+    def feature_scales(self) -> Tensor:
+        """The size of a usual move of each feature or group, (1 or B, d)."""
         if self.grouping is not None:
             return self.grouping.scales
         return self.gaussian.scales(self.shape[1]).double()[None]
@@ -662,8 +671,8 @@ class Interactions:
         if norm == "fro":
             reached = self.relative_error.double()
         elif norm == "op":
-            self._refuse_dense()
-            size, deviation = self._noise.operator_norms()
+            self.refuse_dense()
+            size, deviation = self.noise.operator_norms()
             reached = torch.where(size > 0, deviation / size, 0.0)
         else:
             raise ValueError(f'norm must be "fro" or "op", got {norm!r}.')
@@ -703,12 +712,12 @@ class Interactions:
             exactly_zero=None if self.exactly_zero is None else self.exactly_zero[where],
             denoised=None if self.denoised is None else self.denoised.select(where),
         )
-        known = self.__dict__.get("_denoised")
+        known = self.__dict__.get("denoised_estimate")
         return part if known is None else part._knowing(known.select(where))
 
     def _knowing(self, denoised: Denoised) -> Interactions:
         """This result with a denoised estimate that was computed before."""
-        self.__dict__["_denoised"] = denoised
+        self.__dict__["denoised_estimate"] = denoised
         return self
 
     def __iter__(self) -> Iterator[Interactions]:
@@ -759,7 +768,7 @@ class Interactions:
             exactly_zero=_flags([*results]),
             denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
         )
-        known = [k for r in results if (k := r.__dict__.get("_denoised")) is not None]
+        known = [k for r in results if (k := r.__dict__.get("denoised_estimate")) is not None]
         return whole._knowing(Denoised.cat(known)) if len(known) == len(results) else whole
 
     def merge(self, other: Interactions) -> Interactions:
@@ -937,45 +946,23 @@ class Interactions:
         return html(self)
 
     def __repr__(self) -> str:
-        b, d, _ = self.shape
-        what = f"{d} groups" if self.grouping is not None else f"{d} features {self.feature_shape}"
-        lines = [
-            f"Interactions of {b} example(s) × {what}, {self.gaussian_text}, {self.design} design"
-            f"{'' if self.control is None else f', control {self.control}'}{', denoised' if self.shrink else ''}"
-            f"{'' if self.unbiased else ', biased'}{self._precision_text}, "
-            f"seed {self.seed}",
-            "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
-        ]
-        for i in range(min(b, 8)):
-            value = f"{float(self.value[i]):.4g} ± {float(self.value_stderr[i]):.1g}"
-            lines.append(
-                f"  {i:7d}  {float(self.output[i]):8.4g}  {value:<20} {float(self.relative_error[i]):9.3g}  "
-                f"{float(self.r2[i]):6.3f}  {int(self.n_calls[i]):7d}  {self.status[i]}"
-            )
-        return "\n".join(lines + ([f"  … and {b - 8} more"] if b > 8 else []))
-
-    @property
-    def _precision_text(self) -> str:
-        if self.precision_error is None:
-            return ""
-        return f", {self.precision} (noise up to {float(self.precision_error.max()):.0%} of a gradient's change)"
+        return text.sampled_table(self)
 
     @property
     def gaussian_text(self) -> str:
         """Kind and standard deviations of the Gaussian as text."""
-        scales = self.gaussian.scales(self.inputs[0].numel())
-        low, high = float(scales.min()), float(scales.max())
-        sigma = f"σ = {low:.3g}" if high - low <= 1e-6 * high else f"σ = {low:.3g} … {high:.3g}"
-        return f"{type(self.gaussian).__name__} {sigma}"
+        return text.describe_gaussian(self.gaussian, self.inputs[0].numel())
 
-    def _refuse_dense(self) -> None:
+    def refuse_dense(self) -> None:
+        """Raise if there are too many features for a dense matrix."""
         if self.shape[1] > DENSE_LIMIT:
             raise ValueError(
                 f"{self.shape[1]} features are too many for a dense matrix ({DENSE_LIMIT} at most). Use groups(mask), "
                 "row(i), diagonal(), bilinear(u, v) or result @ v."
             )
 
-    def _flat_index(self, i: int | tuple[int, ...]) -> int:
+    def flat_index(self, i: int | tuple[int, ...]) -> int:
+        """Return the position of a feature, given as a number or as an index into the input, among all features."""
         shape = self.feature_shape
         if isinstance(i, str):
             raise TypeError(f"a feature must be an index, not a name, got {i!r}. Use names.index({i!r}).")

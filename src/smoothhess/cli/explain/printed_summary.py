@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from smoothhess.cli.demo import LIMITS
 from smoothhess.cli.explain.output_folder import Record
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
+from smoothhess.result.text import LIMITS
 
 WIDTH = 100
 PAIRS = 5  # pairs printed per input
@@ -75,7 +75,11 @@ def index(title: str, records: Sequence[tuple[str, Record]]) -> str:
         rows.append(f"<tr><th scope=row>{link}</th>{cells}</tr>")
     heads = "".join(f"<th>{head}</th>" for head in SHOWN.values())
     return PAGE.format(
-        title=html.escape(title), count=len(records), heads=heads, rows="\n".join(rows), limits=html.escape(LIMITS)
+        title=html.escape(title),
+        count=len(records),
+        heads=heads,
+        rows="\n".join(rows),
+        limits=html.escape(f"Limits: {LIMITS}"),
     )
 
 

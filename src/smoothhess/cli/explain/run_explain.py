@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from smoothhess.cli.demo import LIMITS
 from smoothhess.cli.explain import image_files, inputs, load_model, output_files, printed_summary, target_class
 from smoothhess.cli.explain.checked_settings import Settings
 from smoothhess.cli.explain.example_question import Question, ask, key
@@ -20,6 +19,7 @@ from smoothhess.cli.explain.normalization import read_numbers
 from smoothhess.cli.explain.output_folder import Folder
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
+from smoothhess.result.text import LIMITS
 from smoothhess.view.captions import noise_sentence
 from smoothhess.view.figures import canvas
 
@@ -84,7 +84,7 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
                 "resume."
             )
     say(printed_summary.wrapped(printed_summary.READING))
-    say(printed_summary.wrapped(LIMITS))
+    say(printed_summary.wrapped(f"Limits: {LIMITS}"))
     first = "index.html" if len(finished) > 1 else f"{finished[0]}.html"
     say(f"\nWritten: open {folder.path / first}")
     return [folder.path / f"{name}.html" for name in finished]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothhess.model.weight_files import read_weights
+from smoothhess.model.weight_files import fill_network, read_weights
 
 NESTED = ("state_dict", "model_state_dict", "model")  # keys of the weights in training checkpoints
 PICKLED = (
@@ -29,20 +29,10 @@ def fill(network: nn.Module, path: Path) -> None:
         FileNotFoundError: If there is no such file.
         ValueError: If the names or shapes differ from those of the network, or the file holds more than weights.
     """
-    stored = read(path)
-    wanted = network.state_dict()
+    stored, wanted = read(path), network.state_dict()
     if stored and all(name.startswith("module.") for name in stored) and not stored.keys() & wanted.keys():
         stored = {name.removeprefix("module."): value for name, value in stored.items()}  # saved from DataParallel
-    faults = [
-        ("lacks", sorted(wanted.keys() - stored.keys())),
-        ("has unknown", sorted(stored.keys() - wanted.keys())),
-        ("has other shapes for", [k for k in wanted if k in stored and wanted[k].shape != stored[k].shape]),
-    ]
-    if mismatch := "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names):
-        raise ValueError(
-            f"{path} does not fit {type(network).__name__}: it {mismatch}. Pass the weights of this network."
-        )
-    network.load_state_dict({key: value.to(wanted[key].dtype) for key, value in stored.items()})
+    fill_network(network, stored, str(path))
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -76,7 +66,3 @@ def open_plainly(path: Path) -> Any:
             reason = "is a TorchScript archive, which holds code. Export the model with torch.export"
             raise ValueError(f"{path} {reason}.") from error
         raise ValueError(f"{path} is not a file of weights, or it is truncated. Download or save it again.") from error
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

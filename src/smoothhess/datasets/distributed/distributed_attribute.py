@@ -67,7 +67,7 @@ def attribute(
              [1., 0.]]], dtype=torch.float64)
     """
     if isinstance(explainer, NeuronSmoothHess):
-        explainer = explainer._explainer(
+        explainer = explainer.for_neuron(
             options.pop("neuron_selector", target), options.pop("attribute_to_neuron_input", False)
         )
         target = None
@@ -87,7 +87,7 @@ def attribute(
         refuse_distributed_model(explainer.forward_func)
         show = arguments.pop("show_progress")
         del arguments["self"]
-        run = Run.prepare(explainer.forward_func, found_out=explainer._found_out, **arguments)
+        run = Run.prepare(explainer.forward_func, found_out=explainer.found_out, **arguments)
         with borrowed(explainer.forward_func, run.sampler.inputs.device):
             if not processes.is_leader:
                 return run.finish(Follower(run.sampler, processes).follow())

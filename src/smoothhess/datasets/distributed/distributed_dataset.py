@@ -128,7 +128,7 @@ def _watched(explainer: Any, processes: Processes) -> Any:
     """
     if isinstance(explainer, NeuronSmoothHess):
         return _copy_with_method(
-            explainer, "_explainer", lambda *args: _watched(explainer._explainer(*args), processes)
+            explainer, "for_neuron", lambda *args: _watched(explainer.for_neuron(*args), processes)
         )
     function = explainer.attribute if isinstance(explainer, SmoothHess) else explainer
     if not inspect.isroutine(function):

@@ -168,7 +168,7 @@ class Leader(Sampler):
         work = partial(evaluate, self, self.blank, stretch, self.processes, Watch(self.processes, bar))
         heads, sums = self.request("extend", work, stretch=stretch)
         bar.update((rows - len(stretch.share(0, self.processes.count))) * len(index))
-        known = None if self.control is None else self._group_known(self.control.known(index), index)
+        known = None if self.control is None else self.group_known(self.control.known(index), index)
         return appended(stats, stretch, heads, sums, known)
 
     def release(self, result: Interactions) -> Interactions:
@@ -254,7 +254,7 @@ class Follower:
     def begin(self, given: dict[str, Tensor], seeds: tuple[int, ...], passes: float | None) -> Found:
         """Check that the model is the same as in the leader, and use its control variate."""
         sampler, value = self.sampler, given.pop("f(x)")
-        own, _ = sampler._unperturbed()
+        own, _ = sampler.unperturbed()
         if not torch.allclose(own, value, rtol=AGREEMENT[sampler.oracle.precision], atol=1e-6):
             worst = int((own - value).abs().argmax())
             raise ValueError(

@@ -148,7 +148,7 @@ def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int]
         if part.target is not None:
             found["target"] = part.target
         if keep != "result" and n_pairs:
-            found |= _pair_columns(part._strongest_pairs(n_pairs))
+            found |= _pair_columns(part.strongest_pairs_of(n_pairs))
         if keep == "hessian":
             found |= {"hessian": _triangle(part.hessian), "stderr": _triangle(part.stderr())}
         parts.append((index, {name: t.cpu() for name, t in found.items()}))

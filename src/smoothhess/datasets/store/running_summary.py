@@ -42,7 +42,7 @@ def tally(
     results = [first] if second is None else [first, second]
     return GlobalInteractions(
         moments={name: Moments.of(v) for name, v in values.items()},
-        scales=first._scales[0].double().cpu(),
+        scales=first.feature_scales[0].double().cpu(),
         feature_shape=first.feature_shape,
         segments=tuple((seed, start, stop) for start, stop in spans([numbers[i] for i in chosen])),
         method=first.method if isinstance(first, Exact) else f"SmoothHess {first.gaussian_text}",

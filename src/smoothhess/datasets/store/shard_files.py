@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from smoothhess.model.atomic_write import atomic_write, sync_folder
+
 FORMAT, VERSION = "smoothhess.store", 1
 MANIFEST = "store.json"
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -92,33 +94,14 @@ class Shard:
 
 def commit(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file atomically and durably: `write` creates a temporary file, which is synced and renamed."""
-    temporary = path.with_name(f".{path.name}")
     try:
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, SafetensorError) and "os error" in str(error):  # errno is only in the text
-            code = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
-        raise
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Sync a folder, so that a rename in it is durable."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # not all systems can open folders
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        with atomic_write(path, durable=True) as temporary:
+            write(temporary)
+    except SafetensorError as error:
+        if "os error" not in str(error):
+            raise
+        code = re.search(r"os error (\d+)", str(error))  # errno is only in the text
+        raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
 
 
 def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool = False) -> bool:
@@ -143,7 +126,7 @@ def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool
             os.replace(temporary, folder / MANIFEST)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(folder)
+    sync_folder(folder)
     return True
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.trust_region.few_directions import reduced
 from smoothhess.linalg.trust_region.lanczos import Product, Space, widen
 from smoothhess.linalg.trust_region.scaling import eigenpairs
@@ -87,7 +88,7 @@ class Spectrum:
         _, d, k = self.vectors.shape
         if k < d:
             raise ValueError(f"a share of Σ|λ| needs all {d} eigenvalues, got {k}. Pass a dense Hessian.")
-        order = self.values.abs().argsort(dim=1, descending=True, stable=True)
+        order = by_magnitude(self.values)
         kept = count_kept(self.values, keep)
         order = order[:, : int(kept.max())]
         gone = torch.arange(order.shape[1], device=order.device) >= kept[:, None]

@@ -133,7 +133,7 @@ def _direction(
 
 def _error_norm(one: Interactions) -> float:
     """Return ‖Ĥ − H‖_F of the reported Hessian, a bound on the error of its eigenvalues; inf if unknown."""
-    known, share = one._denoised, float(one.relative_error[0])
+    known, share = one.denoised_estimate, float(one.relative_error[0])
     if one.design == "exact" or not one.shrink or not share < 1:
         return 0.0 if share == 0 else float("inf")
     norm = float(one.hessian[0].norm() if known is None else known.norm2[0].sqrt())
@@ -142,7 +142,7 @@ def _error_norm(one: Interactions) -> float:
 
 def _noise_norm(one: Interactions) -> float:
     """Estimate the operator norm of Ĥ − H."""
-    noise = one._noise
+    noise = one.noise
     if one.design == "exact" or one.shape[1] <= canvas.MOST_FEATURES:
         return float(noise.operator_norms()[1][0])
     if noise.skew is not None:  # the antisymmetric part has the same error distribution as the symmetric part
@@ -151,10 +151,10 @@ def _noise_norm(one: Interactions) -> float:
         def turned(rows: Tensor) -> Tensor:
             return one.gaussian.push(skew.apply(one.gaussian.whiten(rows)).to(rows))
     else:  # independent rows, with random signs
-        head = one._features.head
+        head = one.feature_statistics.head
         rng = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, head.odd.shape[1:2], generator=rng).to(head.odd) * 2 - 1
-        scale = 2 * (one._features.n_head * one._features.n).sqrt().to(head.odd)
+        scale = 2 * (one.feature_statistics.n_head * one.feature_statistics.n).sqrt().to(head.odd)
 
         def turned(rows: Tensor) -> Tensor:
             there, back = (rows @ head.odd.mT * signs) @ head.score, (rows @ head.score.mT * signs) @ head.odd

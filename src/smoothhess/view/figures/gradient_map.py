@@ -72,6 +72,6 @@ def _by_pixel(one: Interactions) -> tuple[Array, Array]:
     if one.design == "exact":  # the standard error of a sum is at most the sum of the standard errors
         return slope, canvas.array(one.gradient_stderr[0]).reshape(-1, size[0] * size[1]).sum(0)
     # standard errors of the summed draws, as in groups(pixels), which would need a K × K matrix
-    rows = one._features.head.even
+    rows = one.feature_statistics.head.even
     sums = rows.reshape(*rows.shape[:2], -1, size[0] * size[1]).sum(2)
-    return slope, np.sqrt(canvas.array(one._noise.of_mean(sums).value[0]))
+    return slope, np.sqrt(canvas.array(one.noise.of_mean(sums).value[0]))

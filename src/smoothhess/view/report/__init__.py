@@ -17,7 +17,6 @@ import html as markup
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from smoothhess.model.atomic_write import atomic_write
 from smoothhess.view.report.notebook_summary import html
 from smoothhess.view.report.payload import payload
 
@@ -136,14 +136,5 @@ def _text(name: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp creates private files; use the permissions of an ordinary file
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")

@@ -30,7 +30,7 @@ def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) ->
     q_values = np.full((d, d), np.nan)
     for p in one.top_pairs(max(1, d * (d - 1) // 2), q=q, level=level, scales=scales)[0]:
         q_values[p.i, p.j] = p.q_value
-    moves = one._scales[0] if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
+    moves = one.feature_scales[0] if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
     return {
         "value": encoding.packed(canvas.array(one.unshrunk().hessian[0])),
         "stderr": encoding.packed(canvas.array(one.stderr()[0])),
@@ -42,7 +42,7 @@ def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) ->
         "move": encoding.float32(canvas.array(moves)),
         "still": _still(one),
         # half-width of an interval in standard errors
-        "width": float(student_t.quantile(level, one._noise.of_entries().df)[0]),
+        "width": float(student_t.quantile(level, one.noise.of_entries().df)[0]),
         "smoothed": float(one.value[0]),
         "quality": [reading._asdict() for reading in readings(one)],
         "eigen": _eigen(one),
@@ -52,13 +52,13 @@ def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) ->
 def _slope_df(one: Interactions) -> Tensor:
     """Return the degrees of freedom of the standard errors of the gradient, (1,)."""
     if one.design == "exact":
-        return one._noise.of_entries().df
-    return one._noise.of_gradient().df
+        return one.noise.of_entries().df
+    return one.noise.of_gradient().df
 
 
 def _still(one: Interactions) -> list[int]:
     """Return the features without noise, for which there is no estimate."""
-    return [] if one.design == "exact" else torch.nonzero(one._scales[0] == 0).reshape(-1).tolist()
+    return [] if one.design == "exact" else torch.nonzero(one.feature_scales[0] == 0).reshape(-1).tolist()
 
 
 def _eigen(one: Interactions) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smoothhess.result.text import LIMITS
 from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding
 from smoothhess.view.report.encoding import Array
-from smoothhess.view.report.quality_levels import LIMITS, readings
+from smoothhess.view.report.quality_levels import readings
 
 if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions

@@ -16,12 +16,12 @@ from torch import Tensor
 from smoothhess._version import __version__
 from smoothhess.draws.gaussian import SegmentShift
 from smoothhess.result.exact import Attribution
+from smoothhess.result.text import LIMITS
 from smoothhess.view.captions import noise_sentence
 from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding, feature_layout
 from smoothhess.view.report.example_numbers import numbers
 from smoothhess.view.report.feature_layout import Layout
-from smoothhess.view.report.quality_levels import LIMITS
 
 if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions

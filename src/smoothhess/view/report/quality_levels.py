@@ -10,11 +10,6 @@ from smoothhess.estimate.stein_check import combined
 if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
-LIMITS = (
-    "The intervals describe the Monte-Carlo error of this network's smoothed Hessian. They do not show whether an "
-    "interaction is real, stable or causal."
-)
-
 ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # largest relative error that is rated good, or fair
 R2_GOOD, R2_FAIR = 0.8, 0.5  # smallest R² that is rated good, or fair
 SELF_CHECK = 5.0  # |z| above which gradients and values are inconsistent
@@ -43,7 +38,7 @@ def _error(one: Interactions) -> Reading:
         return Reading(
             "Relative error", "0", "plain", "not sampled", f"{meaning} Exact results have no sampling error."
         )
-    if one.design != "exact" and not float(one._noise.df[0]):
+    if one.design != "exact" and not float(one.noise.df[0]):
         return Reading(
             "Relative error", "unknown", "poor", "too few draws for an estimate", f"{meaning} Use more calls."
         )

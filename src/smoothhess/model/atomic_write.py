@@ -1,0 +1,69 @@
+"""Write files atomically: under a temporary name in the same folder, then renamed, so that no partial file is left.
+
+Every file of this package is written through `atomic_write`; what the files contain is decided by the callers.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_write(path: Path | str, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a temporary path; rename it to `path` when the block ends, or remove it when the block raises.
+
+    Args:
+        path: The file to write. Its folder must exist.
+        durable: Whether file and folder are synced to disk, so that the file survives a power failure.
+
+    Raises:
+        ValueError: If the folder does not exist.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with atomic_write(folder / "a.txt") as temporary:
+    ...     _ = temporary.write_text("complete")
+    >>> [p.name for p in folder.iterdir()], (folder / "a.txt").read_text()
+    (['a.txt'], 'complete')
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder {path.parent} does not exist. Create it first.")
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())  # mkstemp's files are readable by the owner only
+        if durable:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a rename in it is durable."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # not all systems can open folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
