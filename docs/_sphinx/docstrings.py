@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
-SECTIONS = {"Args:": "param", "Raises:": "raises", "Returns:": "returns"}
+SECTIONS = {"Args:": "param", "Raises:": "raises", "Returns:": "returns", "Warns:": "Warns"}
 
 
 def plain(lines: list[str]) -> list[str]:
