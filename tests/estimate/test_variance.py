@@ -21,7 +21,7 @@ def result(net):
 
 
 def test_there_is_something_that_may_have_been_missed(result):
-    assert (result.noise._unseen > 0).all()
+    assert (result.noise.control_errors.unseen > 0).all()
     assert (result.stderr() > 0).all()
 
 

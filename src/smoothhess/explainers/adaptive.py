@@ -21,6 +21,7 @@ from smoothhess.curvature.control_variate import CONTROL_LIMIT, MOST_BYTES, thin
 from smoothhess.curvature.one_flip import Kinks, NoKinksError
 from smoothhess.draws.designs import SMALL, Design, find_design
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
@@ -312,7 +313,7 @@ def _looks_zero(noise: Noise) -> Tensor:
     """
     stats = noise.features
     signal = noise.squared_norm - noise.of_frobenius
-    score = noise.zero_score()
+    score = zero_score(noise)
     spread = torch.where(score != 0, signal / score, torch.inf)
     s, g = stats.head.score.double(), stats.head.odd.double()
     squares = (s.square().sum(-1) * g.square().sum(-1) + (s * g).sum(-1).square()) / 2

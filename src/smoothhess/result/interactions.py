@@ -18,7 +18,7 @@ from torch import Tensor
 
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.estimate import student_t
+from smoothhess.estimate import fit_quality, student_t
 from smoothhess.estimate.grouping import Grouping, probes
 from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
 from smoothhess.estimate.statistics import (
@@ -301,12 +301,12 @@ class Interactions:
         if self.denoised is not None:
             return _ratio(self.denoised.error2, self.denoised.true2)
         if self.denoised_estimate is not None:
-            more = self.noise.of_drift + self.noise.of_unseen
+            more = self.noise.control_errors.of_drift + self.noise.control_errors.of_unseen
             error2, true2 = self.denoised_estimate.error2 + more, self.denoised_estimate.true2
             return _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
         variance = self.noise.of_frobenius
         signal = self.noise.squared_norm - variance
-        return _ratio(variance, torch.where(self.noise.zero_score() > TOLD_FROM_ZERO, signal, 0.0))
+        return _ratio(variance, torch.where(fit_quality.zero_score(self.noise) > TOLD_FROM_ZERO, signal, 0.0))
 
     @cached_property
     def discontinuous(self) -> Tensor:
@@ -334,10 +334,10 @@ class Interactions:
         if self.grouping is not None:
             return self.grouping.r2
         if self.denoised_estimate is not None:
-            variation = self.noise.variation
+            variation = fit_quality.variation(self.noise)
             share = (self.denoised_estimate.explained / variation).clamp_max(1)
             return torch.where(variation > 0, share, torch.nan).to(self.dtype)
-        return self.noise.explained.to(self.dtype)
+        return fit_quality.explained(self.noise).to(self.dtype)
 
     @cached_property
     def stein_z(self) -> Tensor:
@@ -565,7 +565,8 @@ class Interactions:
         risk = self.denoised_estimate.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
         noise = unbiased.noise
         rows = noise.estimate.odd.double()
-        gram, missed = noise.estimate.identity.dense(), noise.of_drift + noise.of_unseen  # common to both
+        gram, errors = noise.estimate.identity.dense(), noise.control_errors
+        missed = errors.of_drift + errors.of_unseen  # common to both
         found = Shrunk.combine(
             noise.estimate.dense(), noise.of_entries().value, hessian, risk + missed, gram, rows.mT @ rows
         )
