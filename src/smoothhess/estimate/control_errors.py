@@ -21,7 +21,10 @@ SEEN, NOTHING = 8, 1e-10  # rows with a nonzero residual after which it is not r
 
 
 class ControlErrors:
-    """Of one result: `white` holds the whitened statistics (None for group sums), `features` those of the features."""
+    """Squared errors of one result that its control variate adds.
+
+    `white` holds the whitened statistics (None for group sums), `features` those in the coordinates of the features.
+    """
 
     def __init__(self, white: Statistics | None, features: Statistics, gaussian: Gaussian) -> None:
         self.white, self.features, self.gaussian = white, features, gaussian

@@ -1,4 +1,4 @@
-"""How well an estimated Hessian fits: share of the gradient's variation explained, test of H = 0, operator norms.
+"""How well an estimated Hessian fits: the explained share of the gradient's variation, and a test of H = 0.
 
 All functions take the `Noise` of a result. Variances themselves are in `variance`.
 """

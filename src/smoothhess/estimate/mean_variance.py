@@ -33,13 +33,13 @@ class MeanVariance:
         rest = rows if exact is None else rows - exact.to(rows)
         alone, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
-            alone = alone + self._as_independent(exact) * self._left_open
+            alone = alone + self._as_independent(exact) * self._incomplete_share
         total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
         by_blocks, by_rows = (student_t.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.replicates.df, df))
         by_units = (self.replicates.df > 0) & (by_blocks * total[0] < by_rows * total[1])
         value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, alone)
         chosen = torch.where(by_units, self.replicates.df, df)
-        return (torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf), chosen)
+        return torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf), chosen
 
     def _as_independent(self, rows: Tensor) -> Tensor:
         """Variance of the mean over all rows if they were independent, (B, …)."""
@@ -50,7 +50,7 @@ class MeanVariance:
         return squares / (n_head - 1).clamp_min(1) / n.clamp_min(1)
 
     @cached_property
-    def _left_open(self) -> Tensor:
+    def _incomplete_share(self) -> Tensor:
         """Variance of a quadratic form's mean over the blocks, relative to independent rows, (B,); 0 if complete."""
         c, k = self.correction, self.features.rank
         # C (m/n)² summed over blocks, as the sum of m(k − m)/n², times n/(k − 1)
