@@ -64,7 +64,7 @@ KINDS = {
     "zero": ("distinguished from zero",),
     "jump": ("jump", "discontinu", "not the derivatives of"),
     "closed form": ("the closed form of",),
-    "unknown": ("no gradient of", "changed the gradient"),
+    "unknown": ("no gradient of", "changed the gradient", "crossed a kink"),
 }
 
 

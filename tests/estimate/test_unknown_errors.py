@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import smoothhess as sh
 from smoothhess import SmoothHess
 from smoothhess.curvature.unknown_operations import unknown_operations
+from smoothhess.explainers.result_warnings import FewEventsWarning
 
 F64 = torch.float64
 
@@ -68,7 +70,7 @@ class TestNothingMet:
     def test_an_adaptive_run_ends(self):
         with pytest.warns(UserWarning, match="no gradient"):
             result = SmoothHess(unit(9)).attribute(torch.zeros(1, 12, dtype=F64), sigma=0.5, control=None)
-        assert result.status == ("zero",)
+        assert result.status == ("unknown",)
         assert result.n_calls.tolist() == [1536]
 
 
@@ -92,8 +94,11 @@ class TestOperations:
     @pytest.mark.parametrize(
         ("function", "expected"),
         [
-            (lambda x: x.tanh().sum(1), []),
-            (lambda x: (x @ torch.ones(3, 2)).softmax(-1)[:, 0], []),
+            (lambda x: x.prod(1) + x.pow(3).sum(1) / 3, []),
+            (lambda x: x.tanh().sum(1), ["tanh"]),
+            (lambda x: (1 / x).sum(1), ["reciprocal"]),
+            (lambda x: x[:, 0] / x[:, 1], ["div"]),
+            (lambda x: (x @ torch.ones(3, 2)).softmax(-1)[:, 0], ["_softmax"]),
             (lambda x: x.relu().sum(1), ["relu"]),
             (lambda x: x.sum(1) * (x > 0).sum(1), ["gt"]),
             (lambda x: x.sum(1) + x.long().sum(1), ["conversion to integers"]),
@@ -119,3 +124,104 @@ class TestFeaturesThatNoRowMoved:
         assert float(held[30:].mean()) > 0.92
         assert (high - low).min() > 0
         assert float((high - low)[:, 30:].median()) < 0.3 * float((high - low)[:, :10].median())
+
+
+class TestKinksBehindAQuadratic:
+    """Rows that agree with a quadratic function prove nothing about kinks that none of them crossed."""
+
+    D, SIGMA = 20, 0.5
+    TRUTH = torch.exp(torch.tensor(-4.5, dtype=F64)) / (2 * torch.pi) ** 0.5 / SIGMA  # φ(3)/σ
+
+    def model(self, margin=3.0, slope=1.0):
+        return lambda x: x[:, 0] * x[:, 1] + nn.functional.relu(slope * (x[:, 2] - margin * self.SIGMA))
+
+    @pytest.mark.parametrize(("slope", "calls"), [(10.0, 20), (1.0, 40), (1.0, 200)])
+    @pytest.mark.parametrize(
+        ("design", "control", "dtype"),
+        [("orthogonal", "auto", F64), ("orthogonal", None, torch.float32), ("antithetic", None, F64)],
+    )
+    def test_are_never_missed_in_silence(self, slope, calls, design, control, dtype):
+        """Over 60 seeds, intervals cover H₃₃ where neither they are unknown nor a warning is issued."""
+        seeds, truth = 60, slope * self.TRUTH
+        silent = held = 0
+        for seed in range(seeds):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = SmoothHess(self.model(slope=slope)).attribute(
+                    torch.zeros(1, self.D, dtype=dtype),
+                    sigma=self.SIGMA,
+                    n_calls=calls,
+                    control=control,
+                    design=design,
+                    seed=seed,
+                )
+            low, high = (float(e[0, 2]) for e in result.diagonal().interval())
+            assert result.relative_error.isnan().item() == (low != low)
+            if not caught and low == low:
+                silent, held = silent + 1, held + (low <= truth <= high)
+        assert held >= 0.92 * silent
+
+    def test_reach_every_number(self):
+        x, parts = torch.zeros(1, self.D, dtype=F64), torch.arange(self.D) // 2
+        with pytest.warns(UserWarning, match="quadratic function"):
+            result = SmoothHess(self.model()).attribute(x, sigma=self.SIGMA, n_calls=2 * self.D)
+        for one in (result, result.unshrunk(), result.groups(parts), result[0]):
+            assert one.relative_error.isnan().all()
+            assert one.diagonal().stderr.isnan().all()
+            assert one.row(1).stderr.isnan().all()
+            assert one.stderr().isnan().all()
+
+    def test_end_an_adaptive_run(self):
+        with pytest.warns(UserWarning, match="quadratic function"):
+            result = SmoothHess(self.model(margin=4.6)).attribute(
+                torch.zeros(1, self.D, dtype=F64), sigma=self.SIGMA, control=None
+            )
+        assert result.status == ("unknown",)
+        assert not result.converged.any()
+
+    def test_of_a_black_box_are_possible(self):
+        def f(x):
+            return x[:, 0] * x[:, 1]
+
+        def opaque(x):
+            return f(x), torch.cat([x[:, 1:2], x[:, :1], torch.zeros_like(x[:, 2:])], 1)
+
+        x = torch.zeros(1, self.D, dtype=F64)
+        assert SmoothHess(f).attribute(x, sigma=0.5, n_calls=2 * self.D).relative_error < 1e-12
+        with pytest.warns(UserWarning, match="quadratic function"):
+            unseen = SmoothHess(sh.from_gradient(opaque, numpy=False)).attribute(x, sigma=0.5, n_calls=2 * self.D)
+        assert unseen.relative_error.isnan().all()
+
+    def test_smooth_networks_have_none(self):
+        """At a small σ a smooth network is quadratic up to rounding."""
+        net = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3), nn.Softmax(-1)).double()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            result = SmoothHess(net).attribute(torch.ones(2, 6, dtype=F64), target=1, sigma=1e-4, n_calls=24)
+        assert (result.relative_error < 1e-3).all()
+
+    def test_that_never_flip_leave_it_exact(self):
+        result = SmoothHess(self.model(margin=40)).attribute(
+            torch.zeros(1, self.D, dtype=F64), sigma=self.SIGMA, n_calls=2 * self.D
+        )
+        assert result.relative_error < 1e-12
+
+    def test_are_remembered(self, tmp_path):
+        x = torch.zeros(2, self.D, dtype=F64)
+        result = SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(x, sigma=self.SIGMA, n_calls=2 * self.D)
+        with pytest.warns(UserWarning, match="quadratic function"):
+            other = SmoothHess(self.model()).attribute(x, sigma=self.SIGMA, n_calls=2 * self.D)
+        both = type(result).cat([result, other])
+        both.save(tmp_path / "r.safetensors")
+        for kept in (both, type(result).load(tmp_path / "r.safetensors"), both[[0, 1, 2, 3]]):
+            assert (kept.relative_error < 1e-12).tolist() == [True, True, False, False]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, F64])
+    def test_saturated_outputs_are_unknown(self, dtype):
+        """The gradient of a saturated sigmoid underflows; P(x₁ > 3σ) does not."""
+        x = torch.zeros(1, self.D, dtype=dtype)
+        with pytest.warns(FewEventsWarning):
+            result = SmoothHess(lambda x: torch.sigmoid(1000 * (x[:, 0] - 3 * self.SIGMA))).attribute(
+                x, sigma=self.SIGMA, n_calls=2 * self.D
+            )
+        assert result.relative_error.isnan().all() or dtype == F64

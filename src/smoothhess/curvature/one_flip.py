@@ -423,7 +423,8 @@ class Kinks:
         total = torch.zeros(len(self.inputs), dtype=torch.float64, device=self.inputs.device)
         for call, pre, t in zip(self.calls, self.pre, self.per_call(tau), strict=True):
             for knot, _ in call.knots:
-                margin = (pre.double().flatten(1) - knot).abs() / t.clamp_min(torch.finfo(torch.float64).tiny)
+                gap = (pre.double().reshape(len(pre), -1) - knot).abs()
+                margin = gap / t.clamp_min(torch.finfo(torch.float64).tiny)
                 total += torch.where(t > 0, torch.special.ndtr(-margin), 0.0).sum(1)
         bend, _ = self.weights(tau)
         return total, (bend.abs() * tau.square()).sum(1)

@@ -1,8 +1,10 @@
-"""Find operations of a forward pass that may have a kink.
+"""Find operations of a forward pass that could change the gradient where no sampled draw did.
 
-If no gradient changed in a run, a rare kink may have been missed; if every recorded operation is smooth, there is no
-kink to miss. Operations are recorded below autograd, so functions, modules, methods and scripted code are all included.
-Operations that are not listed here count as unknown.
+If no gradient changed in a run, or all of them are those of a quadratic function, a rare kink may have been missed. If
+every recorded operation is smooth, there is no kink to miss. Gradients that did not change at all need more than that,
+polynomial operations: in floating point the gradient of a saturated tanh or softmax is constant. Operations are
+recorded below autograd, so functions, modules, methods and scripted code are all included. Operations that are not
+listed here count as unknown.
 """
 
 from __future__ import annotations
@@ -17,24 +19,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smoothhess.curvature.activation_hooks import is_opaque
 from smoothhess.model.state import modules_behind
 
-# Names of aten operators, without namespace and overload, that have derivatives of all orders (where they are defined)
-# or only rearrange numbers.
-_SMOOTH = """
-add sub rsub mul div neg reciprocal mm bmm mv dot addmm addmv addbmm baddbmm linear matmul einsum outer
+# Names of aten operators, without namespace and overload, that are polynomial in each argument or rearrange numbers.
+_POLYNOMIAL = """
+add sub rsub mul neg mm bmm mv dot addmm addmv addbmm baddbmm linear matmul einsum outer
 convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear
 mkldnn_convolution _mkldnn_linear mkldnn_linear view _unsafe_view reshape _reshape_alias as_strided t transpose
 permute flatten unflatten expand expand_as repeat repeat_interleave squeeze unsqueeze cat stack split
 split_with_sizes chunk unbind slice select narrow diagonal index_select gather index flip roll constant_pad_nd
 clone contiguous alias detach lift_fresh lift_fresh_copy _to_copy copy copy_ to zeros zeros_like ones ones_like
 full full_like empty empty_like new_zeros new_ones new_full empty_strided new_empty_strided arange scalar_tensor
-eye tril triu sum mean cumsum var std var_mean prod pow square exp exp2 expm1 log log1p log2 log10 sqrt rsqrt
-sin cos tan sinh cosh atan asinh tanh sigmoid erf erfc gelu silu mish log_sigmoid log_sigmoid_forward lgamma
-digamma _softmax softmax _log_softmax log_softmax logsumexp logaddexp native_layer_norm layer_norm
-native_group_norm native_batch_norm batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm
+eye tril triu sum mean cumsum var prod square
+native_batch_norm batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm
 _batch_norm_impl_index avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
 adaptive_avg_pool1d adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d upsample_nearest1d upsample_nearest2d
 upsample_bilinear2d pixel_shuffle embedding fft_fft fft_rfft _fft_r2c _fft_c2c _fft_c2r view_as_real
 view_as_complex real imag
+"""
+POLYNOMIAL = frozenset(_POLYNOMIAL.split())
+
+# Operators that have derivatives of all orders (where they are defined), but may saturate.
+_SMOOTH = """
+div reciprocal std var_mean pow exp exp2 expm1 log log1p log2 log10 sqrt rsqrt sin cos tan sinh cosh atan asinh tanh
+sigmoid erf erfc gelu silu mish log_sigmoid log_sigmoid_forward lgamma digamma _softmax softmax _log_softmax
+log_softmax logsumexp logaddexp native_layer_norm layer_norm native_group_norm
 """
 SMOOTH = frozenset(_SMOOTH.split())
 
@@ -62,17 +69,29 @@ class _Recorder(TorchDispatchMode):
             name = str(func)
         elif name == "_to_copy" and args[0].is_floating_point() and not found.is_floating_point():
             name = "conversion to integers"
+        elif (name.rstrip("_") == "div" and not _varies(args[1])) or (name.rstrip("_") == "pow" and _is_power(args[1])):
+            name = "mul"
         self.names.add(name)
         return found
 
 
+def _varies(divisor: Any) -> bool:
+    """Whether a divisor may depend on the input."""
+    return isinstance(divisor, Tensor) and divisor.requires_grad
+
+
+def _is_power(exponent: Any) -> bool:
+    """Whether an exponent is a number 0, 1, 2, …"""
+    return isinstance(exponent, int | float) and exponent >= 0 and exponent == int(exponent)
+
+
 def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: Any) -> list[str]:
-    """Names of the operations of one forward pass that may have a kink, sorted.
+    """Names of the operations of one forward pass that are not polynomial, and so may have a kink or saturate, sorted.
 
     `model` is the model of the user, which `forward` calls. Compiled code and functions with a custom backward pass
     cannot be inspected and count as unknown.
 
-    >>> unknown_operations(lambda x: x.tanh().sum(1), torch.ones(1, 2), None)
+    >>> unknown_operations(lambda x: x.prod(1) + x.square().sum(1) / 2, torch.ones(1, 2), None)
     []
     >>> unknown_operations(lambda x: x.relu().sum(1), torch.ones(1, 2), None)
     ['relu']
@@ -82,7 +101,7 @@ def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: 
     leaf = inputs.detach().requires_grad_()
     with torch.enable_grad(), _Recorder() as recorder:
         output = forward(leaf)
-    found = {n for n in recorder.names if n.rstrip("_") not in SMOOTH and n not in SMOOTH}
+    found = {n for n in recorder.names if n.rstrip("_") not in POLYNOMIAL and n not in POLYNOMIAL}
     if not isinstance(output, Tensor) or output.grad_fn is None:
         return sorted(found | {"an output without a gradient"})
     own, passed = _behind(output.grad_fn)

@@ -29,6 +29,7 @@ from smoothhess.estimate.statistics import DrawRange, Statistics
 RADIAL = 1.5  # see `_radial_variance`
 DEGREES = (1, 4)  # range of p for the part of f that is not quadratic: kinks, and the next even term of a smooth f
 _TINY = 1e-300
+NEARLY_QUADRATIC = 1e-3  # tolerance of values and slopes of rows that may be those of a quadratic function
 QUADRATIC, ROUNDING = 1e-6, 64  # tolerance of values and slopes: relative, and in units in the last place of f(x)
 
 
@@ -107,7 +108,7 @@ def correct(stats: Statistics, allowed: bool = True) -> Correction:
             wobble[index] += 2 * share / (m - 1)
     inside = torch.arange(along.shape[1], device=n.device) < stats.n_head[:, None]
     variance = torch.where(inside, (along - mean[:, None]).square(), 0.0).sum(1) / (n_head - 1).clamp_min(1)
-    radial = torch.where(_is_quadratic(stats), 0.0, _radial_variance(stats, variance, inside)) / n
+    radial = torch.where(is_quadratic(stats), 0.0, _radial_variance(stats, variance, inside)) / n
     return Correction(slope, lift, constant, mean, corrected, plain, wobble * variance, radial)
 
 
@@ -139,16 +140,21 @@ def _radial_variance(stats: Statistics, variance: Tensor, inside: Tensor) -> Ten
     return torch.where(stats.has_own_values, with_values, without_values)
 
 
-def _is_quadratic(stats: Statistics) -> Tensor:
+def is_quadratic(stats: Statistics, tolerance: float = QUADRATIC) -> Tensor:
     """Whether values and slopes of every row are those of a quadratic function, w f = k α/2, (B,).
 
     False with a control variate, whose residual has other slopes than the function.
     """
+    return rows_of_quadratic(stats, tolerance).all(1)
+
+
+def rows_of_quadratic(stats: Statistics, tolerance: float = QUADRATIC) -> Tensor:
+    """The rows of the head whose values and slopes are those of a quadratic function, (B, P)."""
     head = stats.head
     value, slope = head.value_even.double(), head.along.double() * stats.rank / 2
     rounding = torch.finfo(head.odd.dtype).eps * head.weight.double() * stats.value.double().abs()[:, None]
-    agree = ((value - slope).abs() <= QUADRATIC * (value.abs() + slope.abs()) + ROUNDING * rounding).all(1)
-    return agree & stats.has_own_values
+    agree = (value - slope).abs() <= tolerance * (value.abs() + slope.abs()) + ROUNDING * rounding
+    return agree & stats.has_own_values[:, None]
 
 
 def _alike(stats: Statistics, k: int) -> list[tuple[list[int], list[tuple[int, int]]]]:

@@ -32,6 +32,7 @@ ESTIMATOR_VERSION = 2  # increased whenever the same draws give other numbers; v
 HEAD_LEAST = 1024  # rows of the head,
 HEAD_FACTOR = 4  # or this many times k, if that is more
 PROBES = 16  # random directions in which group sums keep the antisymmetric half of the Hessian
+UNDERFLOW = 1e-150  # smaller changes of a gradient count as none: their squares underflow
 DENSE_LIMIT = 20_000  # maximum number of features for a dense k × k matrix
 
 
@@ -328,7 +329,8 @@ def unmoved(stats: Statistics) -> Tensor:
     if not stats.head.odd.shape[1]:
         return torch.ones_like(stats.n, dtype=torch.bool)
     rows = stats.head
-    return (rows.along == 0).all(1) & (rows.across == 0).all(1) & (rows.odd == 0).all(2).all(1)
+    still = (rows.along.abs() <= UNDERFLOW).all(1) & (rows.across <= UNDERFLOW).all(1)
+    return still & (rows.odd.abs() <= UNDERFLOW).all(2).all(1)
 
 
 def own_slopes(score: Tensor, odd: Tensor, weight: Tensor, k: int) -> dict[str, Tensor]:

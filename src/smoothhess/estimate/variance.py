@@ -21,12 +21,20 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.antisymmetric_variance import Prior, Products, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
-from smoothhess.estimate.incomplete_blocks import Correction, Gram, Values, missing_variance
+from smoothhess.estimate.incomplete_blocks import (
+    NEARLY_QUADRATIC,
+    Correction,
+    Gram,
+    Values,
+    is_quadratic,
+    missing_variance,
+)
 from smoothhess.estimate.mean_variance import MeanVariance
 from smoothhess.estimate.statistics import PROBES, Statistics, symmetric, unmoved
 from smoothhess.estimate.unbiased_hessian import Unbiased
 
 ROUNDING = 16  # assumed rounding error of a gradient, in units in the last place
+EXACT_ROWS = 1e-10  # share of the noise in the energy of the rows below which they agree with a quadratic function
 LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a share of that from the antisymmetric half
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # sign bootstraps for the operator norm, and the replicates that they need
 
@@ -46,7 +54,7 @@ class Noise:
     """Variances of one result: of its value and gradient, and of entries, rows and bilinear forms of its Hessian.
 
     `white` holds the whitened statistics (None for group sums), `features` those in the coordinates of features or
-    groups. `exactly_zero` (B,) marks examples whose operations have no curvature.
+    groups. `no_kinks` (B,) marks examples of which no draw can cross a kink; None: of none this is known.
     """
 
     def __init__(
@@ -54,10 +62,10 @@ class Noise:
         white: Statistics | None,
         features: Statistics,
         gaussian: Gaussian,
-        exactly_zero: Tensor | None = None,
+        no_kinks: Tensor | None = None,
     ) -> None:
         self.white, self.features, self.gaussian = white, features, gaussian
-        self.exactly_zero = exactly_zero
+        self.no_kinks = no_kinks
         self.estimate = Unbiased(features, gaussian, grouped=white is None)
 
     @cached_property
@@ -171,21 +179,42 @@ class Noise:
         return unmoved(self.features)
 
     @cached_property
+    def agrees_with_quadratic(self) -> Tensor:
+        """Where the rows are those of a quadratic function, by their values or for lack of noise, (B,)."""
+        found, nearly = is_quadratic(self.features), is_quadratic(self.features, NEARLY_QUADRATIC)
+        if not bool((nearly & ~found).any()) or self.prior is None:
+            return found
+        rounding = 4 * self.features.rank * self.features.n.square() * self._rounding
+        exact = self.features.n * self.prior.trace <= EXACT_ROWS * self._moved_square + rounding
+        return found | (exact & nearly)  # values of float32 are less precise
+
+    @cached_property
     def unknown(self) -> Tensor:
-        """Where the error is unknown, (B,): no sampled gradient changed, but the operations may have kinks."""
-        found = self.unmoved & self.features.is_uncontrolled
-        return found if self.exactly_zero is None else found & ~self.exactly_zero
+        """Where the error is unknown, (B,): no sampled gradient shows a kink, but the operations may have some."""
+        found = (self.unmoved | self.agrees_with_quadratic) & self.features.is_uncontrolled
+        return found if self.no_kinks is None else found & ~self.no_kinks
+
+    @cached_property
+    def _own_square(self) -> Tensor:
+        """|γ(0)|², whitened; for groups a sum over their own directions, (B,)."""
+        lengths = self.estimate.identity.diagonal
+        size = self.features.gradient.double().square() / lengths.clamp_min(1e-300)
+        return torch.where(lengths > 0, size, 0.0).sum(1)
+
+    @cached_property
+    def _moved_square(self) -> Tensor:
+        """Mean of |γ|² over the rows, whitened, (B,)."""
+        head, stats = self.features.head, self.features
+        weight = head.weight.double().clamp_min(1e-300)
+        moved = ((head.along.double().square() + head.across.double()) * stats.rank / weight).sum(1)
+        return moved / stats.n_head.clamp_min(1)
 
     @cached_property
     def _rounding(self) -> Tensor:
         """Variance of uᵀĤv of whitened unit vectors from the rounding of gradients, (B,)."""
-        stats, head = self.features, self.features.head
-        size = stats.gradient.double().square() / self.estimate.identity.diagonal.clamp_min(1e-300)
-        own = torch.where(self.estimate.identity.diagonal > 0, size, 0.0).sum(1)
-        weight = head.weight.double().clamp_min(1e-300)
-        moved = ((head.along.double().square() + head.across.double()) * stats.rank / weight).sum(1)
-        eps = ROUNDING * torch.finfo(stats.gradient.dtype).eps
-        return eps**2 * (own + moved / stats.n_head.clamp_min(1)) / (2 * stats.rank * stats.n.clamp_min(1))
+        eps = ROUNDING * torch.finfo(self.features.gradient.dtype).eps
+        size = self._own_square + self._moved_square
+        return eps**2 * size / (2 * self.features.rank * self.features.n.clamp_min(1))
 
     @cached_property
     def _rare(self) -> Tensor:
@@ -277,8 +306,8 @@ class Noise:
         shape = (-1, *[1] * (variance.ndim - 1))
         both = gram.left * gram.right + gram.mixed.square()
         variance = torch.maximum(variance, self._rare.reshape(shape) * both) + self._rounding.reshape(shape) * both
-        if self.exactly_zero is not None:
-            variance = torch.where((self.unmoved & self.exactly_zero).reshape(shape), 0.0, variance)
+        if self.no_kinks is not None:
+            variance = torch.where((self.unmoved & self.no_kinks).reshape(shape), 0.0, variance)
         return torch.where(self.unknown.reshape(shape), torch.nan, variance)
 
     def of_entries(self) -> Variance:

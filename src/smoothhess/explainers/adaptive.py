@@ -23,6 +23,7 @@ from smoothhess.draws.designs import SMALL, Design, find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, is_quadratic
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.sampler import OtherPathError, Sampler
@@ -39,7 +40,7 @@ EXACT = 1e-6  # relative error below which the estimate is exact up to rounding
 PRICE = 1.5  # maximum passes of "auto" for the closed form and its pilot draws, per gradient call
 WORTH = 3  # exponent: the unexplained share must be below (share of passes left for calls) to this power
 ROWS_BYTES = 1 << 31  # maximum size of the rows of all features kept for group sums; above it the sums are streamed
-UNMOVED_ROWS = 512  # rows after which a run stops if no gradient has changed
+UNMOVED_ROWS = 512  # rows after which a run stops if no gradient shows a kink
 ZERO_SHARE = 0.01  # H counts as zero if it explains less than this share of the gradient's variation
 
 
@@ -255,11 +256,12 @@ def sample_until(
 
 def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) -> Interactions:
     entries, control = sampler.oracle.entries, sampler.control
-    zero = None
-    still = torch.nonzero(unmoved(stats)).reshape(-1)
-    if len(still):
-        zero = torch.zeros(len(index), dtype=torch.bool, device=index.device)
-        zero[still] = sampler.exactly_zero(index[still])
+    no_kinks = None
+    still = unmoved(stats)
+    smooth = torch.nonzero(still | is_quadratic(stats, NEARLY_QUADRATIC)).reshape(-1)  # no row shows a kink
+    if len(smooth):
+        no_kinks = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+        no_kinks[smooth] = sampler.no_kinks(index[smooth], still[smooth])
     return Interactions(
         inputs=sampler.inputs[index],
         statistics=stats,
@@ -274,7 +276,7 @@ def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) ->
         control_rank=sampler.thin_rank if control is not None and control.expected.hessian.is_thin else None,
         tau_probes=None if control is None else sampler.tau_probes,
         shrink=shrink and sampler.grouping is None and stats.k > SMALL,
-        exactly_zero=zero,
+        no_kinks=no_kinks,
     )
 
 
@@ -297,12 +299,20 @@ def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
     exact = (error <= EXACT) & (((error > 0) & plain) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
     zero = enough & _looks_zero(noise)
-    # where no gradient has changed, further draws could cross a kink: stop after UNMOVED_ROWS
-    zero = torch.where(noise.unmoved & noise.unknown, torch.full_like(zero, rows >= UNMOVED_ROWS), zero)
-    last = rows >= budget.most
+    # where no gradient shows a kink, further draws could cross one: stop after UNMOVED_ROWS
+    last, unknown = rows >= budget.most, noise.unknown.tolist()
+    nothing = (noise.squared_norm == 0).tolist()
     return [
-        "zero" if z or (m and nothing) else "tolerance" if m else "budget" if last else ""
-        for m, z, nothing in zip(met.tolist(), zero.tolist(), (noise.squared_norm == 0).tolist(), strict=True)
+        ("unknown" if last or rows >= UNMOVED_ROWS else "")
+        if u
+        else "zero"
+        if z or (m and n)
+        else "tolerance"
+        if m
+        else "budget"
+        if last
+        else ""
+        for m, z, n, u in zip(met.tolist(), zero.tolist(), nothing, unknown, strict=True)
     ]
 
 

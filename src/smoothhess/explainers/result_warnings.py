@@ -10,6 +10,7 @@ import warnings
 
 import torch
 
+from smoothhess.estimate.incomplete_blocks import rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
 from smoothhess.result.interactions import Interactions
@@ -44,7 +45,7 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
             "Raise max_calls, or accept the reported errors.",
             stacklevel=4,
         )
-    zeros = sum(s == "zero" and not u for s, u in zip(result.status, result.noise.unknown.tolist(), strict=True))
+    zeros = result.status.count("zero")
     if zeros:
         warnings.warn(
             f"{zeros} of {len(result)} example(s): H cannot be distinguished from zero. Interactions explain less than "
@@ -67,7 +68,19 @@ def _warn_unmoved(result: Interactions) -> None:
     unknown = result.noise.unknown & ~jumping
     head = result.statistics.head
     moved = ((head.along != 0) | (head.across != 0)).sum(1)
-    few = (moved > 0) & (moved < FEW_ROWS) & (result.statistics.n_head >= 2 * moved.clamp_min(3))
+    enough = result.statistics.n_head >= 2 * moved.clamp_min(3)
+    kinked = (~rows_of_quadratic(result.statistics)).sum(1)
+    bent = (kinked > 0) & (kinked < FEW_ROWS) & (result.statistics.n_head >= 2 * kinked.clamp_min(3))
+    few = (moved > 0) & (moved < FEW_ROWS) & enough & ~unknown
+    bent = bent & result.statistics.has_own_values & ~few & ~unknown
+    if bent.any():
+        warnings.warn(
+            f"at most {int(kinked[bent].max())} of {int(result.statistics.n[bent].max())} draws of {int(bent.sum())} "
+            f"of {len(result)} example(s) crossed a kink, and all others agree with a quadratic function: what the "
+            "kinks contribute rests on so few events that its error is uncertain. Use more calls or a larger sigma.",
+            FewEventsWarning,
+            stacklevel=4,
+        )
     if few.any():
         warnings.warn(
             f"at most {int(moved[few].max())} of {int(result.statistics.n[few].max())} draws of {int(few.sum())} of "
@@ -78,9 +91,10 @@ def _warn_unmoved(result: Interactions) -> None:
         )
     if unknown.any():
         rows = int(result.n_calls[unknown].max())
+        what = "changed" if bool(result.noise.unmoved[unknown].all()) else "differs from that of a quadratic function"
         warnings.warn(
-            f"no gradient of {int(unknown.sum())} of {len(result)} example(s) changed in {rows} calls, and the model "
-            "has operations with kinks that a draw could cross: whether features interact is unknown there, and the "
+            f"no gradient of {int(unknown.sum())} of {len(result)} example(s) {what} in {rows} calls, and the model "
+            "has operations with kinks that a draw could cross: the interactions that these cause are unknown, and the "
             "error is NaN. Use a larger sigma, more calls, or explain a logit instead of a saturated output.",
             FewEventsWarning,
             stacklevel=4,

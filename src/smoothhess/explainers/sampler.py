@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT, THIN_PROBES, Control, Pilot, Subtraction, pilot_passes
 from smoothhess.curvature.one_flip import Kinks, NoKinksError
-from smoothhess.curvature.unknown_operations import KINKED, unknown_operations
+from smoothhess.curvature.unknown_operations import KINKED, SMOOTH, unknown_operations
 from smoothhess.draws.designs import Design, pilot_stack, tau_rows
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping, probes
@@ -55,7 +55,7 @@ class Sampler:
     value: Tensor | None = None  # (B,) f(x)
     plain_gradient: Tensor | None = None  # (B, *shape) ∇f(x)
     gradient: Tensor | None = None  # (B, k) ∇f(x), whitened
-    certain: dict[int, bool] = field(default_factory=dict)  # whether H is exactly zero, for the examples tested so far
+    certain: dict[tuple[int, bool], bool] = field(default_factory=dict)  # results of `no_kinks`
 
     def begin(self, seeds: Sequence[int]) -> Statistics:
         """Evaluate the unperturbed inputs and return statistics without rows."""
@@ -185,19 +185,24 @@ class Sampler:
             self.extra_passes += 1
         return self.value, self.gradient
 
-    def exactly_zero(self, index: Tensor) -> Tensor:
-        """Whether H of each example at `index` is certainly zero, (b,), given that no sampled gradient changed.
+    def no_kinks(self, index: Tensor, unmoved: Tensor) -> Tensor:
+        """Whether draws of each example at `index` cannot cross a kink, (b,), given that no sampled draw did.
 
-        It is if all recorded operations are smooth, because the gradient is then constant, or if all units that could
-        flip were recorded and their flip probabilities add up to less than NEVER.
+        They cannot if all recorded operations are smooth (polynomial, where the gradient is `unmoved`), or if all units
+        that could flip were recorded and their flip probabilities add up to less than NEVER.
         """
-        missing = torch.tensor([i for i in index.tolist() if i not in self.certain], device=index.device)
-        if len(missing):
-            found = self._certainly_zero(missing.long())
-            self.certain.update(zip(missing.tolist(), found.tolist(), strict=True))
-        return torch.tensor([self.certain[i] for i in index.tolist()], device=index.device)
+        found = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+        for still in (False, True):
+            chosen = [i for i, u in zip(index.tolist(), unmoved.tolist(), strict=True) if u == still]
+            missing = torch.tensor([i for i in chosen if (i, still) not in self.certain], device=index.device)
+            if len(missing):
+                new = self._has_no_kinks(missing.long(), frozenset() if still else SMOOTH)
+                self.certain.update(((i, still), c) for i, c in zip(missing.tolist(), new.tolist(), strict=True))
+            own = torch.tensor([self.certain[i, still] for i in chosen], dtype=torch.bool, device=index.device)
+            found[unmoved == still] = own
+        return found
 
-    def _certainly_zero(self, index: Tensor) -> Tensor:
+    def _has_no_kinks(self, index: Tensor, harmless: frozenset[str]) -> Tensor:
         oracle, inputs, everyone = self.oracle.select(index), self.inputs[index], torch.arange(len(index))
         value, _ = self.unperturbed()
         no = torch.zeros(len(index), dtype=torch.bool, device=index.device)
@@ -208,7 +213,7 @@ class Sampler:
 
         self.extra_passes += 1
         try:
-            bent = set(unknown_operations(forward, inputs, oracle.forward_func))
+            bent = set(unknown_operations(forward, inputs, oracle.forward_func)) - harmless
             if not bent:
                 return ~no
             if bent - KINKED or self.plain_gradient is None or self.oracle.precision != "float32":

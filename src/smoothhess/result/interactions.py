@@ -117,7 +117,7 @@ class Interactions:
     unbiased: bool = True  # whether the estimate behind stderr(), pairs and intervals is unbiased
     precision: str = "float32"  # precision in which the model was evaluated
     precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
-    exactly_zero: Tensor | None = None  # (B,) where the model's operations have no curvature
+    no_kinks: Tensor | None = None  # (B,) where no draw can cross a kink; None: unknown for all examples
     denoised: Shrunk | None = None  # for group sums only, which cannot be denoised from their own statistics
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
 
@@ -172,8 +172,8 @@ class Interactions:
 
     @property
     def converged(self) -> Tensor:
-        """False where sampling stopped at max_calls before the tolerance was reached, (B,)."""
-        return torch.tensor([s != "budget" for s in self.status], device=self.device)
+        """False where sampling stopped before the tolerance was reached, or with an unknown error, (B,)."""
+        return torch.tensor([s not in ("budget", "unknown") for s in self.status], device=self.device)
 
     # --- estimates ------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Interactions:
     def noise(self) -> Noise:
         """Variances of everything that is read off this result; for modules of this package."""
         white = self.statistics if self.grouping is None else None
-        return Noise(white, self.feature_statistics, self.gaussian, self.exactly_zero)
+        return Noise(white, self.feature_statistics, self.gaussian, self.no_kinks)
 
     @property
     def unbiased_estimate(self) -> Unbiased:
@@ -292,8 +292,8 @@ class Interactions:
         isotropic Gaussian it is at most 1, which means that the estimate carries no information.
         """
         error = self._estimated_error()
-        if self.exactly_zero is not None:
-            error = torch.where(self.noise.unmoved & self.exactly_zero, 0.0, error)
+        if self.no_kinks is not None:
+            error = torch.where(self.noise.unmoved & self.no_kinks, 0.0, error)
         return torch.where(self.noise.unknown, torch.nan, error).to(self.dtype)
 
     def _estimated_error(self) -> Tensor:
@@ -710,7 +710,7 @@ class Interactions:
             status=tuple(self.status[i] for i in chosen.tolist()),
             control_weights=None if self.control_weights is None else self.control_weights[where],
             precision_error=None if self.precision_error is None else self.precision_error[where],
-            exactly_zero=None if self.exactly_zero is None else self.exactly_zero[where],
+            no_kinks=None if self.no_kinks is None else self.no_kinks[where],
             denoised=None if self.denoised is None else self.denoised.select(where),
         )
         known = self.__dict__.get("denoised_estimate")
@@ -766,7 +766,7 @@ class Interactions:
             tau_probes=next((r.tau_probes for r in results if r.tau_probes is not None), None),
             unbiased=all(r.unbiased for r in results),
             precision_error=_cat([r.precision_error for r in results]),
-            exactly_zero=_flags([*results]),
+            no_kinks=_flags([*results]),
             denoised=None if first.denoised is None else Shrunk.cat([r.denoised for r in results if r.denoised]),
         )
         known = [k for r in results if (k := r.__dict__.get("denoised_estimate")) is not None]
@@ -824,7 +824,7 @@ class Interactions:
             n_passes=self.n_passes.to(device),
             control_weights=None if self.control_weights is None else self.control_weights.to(device),
             precision_error=None if self.precision_error is None else self.precision_error.to(device),
-            exactly_zero=None if self.exactly_zero is None else self.exactly_zero.to(device),
+            no_kinks=None if self.no_kinks is None else self.no_kinks.to(device),
             denoised=None if self.denoised is None else self.denoised.to(device),
         )
 
@@ -852,8 +852,8 @@ class Interactions:
             tensors["precision_error"] = self.precision_error
         if self.denoised is not None:
             tensors |= {f"denoised.{name}": getattr(self.denoised, name) for name in ("hessian", "error2", "true2")}
-        if self.exactly_zero is not None:
-            tensors["exactly_zero"] = self.exactly_zero
+        if self.no_kinks is not None:
+            tensors["no_kinks"] = self.no_kinks
         return Parts(about, tensors)
 
     def save(self, path: str | Path) -> None:
@@ -1004,11 +1004,11 @@ def _weights(results: Sequence[Interactions]) -> Tensor | None:
 
 
 def _flags(results: Sequence[Interactions]) -> Tensor | None:
-    """`exactly_zero` of all examples; False for results without it."""
-    if all(r.exactly_zero is None for r in results):
+    """`no_kinks` of all examples; False for results without it."""
+    if all(r.no_kinks is None for r in results):
         return None
     none = [torch.zeros(len(r), dtype=torch.bool, device=r.device) for r in results]
-    return torch.cat([z if r.exactly_zero is None else r.exactly_zero for r, z in zip(results, none, strict=True)])
+    return torch.cat([z if r.no_kinks is None else r.no_kinks for r, z in zip(results, none, strict=True)])
 
 
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
@@ -1061,7 +1061,7 @@ def _restored(parts: Parts) -> Interactions:
         control_rank=about.get("control_rank"),
         precision_error=tensors.get("precision_error"),
         denoised=_sums(parts.under("denoised.")),
-        exactly_zero=tensors.get("exactly_zero"),
+        no_kinks=tensors.get("no_kinks", tensors.get("exactly_zero")),  # its former name
     )
 
 

@@ -84,6 +84,7 @@ def _calls(one: Interactions) -> Reading:
         "tolerance": ("good", "requested precision reached"),
         "calls": ("plain", "as requested"),
         "zero": ("good", "no interaction detected"),
+        "unknown": ("poor", "error unknown"),
         "budget": ("poor", "requested precision not reached"),
         "exact": ("plain", "not sampled"),
     }.get(one.status[0], ("plain", one.status[0]))
