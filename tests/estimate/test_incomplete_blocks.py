@@ -172,6 +172,15 @@ class TestRadialFunctions:
         true = (result.hessian - truth).norm(dim=(1, 2)) / truth.norm()
         assert 0.67 < (result.relative_error / true).median() < 1.5
 
+    @pytest.mark.parametrize("rows", [30, 60])
+    def test_the_value_is_covered(self, rows):
+        """f = ‖x‖⁴ at 0 has the smoothed value σ⁴ d(d + 2), and two blocks may agree by chance."""
+        d, runs = 30, 100
+        result = explain(lambda x: x.square().sum(1).square(), d, runs, n_calls=2 * rows)
+        low, high = result.value_estimate().interval()
+        truth = 0.5**4 * d * (d + 2)
+        assert ((low <= truth) & (truth <= high)).double().mean() > 0.92
+
     def test_a_quadratic_is_exact_from_one_block(self):
         result = explain(quadratic(MATRICES["rank 1"](8)), 8, 50, n_calls=16).unshrunk()
         assert result.stderr().max() < 1e-9

@@ -117,3 +117,15 @@ def test_layers_that_do_not_fit(monkeypatch):
     closed = SmoothHess(OneHidden(5)).closed_form(torch.zeros(1, 5).double(), sigma=0.3)
     with pytest.raises(ValueError, match="Pass fewer examples to closed_form"):
         closed.by_layer()
+
+
+def test_pairs_of_flips_that_no_draw_met_are_not_excluded():
+    """relu(relu(a) + relu(b) − 3): both inner units must flip together, which no draw of a small check does."""
+
+    def f(x):
+        return torch.relu(torch.relu(x[:, 0] - 2.2) + torch.relu(x[:, 1] - 2.2) + 0.2 * x.sum(1) - 0.3)
+
+    closed = SmoothHess(f).closed_form(torch.zeros(1, 4, dtype=torch.float64), sigma=0.8, check_calls=64)
+    low, high = closed.error_interval()
+    assert (closed.error_stderr > 0).all()
+    assert (high > low).all()

@@ -12,6 +12,8 @@ from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.incomplete_blocks import Correction
 from smoothhess.estimate.statistics import Statistics
 
+LEAST_BLOCKS = 5  # blocks from which the variance of a mean may be taken from their scatter
+
 
 class MeanVariance:
     """Variances of means over rows; `has_blocks` says whether the rows of a block depend on each other."""
@@ -23,8 +25,10 @@ class MeanVariance:
         """Return the variance of the mean of a quantity with one value per row, and its degrees of freedom.
 
         Errors of the rows of one block are negatively correlated, so the variance of independent rows is an upper
-        bound; the variance between blocks is unbiased, but uncertain for few blocks. The one that gives the narrower
-        intervals is used. `exact` (B, P) is a part of each row whose mean over a complete block has no error.
+        bound; the variance between blocks is unbiased, but uncertain for few blocks. From LEAST_BLOCKS blocks on, the
+        one that gives the narrower intervals is used; the variance between fewer blocks is often small by chance.
+        `exact` (B, P) is a part of each row, k α/2, whose mean over a complete block has no error but that of the mean
+        curvature.
         """
         units = self.replicates.of_mean(rows)
         if not self.has_blocks:
@@ -33,10 +37,11 @@ class MeanVariance:
         rest = rows if exact is None else rows - exact.to(rows)
         alone, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
-            alone = alone + self._as_independent(exact) * self._incomplete_share
+            radial = self.correction.radial.sqrt() * self.features.rank / 2  # depends on the same lengths as the rest
+            alone = (alone.sqrt() + radial).square() + self._as_independent(exact) * self._incomplete_share
         total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
         by_blocks, by_rows = (student_t.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.replicates.df, df))
-        by_units = (self.replicates.df > 0) & (by_blocks * total[0] < by_rows * total[1])
+        by_units = (self.replicates.df >= LEAST_BLOCKS - 1) & (by_blocks * total[0] < by_rows * total[1])
         value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, alone)
         chosen = torch.where(by_units, self.replicates.df, df)
         return torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf), chosen

@@ -97,7 +97,8 @@ class ClosedForm:
 
         With the estimates D_u of H − H₁ from U independent blocks, the mean of ⟨D_u, D_v⟩ over u ≠ v is an unbiased
         estimate of ‖H − H₁‖², and so is that of ‖H‖² = ‖H₁‖² + 2⟨H₁, H − H₁⟩ + ‖H − H₁‖². The variance of their ratio
-        is estimated by the jackknife.
+        is estimated by the jackknife; as long as few rows differ from the closed form, events that no row contains are
+        added.
         """
         whole = self.check.unshrunk()
         left = replace(whole.statistics, known=None)  # statistics of the residual H − H₁
@@ -107,6 +108,8 @@ class ClosedForm:
             return self._missed_without_units(left, features)
         found = [_ratio(u, h) for u, h in zip(units, self.hessian.double(), strict=True)]  # (b, 2)
         value, stderr = torch.stack(found).unbind(1)
+        size = self.hessian.double().square().sum((-1, -2)).clamp_min(torch.finfo(torch.float64).tiny)
+        stderr = (stderr.square() + (whole.noise.control_errors.of_unseen / size).square()).sqrt()
         return Estimate(value, stderr, torch.full_like(value, units.shape[1] - 1))
 
     def _missed_without_units(self, left: Statistics, features: Statistics) -> Estimate:
