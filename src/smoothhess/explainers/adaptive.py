@@ -1,4 +1,4 @@
-"""The adaptive sampling loop: it validates the options, sets the control variate, and draws until each example stops.
+"""The adaptive sampling loop: it validates the inputs, sets the control variate, and draws until each example stops.
 
 Budgets, stopping rules and the choice of the control variate belong in this module. The evaluation of rows is in
 `sampler`, the public explainers are in `smooth_hess`, the error estimates in `smoothhess.estimate.variance`.
@@ -7,7 +7,6 @@ Budgets, stopping rules and the choice of the control variate belong in this mod
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,17 +18,18 @@ from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT, MOST_BYTES, thin_rank
 from smoothhess.curvature.one_flip import Kinks, NoKinksError
-from smoothhess.draws.designs import SMALL, Design, find_design
+from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, is_quadratic
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
+from smoothhess.explainers.options import Options, seeds_of
 from smoothhess.explainers.sampler import OtherPathError, Sampler
 from smoothhess.linalg.memory import is_out_of_memory, release
 from smoothhess.model.float_precision import check_precision
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle, check_inputs
 from smoothhess.result.interactions import Interactions
 
 FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per feature if these are fewer
@@ -62,56 +62,37 @@ class Run:
         inputs: Tensor,
         target: Any,
         additional_forward_args: Any,
-        *,
-        sigma: Any,
-        radius: float | None,
-        gaussian: Gaussian | None,
-        n_calls: int | None,
-        tol: float,
-        max_calls: int,
-        design: str,
-        control: str | None,
-        tau_probes: int | None,
-        shrink: bool,
-        feature_mask: Tensor | None,
-        internal_batch_size: int | None,
-        seed: int | Sequence[int],
-        precision: str,
-        compile: bool,
+        options: Options,
         found_out: dict[Any, int],
     ) -> Run:
-        """Validate the arguments; the model is not called."""
-        plan = find_design(design)
-        if control not in ("auto", "kink", None):
-            raise ValueError(f'control must be "auto", "kink" or None, got {control!r}.')
+        """Validate the inputs, and the options that depend on them; the model is not called."""
         check_inputs(inputs)
         inputs = inputs.detach()
         d = inputs[0].numel()
-        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d)
-        grouping = None
-        if feature_mask is not None:
-            grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
+        gaussian = Gaussian.ensure(sigma=options.sigma, radius=options.radius, gaussian=options.gaussian, d=d)
+        k, grouping, sums = gaussian.rank(d), None, None
+        if options.feature_mask is not None:
+            grouping = Grouping.make(options.feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
         oracle = Oracle(
             forward_func,
             inputs,
             target,
             additional_forward_args,
-            check_batch_size(internal_batch_size),
-            check_precision(precision, inputs.device, inputs.dtype),
-            compile,
+            options.internal_batch_size,
+            check_precision(options.precision, inputs.device, inputs.dtype),
+            options.compile,
             found_out,
         )
-        budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
-        if n_calls is None and grouping is None:  # no more rows than can be kept
-            budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d), d)))
-        if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
-            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
-        white, sums = gaussian.to(inputs.device, inputs.dtype), None
-        if grouping is not None and shrink and _rows_fit(inputs, gaussian.rank(d), budget.most):
+        budget = Budget.make(options, first=min(k, FIRST_ROWS))
+        if options.n_calls is None and grouping is None:  # no more rows than can be kept
+            budget = replace(budget, most=min(budget.most, most_rows(k, d)))
+        if grouping is not None and options.shrink and _rows_fit(inputs, k, budget.most):
             grouping, sums = None, grouping
-        sampler = Sampler(oracle, inputs, white, plan, grouping, tau_probes=tau_probes)
-        calls = n_calls if n_calls is not None else max_calls / 4
-        return Run(sampler, budget, seeds_of(seed, len(inputs)), calls, control, shrink, sums)
+        white = gaussian.to(inputs.device, inputs.dtype)
+        sampler = Sampler(oracle, inputs, white, options.plan, grouping, tau_probes=options.tau_probes)
+        calls = options.n_calls if options.n_calls is not None else options.max_calls / 4
+        seeds = seeds_of(options.seed, len(inputs))
+        return Run(sampler, budget, seeds, calls, options.control, options.shrink, sums)
 
     def finish(self, result: Interactions) -> Interactions:
         """The result itself, or its sums over groups if a feature_mask was given."""
@@ -206,15 +187,11 @@ class Budget:
     tol: float | None  # None: draw `most` rows without error estimates
 
     @staticmethod
-    def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> Budget:
-        """From the arguments of `SmoothHess.attribute`."""
-        if n_calls is not None:
-            rows = rows_of_calls(n_calls, plan, "n_calls")
-            return Budget(rows, rows, None)
-        if not tol > 0:
-            raise ValueError(f"tol must be positive, got {tol}. Pass a positive tol, or n_calls.")
-        most = rows_of_calls(max_calls, plan, "max_calls")
-        return Budget(min(first, most), most, tol)
+    def make(options: Options, first: int) -> Budget:
+        """From the options of a run, with `first` rows before the first error estimate of an adaptive run."""
+        if options.n_calls is not None:
+            return Budget(options.rows, options.rows, None)
+        return Budget(min(first, options.rows), options.rows, options.tol)
 
 
 def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
@@ -375,34 +352,6 @@ def insist(sampler: Sampler, refusal: str = "control='kink' cannot be used") -> 
         return sampler.see_kinks(math.inf)
     except NoKinksError as error:
         raise ValueError(f"{refusal}: {error}. Use attribute with control=None.") from error
-
-
-# --- validation of arguments, and the progress bar --------------------------------------------------------------------
-
-
-def rows_of_calls(n: Any, plan: Design, name: str) -> int:
-    """Number of rows of a design for `n` gradient calls; `name` is the argument's name in errors."""
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
-    n = int(n)
-    if n < 2:
-        raise ValueError(f"{name} must be at least 2, got {n}.")
-    if plan.mirrored and n % 2:
-        raise ValueError(
-            f"{name} must be even: each direction is used twice (±), got {n}. Pass {n - 1} or {n + 1}, or design='iid'."
-        )
-    return n // plan.calls_per_row
-
-
-def seeds_of(seed: Any, batch: int) -> list[int]:
-    """One seed per example, from a single seed or a sequence."""
-    given: Any = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
-    seeds = [operator.index(s) for s in given]
-    if len(seeds) != batch:
-        raise ValueError(f"seed must be one integer, or one per example: {batch}, got {len(seeds)}.")
-    if min(seeds) < 0:
-        raise ValueError(f"seeds must not be negative, got {min(seeds)}. Use 0, 1, 2, …")
-    return seeds
 
 
 def progress_bar(show: bool, rows: int, batch: int) -> tqdm:

@@ -20,16 +20,8 @@ from smoothhess.curvature.control_variate import CONTROL_LIMIT
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION, Statistics, concatenate, symmetric
-from smoothhess.explainers.adaptive import (
-    Budget,
-    Run,
-    in_parts,
-    insist,
-    progress_bar,
-    rows_of_calls,
-    sample_until,
-    seeds_of,
-)
+from smoothhess.explainers.adaptive import Budget, Run, in_parts, insist, progress_bar, sample_until
+from smoothhess.explainers.options import Options, rows_of_calls, seeds_of
 from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.model.float_precision import check_precision
@@ -142,11 +134,7 @@ class SmoothHess:
                 are not the derivatives of the values.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
-        run = Run.prepare(
-            self.forward_func,
-            inputs,
-            target,
-            additional_forward_args,
+        options = Options(
             sigma=sigma,
             radius=radius,
             gaussian=gaussian,
@@ -162,8 +150,9 @@ class SmoothHess:
             seed=seed,
             precision=precision,
             compile=compile,
-            found_out=self.found_out,
+            show_progress=show_progress,
         )
+        run = Run.prepare(self.forward_func, inputs, target, additional_forward_args, options, self.found_out)
         with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
             result = run.finish(run.result(bar))
         warn_of(result, run.budget.tol)
