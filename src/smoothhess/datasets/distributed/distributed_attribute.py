@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from smoothhess.datasets.distributed.process_group import check_same_arguments, connected, is_single_process
-from smoothhess.datasets.distributed.shared_sampler import Follower, Leader
+from smoothhess.datasets.distributed.shared_sampler import Leader, follow
 from smoothhess.datasets.job_settings import SILENT, described
 from smoothhess.explainers.adaptive import Run
 from smoothhess.explainers.options import Options
@@ -84,11 +84,12 @@ def attribute(
         )
         refuse_distributed_model(explainer.forward_func)
         run = Run.prepare(explainer.forward_func, inputs, target, additional_forward_args, chosen, explainer.found_out)
-        with borrowed(explainer.forward_func, run.sampler.inputs.device):
+        with borrowed(explainer.forward_func, run.inputs.device):
+            sampler = run.start()
             if not processes.is_leader:
-                return run.finish(Follower(run.sampler, processes).follow())
-            leader = Leader.of(run.sampler, processes)
-            with run.progress(chosen.show_progress) as bar:
+                return run.finish(follow(sampler, processes))
+            leader = Leader.of(sampler, processes)
+            with run.progress() as bar:
                 result = run.finish(leader.release(run.lead(leader, bar)))
         warn_of(result, run.budget.tol)
         return result
