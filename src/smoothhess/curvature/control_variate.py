@@ -85,7 +85,7 @@ class Control:
         if len(chosen) < count:
             weights = weights.new_zeros(count, 2).index_copy(0, chosen, weights)
             expected = expected.spread(chosen, count)
-        return Control(kinks, expected, *weights.unbind(1), directions)
+        return Control(kinks, expected, weights[:, 0], weights[:, 1], directions)
 
     def known(self, index: Tensor) -> Known:
         """The whitened matrix that is added back to the Hessian."""
