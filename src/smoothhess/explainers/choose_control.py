@@ -53,10 +53,9 @@ def choose_control(
     try:
         kinks = frozen_model(sampler)
         price = directions.price(kinks, k)
-        if auto and price + pilot_passes(k) > PRICE * calls:
-            total = price + pilot_passes(k)
-            reason = f"the closed form would take {total:.0f} passes, more than the budget allows"
-            return Choice(None, reason, passes)
+        total = price + pilot_passes(k)
+        if auto and total > PRICE * calls:
+            return Choice(None, f"the closed form would take {total:.0f} passes, more than the budget allows", passes)
         passes += 1  # one frozen pass at x
         kinks = sampler.share(kinks)
         passes += pilot_passes(k)
@@ -66,8 +65,8 @@ def choose_control(
             unexplained = pilot.unexplained
             chosen = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
             if not len(chosen):
-                share = f"{float(unexplained.min()):.0%} of the gradient's variation"
-                return Choice(None, f"single flips do not explain {share}: not worth {price:.0f} passes", passes)
+                least = f"{float(unexplained.min()):.0%} of the gradient's variation"
+                return Choice(None, f"single flips do not explain {least}: not worth {price:.0f} passes", passes)
         expected = directions.expectation(kinks, sampler.gaussian, chosen)
         weights = pilot.fit(expected, chosen, always=not auto)
         return Choice(Control.make(kinks, expected, weights, chosen, directions), "", passes)
