@@ -54,6 +54,7 @@ from smoothhess import Interactions, Isotropic, SmoothHess
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.datasets import Store, explain_dataset
 from smoothhess.draws.designs import find_design
+from smoothhess.explainers.choose_control import frozen_model
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.state import borrowed
@@ -565,11 +566,10 @@ def _exact_tau(s: Setting, network: nn.Module, x: Tensor, target: int) -> None:
     """τ of every unit from all columns, or from a share of them where that would take too long."""
     gaussian = Isotropic(_sigma(x, PHOTO_EPSILONS[0]))
     oracle = Oracle(network, x, target)
-    sampler = Sampler(oracle, x, gaussian, find_design("orthogonal"), None)
     owner = torch.zeros(1, dtype=torch.long, device=x.device)
     d = x[0].numel()
     with borrowed(network, x.device):
-        kinks = sampler.see_kinks(math.inf)
+        kinks = frozen_model(Sampler.start(oracle, x, gaussian, find_design("orthogonal")))
         few = range(min(s.choose(1024, 8), d))
         kinks.squares(gaussian, owner, few)
         took, _ = seconds(lambda: kinks.squares(gaussian, owner, few))

@@ -1,14 +1,13 @@
 """The closed form in a few directions, where there are too many dimensions for a matrix."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
 
 from smoothhess import Diagonal, Interactions, SmoothHess
+from smoothhess.curvature import control_variate
 from smoothhess.draws.designs import find_design
-from smoothhess.explainers import adaptive, sampler
+from smoothhess.explainers.choose_control import frozen_model
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.low_rank import Known, mean
 from smoothhess.model.gradients import Oracle
@@ -19,8 +18,7 @@ pytestmark = pytest.mark.rounding
 @pytest.fixture
 def few(monkeypatch):
     """More than 16 dimensions are many."""
-    for module in (adaptive, sampler):
-        monkeypatch.setattr(module, "CONTROL_LIMIT", 16)
+    monkeypatch.setattr(control_variate, "CONTROL_LIMIT", 16)
 
 
 def network(seed=0, d=40):
@@ -136,8 +134,7 @@ def test_tau_can_be_exact_in_any_dimension():
     """From as many directions as there are dimensions: W₁ in all directions is then the matrix itself."""
     x = X[:2]
     oracle = Oracle(network(), x)
-    explored = Sampler(oracle, x, GAUSSIAN, find_design("orthogonal"), None)
-    kinks = explored.see_kinks(math.inf)
+    kinks = frozen_model(Sampler.start(oracle, x, GAUSSIAN, find_design("orthogonal")))
     owner = torch.arange(2)
     dense = kinks.expectation(GAUSSIAN).hessian.dense()
     exact = kinks.thin_expectation(GAUSSIAN, None, torch.eye(40).double())

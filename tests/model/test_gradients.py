@@ -408,7 +408,7 @@ def test_examples_that_do_not_fit_together_go_in_parts(monkeypatch, seed, mask):
 
 def test_room_that_other_examples_took_is_not_taken_for_what_a_row_takes(monkeypatch):
     """Parts find their own batch, and a run that fails leaves nothing behind."""
-    together, most, sizes, runs, lead = [0], [3], [], [], Run.lead
+    together, most, sizes, runs, start = [0], [3], [], [], Run.start
 
     def crowded(x):
         if together[0] > most[0]:
@@ -416,12 +416,12 @@ def test_room_that_other_examples_took_is_not_taken_for_what_a_row_takes(monkeyp
         sizes.append(len(x))
         return x.square().sum(1)
 
-    def watched(self, sampler, bar):
+    def watched(self):
         together[0] = len(self.seeds)
         runs.append(together[0])
-        return lead(self, sampler, bar)
+        return start(self)
 
-    monkeypatch.setattr(Run, "lead", watched)
+    monkeypatch.setattr(Run, "start", watched)
     explainer, x = SmoothHess(crowded), torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
     options = {"sigma": 0.3, "n_calls": 400, "control": None}
     explainer.attribute(x, **options)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.one_flip import Expectation, Kinks
-from smoothhess.draws.designs import Design, pilot_stack
+from smoothhess.draws.designs import Design, pilot_stack, tau_rows
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.linalg.low_rank import Known
 from smoothhess.model.gradients import Oracle
@@ -36,6 +36,37 @@ THIN_PROBES = 64  # random directions to estimate τ of a low-rank W₁
 MOST_BYTES = 1 << 32  # limit for the closed forms of all examples with control="auto"; four times as much on a GPU
 
 
+@dataclass(frozen=True)
+class Directions:
+    """Numbers of random directions that W₁ is computed from; in more than CONTROL_LIMIT dimensions W₁ has low rank."""
+
+    rank: int = THIN_LEAST  # of a low-rank W₁
+    tau_probes: int | None = None  # directions to estimate τ; None: τ is exact, or from THIN_PROBES for a low-rank W₁
+
+    def rows(self, k: int) -> int:
+        """Number of rows of length k that W₁ of an example takes."""
+        return k if k <= CONTROL_LIMIT else 2 * self.rank
+
+    def price(self, kinks: Kinks, k: int) -> float:
+        """Passes per example that `expectation` takes in k dimensions."""
+        if k > CONTROL_LIMIT:
+            return kinks.thin_price(self.rank, min(self.tau_probes, k) if self.tau_probes else THIN_PROBES)
+        return kinks.price(k, self.tau_probes)
+
+    def expectation(self, kinks: Kinks, gaussian: Gaussian, index: Tensor, layers: bool = False) -> Expectation:
+        """W₁ and Γ₁ of the examples at `index`; `layers` adds the contribution of each layer to a dense W₁."""
+        inputs, probes = kinks.inputs, None
+        k = gaussian.rank(inputs[0].numel())
+        if k > CONTROL_LIMIT:
+            exact = self.tau_probes is not None and self.tau_probes >= k
+            drawn = tau_rows(self.rank + (0 if exact else self.tau_probes or THIN_PROBES), k, inputs)
+            probes = None if exact else drawn[self.rank :]
+            return kinks.thin_expectation(gaussian, probes, drawn[: self.rank], index)
+        if self.tau_probes is not None:
+            probes = tau_rows(self.tau_probes, k, inputs)
+        return kinks.expectation(gaussian, layers, probes, index)
+
+
 @dataclass(frozen=True, eq=False)
 class Control:
     """The two fields of B examples and their weights."""
@@ -44,6 +75,17 @@ class Control:
     expected: Expectation
     linear: Tensor  # (B,) μ
     flip: Tensor  # (B,) β; both are 0 for examples without a closed form
+    directions: Directions = Directions()  # that W₁ was computed from
+
+    @staticmethod
+    def make(kinks: Kinks, expected: Expectation, weights: Tensor, chosen: Tensor, directions: Directions) -> Control:
+        """From the expectation and the weights (b, 2) of the `chosen` examples, (b,)."""
+        count = len(kinks.inputs)
+        weights = weights.to(chosen.device, torch.float64)
+        if len(chosen) < count:
+            weights = weights.new_zeros(count, 2).index_copy(0, chosen, weights)
+            expected = expected.spread(chosen, count)
+        return Control(kinks, expected, weights[:, 0], weights[:, 1], directions)
 
     def known(self, index: Tensor) -> Known:
         """The whitened matrix that is added back to the Hessian."""

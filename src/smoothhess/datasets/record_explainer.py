@@ -6,10 +6,9 @@ in this module.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from smoothhess.datasets.record_batches import Pack
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.evaluate.global_interactions import FORWARD_ROWS, LEAST_CALLS, MOST_CALLS, Explain
+from smoothhess.explainers.options import Options
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.model.float_precision import AGREEMENT, check_precision
 from smoothhess.model.gradients import Oracle
@@ -28,11 +28,6 @@ from smoothhess.model.state import borrowed, modules_behind
 from smoothhess.result.exact import Exact
 from smoothhess.result.interactions import Interactions
 
-_KEYWORDS = {
-    name: p.default
-    for name, p in inspect.signature(SmoothHess.attribute).parameters.items()
-    if p.kind is p.KEYWORD_ONLY and name != "seed"
-}
 _NEURON = ("neuron_selector", "attribute_to_neuron_input")
 
 
@@ -41,8 +36,7 @@ class Question:
     """An explainer and its options, the same for all records."""
 
     explainer: SmoothHess | Explain
-    options: dict[str, Any]  # options of SmoothHess.attribute except feature_mask
-    mask: Tensor | None
+    options: Options  # the seed is replaced by one per record; for a function, only feature_mask is used
     about: dict[str, Any]  # the same as JSON values, for the settings of a store
 
     @staticmethod
@@ -55,17 +49,17 @@ class Question:
         if isinstance(explainer, NeuronSmoothHess):
             if "neuron_selector" not in options:
                 raise ValueError("NeuronSmoothHess needs the neuron to explain. Pass neuron_selector=…")
-            chosen = {name: options.pop(name) for name in _NEURON if name in options}
-            about |= {name: described(v) for name, v in chosen.items()} | {"layer": _layer_name(explainer)}
-            explainer = explainer.for_neuron(chosen["neuron_selector"], chosen.get("attribute_to_neuron_input", False))
+            neuron = {name: options.pop(name) for name in _NEURON if name in options}
+            about |= {name: described(v) for name, v in neuron.items()} | {"layer": _layer_name(explainer)}
+            explainer = explainer.for_neuron(neuron["neuron_selector"], neuron.get("attribute_to_neuron_input", False))
         if isinstance(explainer, SmoothHess):
-            unknown = sorted(options.keys() - _KEYWORDS.keys())
+            unknown = sorted(options.keys() - {f.name for f in fields(Options)})
             if unknown:
                 raise TypeError(f"SmoothHess.attribute has no option {', '.join(map(repr, unknown))}.")
+            chosen = Options(**options, feature_mask=mask)
             about["model"] = fingerprint(explainer.forward_func)
-            given = {**_KEYWORDS, **options, "feature_mask": mask}
-            about |= {name: described(v) for name, v in given.items() if name not in SILENT}
-            return Question(explainer, options, mask, about)
+            about |= {name: described(v) for name, v in chosen.arguments().items() if name not in (*SILENT, "seed")}
+            return Question(explainer, chosen, about)
         if isinstance(explainer, nn.Module) or not callable(explainer):
             raise TypeError(
                 "explainer must be SmoothHess(model), NeuronSmoothHess(model, layer) or a function (inputs, target, "
@@ -78,7 +72,7 @@ class Question:
             )
         about |= {"model": fingerprint(explainer), "feature_mask": described(mask)}
         function: Any = explainer
-        return Question(function, {}, mask, about)
+        return Question(function, Options(feature_mask=mask), about)
 
     @property
     def forward_func(self) -> Callable[..., Any]:
@@ -93,29 +87,26 @@ class Question:
     def sizes(self, inputs: Tensor) -> Sizes:
         """Sizes that all records share; raises ValueError for options that fit no record."""
         shape, d = tuple(inputs.shape[1:]), inputs[0].numel()
-        features = d
-        if self.mask is not None:
-            if self.mask.ndim >= inputs.ndim and len(self.mask) != 1:
+        features, mask = d, self.options.feature_mask
+        if mask is not None:
+            if mask.ndim >= inputs.ndim and len(mask) != 1:
                 raise ValueError(
                     f"feature_mask must have the shape of one input, {shape}: all records have the same groups, got "
-                    f"{tuple(self.mask.shape)}."
+                    f"{tuple(mask.shape)}."
                 )
-            features = int(self.mask.max()) + 1
+            features = int(mask.max()) + 1
         if not isinstance(self.explainer, SmoothHess):
             return Sizes(d, features, d, inputs.element_size(), None, 0)
-        scale = {name: self.options.get(name) for name in ("sigma", "radius", "gaussian")}
-        rank = Gaussian.ensure(**scale, d=d).rank(d)
-        per_row = find_design(self.options.get("design", _KEYWORDS["design"])).calls_per_row
-        n_calls = self.options.get("n_calls")
-        rows = None if n_calls is None else int(n_calls) // per_row
-        most = rows or int(self.options.get("max_calls", _KEYWORDS["max_calls"])) // per_row
-        return Sizes(d, features, rank, inputs.element_size(), rows, most)
+        options = self.options
+        rank = Gaussian.ensure(sigma=options.sigma, radius=options.radius, gaussian=options.gaussian, d=d).rank(d)
+        rows = None if options.n_calls is None else options.rows
+        return Sizes(d, features, rank, inputs.element_size(), rows, options.rows)
 
     def explain(self, pack: Pack, seeds: list[int]) -> Interactions:
         """Explain the records of a pack; `seeds` has one seed per record."""
         if isinstance(self.explainer, SmoothHess):
-            options = {**self.options, "feature_mask": self.mask, "seed": seeds}
-            return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)
+            options = replace(self.options, seed=seeds)
+            return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options.arguments())
         if pack.args is not None:
             raise ValueError("additional_forward_args cannot be passed on to a function. Use them inside it.")
         result = self.explainer(pack.inputs, pack.target, seeds)
@@ -124,7 +115,8 @@ class Question:
                 f"the explainer must return Interactions of its {len(pack)} inputs, got "
                 f"{f'{len(result)} examples' if isinstance(result, Interactions) else type(result).__name__}."
             )
-        return result if self.mask is None else result.groups(self.mask)
+        mask = self.options.feature_mask
+        return result if mask is None else result.groups(mask)
 
     def again(self, pack: Pack, first: Interactions, drawn: list[int], seeds: list[int], calls: int) -> Any:
         """A second, independent estimate for the summary; None where the first is not random."""
@@ -132,21 +124,20 @@ class Question:
             return None
         if not isinstance(self.explainer, SmoothHess):
             return self.explain(pack, seeds)
-        plain = {name: v for name, v in self.options.items() if name not in ("tol", "max_calls")}
-        options = {**plain, "feature_mask": self.mask, "seed": seeds, "shrink": False, "n_calls": calls}
-        return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)
+        options = replace(self.options, seed=seeds, shrink=False, n_calls=calls)
+        return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options.arguments())
 
     def second_calls(self, d: int) -> int:
         """Calls of the second estimate: few, complete blocks, and no more than the first has."""
         block = 2 * find_design("orthogonal").block_rows(d)
         calls = min(block * math.ceil(LEAST_CALLS / 2 / block), MOST_CALLS // 2)
-        return min(calls, int(self.options.get("n_calls") or calls))
+        return min(calls, int(self.options.n_calls or calls))
 
     def output(self, pack: Pack) -> float | None:
         """f(x) of the only record of a pack; None for a user function, whose model is not accessible."""
         if not isinstance(self.explainer, SmoothHess):
             return None
-        precision = check_precision(self.options.get("precision", "float32"), pack.inputs.device, pack.inputs.dtype)
+        precision = check_precision(self.options.precision, pack.inputs.device, pack.inputs.dtype)
         oracle = Oracle(self.forward_func, pack.inputs, pack.target, pack.forward_args, 1, precision)
         with borrowed(self.forward_func, pack.inputs.device):
             return float(oracle.values(pack.inputs, torch.zeros(1, dtype=torch.long, device=pack.inputs.device)))
@@ -154,13 +145,13 @@ class Question:
     @property
     def agreement(self) -> float:
         """Relative tolerance for f(x) of the same record in two runs."""
-        return AGREEMENT[self.options.get("precision", "float32")]
+        return AGREEMENT[self.options.precision]
 
     def predicted(self, pack: Pack) -> list[tuple[int, ...]]:
         """Index of the largest output of each record."""
         if not isinstance(self.explainer, SmoothHess):
             raise ValueError('target="predicted" needs SmoothHess(model). Pass a function of the batch instead.')
-        model, rows = self.explainer.forward_func, self.options.get("internal_batch_size") or FORWARD_ROWS
+        model, rows = self.explainer.forward_func, self.options.internal_batch_size or FORWARD_ROWS
         with borrowed(model, pack.inputs.device), torch.no_grad():
             parts = [model(p.inputs.clone(), *(p.forward_args or ())) for p in pack.parts(rows)]
         output = torch.cat(parts)

@@ -16,7 +16,7 @@ This module extends, merges, concatenates and converts statistics. Estimates fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -155,53 +155,6 @@ class Statistics:
         start = max(s.stop for s in self.stream[example] if s.seed == seed)
         return DrawRange(seed, start, start)
 
-    def extended(self, chunks: Iterable[Rows], known: Known | None = None) -> Statistics:
-        """The statistics with further rows of the same streams, from `next_row` on.
-
-        All examples must have the same number of rows. `known` is the expectation of the control variate that was
-        subtracted from each of the further rows.
-        """
-        before = n = int(self.n.max())
-        kept, total = [self.head] if n else [], self.total
-        even_sum, value_sum = self.even_sum.clone(), self.value_sum.clone()
-        stein, skew = self.stein.clone(), None if self.skew is None else self.skew.clone()
-        for chunk in chunks:
-            room = max(self.head_rows - n, 0)
-            rows = chunk.odd.shape[1]
-            if rows > room and total is None:
-                self.refuse_large(n + rows)
-                total = self.even_sum.new_zeros(len(self), self.k, self.k)
-                for part in kept:
-                    total += part.sum()
-            if total is not None:
-                total = total + chunk.sum()
-            if room:
-                kept.append(cut(chunk, room))
-            even_sum += chunk.even.sum(1, dtype=torch.float64)
-            value_sum += chunk.value_even.sum(1, dtype=torch.float64)
-            if chunk.stein is not None:
-                stein += chunk.stein
-            if skew is not None and chunk.skew is not None:
-                skew += chunk.skew
-            n += rows
-        added = n - before
-        stream = []
-        for example, segments in enumerate(self.stream):
-            seed, start, _ = self.next_row(example)
-            stream.append(chain(*segments, DrawRange(seed, start, start + added)))
-        return replace(
-            self,
-            stream=tuple(stream),
-            n=self.n + added,
-            head=join(kept) if kept else self.head,
-            total=total,
-            even_sum=even_sum,
-            value_sum=value_sum,
-            stein=stein,
-            skew=skew,
-            known=mean(self.known, self.n, known, torch.full_like(self.n, added)) if before else known,
-        )
-
     def refuse_large(self, rows: int, features: int | None = None) -> None:
         """Raise if this number of rows needs a dense matrix, of the dimensions or features, above DENSE_LIMIT."""
         d = max(self.k, features or 0)
@@ -322,6 +275,60 @@ class Statistics:
             own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
         values: dict[str, Any] = {"head": head, "total": total, "known": known, **own}
         return Statistics(design=design, stream=stream, rank=rank, **values)
+
+
+class Extension:
+    """Adds further rows of the same streams, from `next_row` on, to statistics, one chunk at a time.
+
+    All examples must have the same number of rows.
+    """
+
+    def __init__(self, stats: Statistics) -> None:
+        self.stats, self.n = stats, int(stats.n.max())
+        self.kept, self.total = [stats.head] if self.n else [], stats.total
+        self.even_sum, self.value_sum, self.stein = stats.even_sum.clone(), stats.value_sum.clone(), stats.stein.clone()
+        self.skew = None if stats.skew is None else stats.skew.clone()
+
+    def add(self, chunk: Rows) -> None:
+        """Add the next rows."""
+        room, rows = max(self.stats.head_rows - self.n, 0), chunk.odd.shape[1]
+        if rows > room and self.total is None:
+            self.stats.refuse_large(self.n + rows)
+            self.total = self.even_sum.new_zeros(len(self.stats), self.stats.k, self.stats.k)
+            for part in self.kept:
+                self.total += part.sum()
+        if self.total is not None:
+            self.total = self.total + chunk.sum()
+        if room:
+            self.kept.append(cut(chunk, room))
+        self.even_sum += chunk.even.sum(1, dtype=torch.float64)
+        self.value_sum += chunk.value_even.sum(1, dtype=torch.float64)
+        if chunk.stein is not None:
+            self.stein += chunk.stein
+        if self.skew is not None and chunk.skew is not None:
+            self.skew += chunk.skew
+        self.n += rows
+
+    def statistics(self, known: Known | None) -> Statistics:
+        """The statistics of all rows; `known` is what the control variate subtracted from each added row on average."""
+        stats = self.stats
+        before = int(stats.n.max())
+        added, stream = self.n - before, []
+        for example, segments in enumerate(stats.stream):
+            seed, start, _ = stats.next_row(example)
+            stream.append(chain(*segments, DrawRange(seed, start, start + added)))
+        return replace(
+            stats,
+            stream=tuple(stream),
+            n=stats.n + added,
+            head=join(self.kept) if self.kept else stats.head,
+            total=self.total,
+            even_sum=self.even_sum,
+            value_sum=self.value_sum,
+            stein=self.stein,
+            skew=self.skew,
+            known=mean(stats.known, stats.n, known, torch.full_like(stats.n, added)) if before else known,
+        )
 
 
 def unmoved(stats: Statistics) -> Tensor:

@@ -1,35 +1,34 @@
-"""The adaptive sampling loop: it validates the options, sets the control variate, and draws until each example stops.
+"""The adaptive sampling loop: it validates the inputs, and draws until each example stops.
 
-Budgets, stopping rules and the choice of the control variate belong in this module. The evaluation of rows is in
-`sampler`, the public explainers are in `smooth_hess`, the error estimates in `smoothhess.estimate.variance`.
+Budgets and stopping rules belong in this module. The evaluation of rows is in `sampler`, the choice of the control
+variate in `choose_control`, the public explainers are in `smooth_hess`, the error estimates in
+`smoothhess.estimate.variance`.
 """
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from smoothhess.curvature.control_variate import CONTROL_LIMIT, MOST_BYTES, thin_rank
-from smoothhess.curvature.one_flip import Kinks, NoKinksError
-from smoothhess.draws.designs import SMALL, Design, find_design
+from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, is_quadratic
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
-from smoothhess.explainers.sampler import OtherPathError, Sampler
+from smoothhess.explainers.choose_control import Choice, choose_control, with_control
+from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
+from smoothhess.explainers.options import Options, seeds_of
+from smoothhess.explainers.sampler import PRECISION_PASSES, OtherPathError, Sampler
 from smoothhess.linalg.memory import is_out_of_memory, release
 from smoothhess.model.float_precision import check_precision
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle, check_inputs
 from smoothhess.result.interactions import Interactions
 
 FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per feature if these are fewer
@@ -37,8 +36,6 @@ LEAST_ROWS = 32  # minimum rows for the stopping rule
 LEAST_DF = 8  # with fewer degrees of freedom than this a smaller error is required
 LEAST_UNITS = 40  # minimum independent replicates if the variance is estimated from them only
 EXACT = 1e-6  # relative error below which the estimate is exact up to rounding
-PRICE = 1.5  # maximum passes of "auto" for the closed form and its pilot draws, per gradient call
-WORTH = 3  # exponent: the unexplained share must be below (share of passes left for calls) to this power
 ROWS_BYTES = 1 << 31  # maximum size of the rows of all features kept for group sums; above it the sums are streamed
 UNMOVED_ROWS = 512  # rows after which a run stops if no gradient shows a kink
 ZERO_SHARE = 0.01  # H counts as zero if it explains less than this share of the gradient's variation
@@ -48,12 +45,13 @@ ZERO_SHARE = 0.01  # H counts as zero if it explains less than this share of the
 class Run:
     """The validated arguments of `SmoothHess.attribute`."""
 
-    sampler: Sampler
+    oracle: Oracle
+    inputs: Tensor  # (B, *shape)
+    gaussian: Gaussian
+    grouping: Grouping | None
+    options: Options
     budget: Budget
     seeds: Sequence[int]
-    calls: float  # number of calls that the cost of the closed form is compared with
-    control: str | None
-    shrink: bool
     sums: Grouping | None = None  # groups of the result, if the rows of all features are kept for their sums
 
     @staticmethod
@@ -62,107 +60,90 @@ class Run:
         inputs: Tensor,
         target: Any,
         additional_forward_args: Any,
-        *,
-        sigma: Any,
-        radius: float | None,
-        gaussian: Gaussian | None,
-        n_calls: int | None,
-        tol: float,
-        max_calls: int,
-        design: str,
-        control: str | None,
-        tau_probes: int | None,
-        shrink: bool,
-        feature_mask: Tensor | None,
-        internal_batch_size: int | None,
-        seed: int | Sequence[int],
-        precision: str,
-        compile: bool,
+        options: Options,
         found_out: dict[Any, int],
     ) -> Run:
-        """Validate the arguments; the model is not called."""
-        plan = find_design(design)
-        if control not in ("auto", "kink", None):
-            raise ValueError(f'control must be "auto", "kink" or None, got {control!r}.')
+        """Validate the inputs, and the options that depend on them; the model is not called."""
         check_inputs(inputs)
         inputs = inputs.detach()
         d = inputs[0].numel()
-        gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d)
-        grouping = None
-        if feature_mask is not None:
-            grouping = Grouping.make(feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
+        gaussian = Gaussian.ensure(sigma=options.sigma, radius=options.radius, gaussian=options.gaussian, d=d)
+        k, grouping, sums = gaussian.rank(d), None, None
+        if options.feature_mask is not None:
+            grouping = Grouping.make(options.feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
         oracle = Oracle(
             forward_func,
             inputs,
             target,
             additional_forward_args,
-            check_batch_size(internal_batch_size),
-            check_precision(precision, inputs.device, inputs.dtype),
-            compile,
+            options.internal_batch_size,
+            check_precision(options.precision, inputs.device, inputs.dtype),
+            options.compile,
             found_out,
         )
-        budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
-        if n_calls is None and grouping is None:  # no more rows than can be kept
-            budget = replace(budget, most=min(budget.most, most_rows(gaussian.rank(d), d)))
-        if tau_probes is not None and (isinstance(tau_probes, bool) or not tau_probes >= 8):
-            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {tau_probes}.")
-        white, sums = gaussian.to(inputs.device, inputs.dtype), None
-        if grouping is not None and shrink and _rows_fit(inputs, gaussian.rank(d), budget.most):
+        budget = Budget.make(options, first=min(k, FIRST_ROWS))
+        if options.n_calls is None and grouping is None:  # no more rows than can be kept
+            budget = replace(budget, most=min(budget.most, most_rows(k, d)))
+        if grouping is not None and options.shrink and _rows_fit(inputs, k, budget.most):
             grouping, sums = None, grouping
-        sampler = Sampler(oracle, inputs, white, plan, grouping, tau_probes=tau_probes)
-        calls = n_calls if n_calls is not None else max_calls / 4
-        return Run(sampler, budget, seeds_of(seed, len(inputs)), calls, control, shrink, sums)
+        white, seeds = gaussian.to(inputs.device, inputs.dtype), seeds_of(options.seed, len(inputs))
+        return Run(oracle, inputs, white, grouping, options, budget, seeds, sums)
 
     def finish(self, result: Interactions) -> Interactions:
         """The result itself, or its sums over groups if a feature_mask was given."""
         return result if self.sums is None else replace(result.grouped(self.sums), status=result.status)
 
-    def progress(self, show: bool) -> tqdm:
+    def progress(self) -> tqdm:
         """A progress bar over all draws."""
-        return progress_bar(show, self.budget.most, len(self.seeds))
+        return progress_bar(self.options.show_progress, self.budget.most, len(self.seeds))
 
     def result(self, bar: tqdm) -> Interactions:
         """Execute the run, in batches of examples where all of them would run out of memory."""
-
-        def some(index: Tensor) -> Interactions:
-            self.sampler.control = None  # free the memory of the control variate of all examples
-            return self._select(index).result(bar)
-
         return in_parts(
-            self.sampler.oracle, self.sampler.inputs.device, bar, partial(self.lead, self.sampler, bar), some
+            self.oracle,
+            self.inputs.device,
+            bar,
+            lambda: self.lead(self.start(), bar),
+            lambda index: self._select(index).result(bar),
         )
 
     def _select(self, index: Tensor) -> Run:
-        """A run of the examples at `index`, without any draws."""
-        whole = self.sampler
-        sampler = Sampler(
-            whole.oracle.select(index),
-            whole.inputs[index],
-            whole.gaussian,
-            whole.plan,
-            None if whole.grouping is None else whole.grouping.select(index),
-            tau_probes=whole.tau_probes,
+        """The run of the examples at `index`."""
+        return replace(
+            self,
+            oracle=self.oracle.select(index),
+            inputs=self.inputs[index],
+            grouping=None if self.grouping is None else self.grouping.select(index),
+            seeds=[self.seeds[i] for i in index.tolist()],
+            sums=None if self.sums is None else self.sums.select(index),
         )
-        sums = None if self.sums is None else self.sums.select(index)
-        return replace(self, sampler=sampler, seeds=[self.seeds[i] for i in index.tolist()], sums=sums)
+
+    def start(self) -> Sampler:
+        """The sampler of all examples; evaluates the model at the inputs."""
+        return Sampler.start(self.oracle, self.inputs, self.gaussian, self.options.plan, self.grouping)
 
     def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
-        """Run all examples in one batch, with the run's sampler or one that replaces it."""
-        precision, drawn = sampler.oracle.precision, bar.n
-        rounding = None if precision == "float32" else sampler.measure_precision(self.seeds)
-        note = _take_control(sampler, self.control, self.seeds, self.calls)
+        """Run all examples in one batch, with the sampler of `start` or one that replaces it."""
+        options, drawn, precision = self.options, bar.n, {}
+        if sampler.oracle.precision != "float32":
+            error = sampler.measure_precision(self.seeds)
+            precision = {"precision": sampler.oracle.precision, "precision_error": error}
+            sampler = replace(sampler, extra_passes=sampler.extra_passes + PRECISION_PASSES)
+        calls = options.n_calls if options.n_calls is not None else options.max_calls / 4
+        choice = choose_control(sampler, options.control, self.seeds, calls, options.tau_probes)
         try:
-            result = self._sampled(sampler, bar, note)
+            result = self._sampled(with_control(sampler, choice), bar, choice.reason)
         except OtherPathError as error:
-            if self.control != "auto":
+            if options.control != "auto":
                 raise
-            sampler.control, note = None, str(error)
+            choice = Choice(None, str(error), choice.passes)
             bar.update(drawn - bar.n)
-            result = self._sampled(sampler, bar, note)
-        return result if rounding is None else replace(result, precision=precision, precision_error=rounding)
+            result = self._sampled(with_control(sampler, choice), bar, choice.reason)
+        return replace(result, **precision)
 
     def _sampled(self, sampler: Sampler, bar: tqdm, note: str) -> Interactions:
-        return sample_until(sampler, sampler.begin(self.seeds), self.budget, bar, self.shrink, note, self.sums)
+        start = sampler.begin(self.seeds)
+        return sample_until(sampler, start, self.budget, bar, self.options.shrink, note, self.sums)
 
 
 def in_parts(
@@ -206,15 +187,11 @@ class Budget:
     tol: float | None  # None: draw `most` rows without error estimates
 
     @staticmethod
-    def make(plan: Design, n_calls: int | None, tol: float, max_calls: int, first: int) -> Budget:
-        """From the arguments of `SmoothHess.attribute`."""
-        if n_calls is not None:
-            rows = rows_of_calls(n_calls, plan, "n_calls")
-            return Budget(rows, rows, None)
-        if not tol > 0:
-            raise ValueError(f"tol must be positive, got {tol}. Pass a positive tol, or n_calls.")
-        most = rows_of_calls(max_calls, plan, "max_calls")
-        return Budget(min(first, most), most, tol)
+    def make(options: Options, first: int) -> Budget:
+        """From the options of a run, with `first` rows before the first error estimate of an adaptive run."""
+        if options.n_calls is not None:
+            return Budget(options.rows, options.rows, None)
+        return Budget(min(first, options.rows), options.rows, options.tol)
 
 
 def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
@@ -234,10 +211,12 @@ def sample_until(
 ) -> Interactions:
     """Double the rows of each example until it stops, judged by the error of the group sums where `sums` is given."""
     index = torch.arange(len(stats), device=sampler.inputs.device)
-    rows, finished = budget.first, []
+    rows, finished, checks = budget.first, [], KinkChecks()
     while True:
-        stats = sampler.extend(stats, rows - int(stats.n[0]), index, bar)
-        result = replace(_result(sampler, stats, index, shrink), control_note=note)
+        seen = int(stats.n[0])
+        stats = sampler.extend(stats, rows - seen, index, bar, check=not seen)
+        result, checks = _result(sampler, stats, index, shrink, checks)
+        result = replace(result, control_note=note)
         judged = result if sums is None or budget.tol is None else result.grouped(sums.select(index))
         verdicts = _verdicts(judged, budget, rows)
         stop = torch.tensor([v != "" for v in verdicts])
@@ -254,30 +233,33 @@ def sample_until(
     return finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
 
 
-def _result(sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool) -> Interactions:
+def _result(
+    sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool, checks: KinkChecks
+) -> tuple[Interactions, KinkChecks]:
     entries, control = sampler.oracle.entries, sampler.control
     no_kinks = None
     still = unmoved(stats)
     smooth = torch.nonzero(still | is_quadratic(stats, NEARLY_QUADRATIC)).reshape(-1)  # no row shows a kink
     if len(smooth):
         no_kinks = torch.zeros(len(index), dtype=torch.bool, device=index.device)
-        no_kinks[smooth] = sampler.no_kinks(index[smooth], still[smooth])
-    return Interactions(
+        no_kinks[smooth], checks = check_kinks(sampler, checks, index[smooth], still[smooth])
+    result = Interactions(
         inputs=sampler.inputs[index],
         statistics=stats,
         gaussian=sampler.gaussian,
         grouping=None if sampler.grouping is None else sampler.grouping.select(index),
         target=None if entries is None else entries[index.cpu()],
-        n_passes=sampler.passes(stats.n.double(), index),
+        n_passes=sampler.passes(stats.n.double(), index) + checks.passes,
         status=("calls",) * len(index),
         control=None if control is None else "kink",
         control_weights=None if control is None else torch.stack([control.linear, control.flip], 1)[index],
         unbiased=control is None or control.drift is None or not bool(control.flip.any()),
-        control_rank=sampler.thin_rank if control is not None and control.expected.hessian.is_thin else None,
-        tau_probes=None if control is None else sampler.tau_probes,
+        control_rank=control.directions.rank if control is not None and control.expected.hessian.is_thin else None,
+        tau_probes=None if control is None else control.directions.tau_probes,
         shrink=shrink and sampler.grouping is None and stats.k > SMALL,
         no_kinks=no_kinks,
     )
+    return result, checks
 
 
 def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
@@ -331,78 +313,6 @@ def _looks_zero(noise: Noise) -> Tensor:
     share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
     # under a correlated Gaussian the entries of directions with small variance dominate, so the test is not used
     return (score < 2) & (share < ZERO_SHARE) & noise.gaussian.has_mean_curvature
-
-
-def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], calls: float) -> str:
-    """Set the sampler's control variate, or return the reason for its absence; `calls` is the budget of the run."""
-    if control is None:
-        return "control=None was passed"
-    sampler.thin_rank = thin_rank(calls)
-    if control == "kink":
-        kinks = insist(sampler)
-        try:
-            sampler.take_control(kinks, sampler.pilot(kinks, seeds))
-        except NoKinksError as error:
-            raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
-        return ""
-    k = sampler.gaussian.rank(sampler.inputs[0].numel())
-    rows = k if k <= CONTROL_LIMIT else 2 * sampler.thin_rank
-    size = len(sampler.inputs) * k * rows * sampler.inputs.element_size()
-    if size > MOST_BYTES * (4 if sampler.inputs.is_cuda else 1):
-        return f"the closed form of {len(sampler.inputs)} examples would hold {size / 2**30:.1f} GiB"
-    try:
-        kinks = sampler.see_kinks(PRICE * calls)
-        pilot = sampler.pilot(kinks, seeds)
-        price, unexplained = sampler.price(kinks), pilot.unexplained
-        worth = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
-        if not len(worth):
-            least = float(unexplained.min())
-            return f"single flips do not explain {least:.0%} of the gradient's variation: not worth {price:.0f} passes"
-        sampler.take_control(kinks, pilot, worth, always=False)
-    except NoKinksError as error:
-        return str(error)
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
-        sampler.control = None
-        return f"freezing the activations fails ({error})"
-    return ""
-
-
-def insist(sampler: Sampler, refusal: str = "control='kink' cannot be used") -> Kinks:
-    """The frozen model; raises ValueError with the reason if the model cannot be frozen."""
-    try:
-        return sampler.see_kinks(math.inf)
-    except NoKinksError as error:
-        raise ValueError(f"{refusal}: {error}. Use attribute with control=None.") from error
-
-
-# --- validation of arguments, and the progress bar --------------------------------------------------------------------
-
-
-def rows_of_calls(n: Any, plan: Design, name: str) -> int:
-    """Number of rows of a design for `n` gradient calls; `name` is the argument's name in errors."""
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
-    n = int(n)
-    if n < 2:
-        raise ValueError(f"{name} must be at least 2, got {n}.")
-    if plan.mirrored and n % 2:
-        raise ValueError(
-            f"{name} must be even: each direction is used twice (±), got {n}. Pass {n - 1} or {n + 1}, or design='iid'."
-        )
-    return n // plan.calls_per_row
-
-
-def seeds_of(seed: Any, batch: int) -> list[int]:
-    """One seed per example, from a single seed or a sequence."""
-    given: Any = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
-    seeds = [operator.index(s) for s in given]
-    if len(seeds) != batch:
-        raise ValueError(f"seed must be one integer, or one per example: {batch}, got {len(seeds)}.")
-    if min(seeds) < 0:
-        raise ValueError(f"seeds must not be negative, got {min(seeds)}. Use 0, 1, 2, …")
-    return seeds
 
 
 def progress_bar(show: bool, rows: int, batch: int) -> tqdm:

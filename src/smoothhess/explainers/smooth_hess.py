@@ -16,20 +16,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from smoothhess.curvature.control_variate import CONTROL_LIMIT
+from smoothhess.curvature.control_variate import CONTROL_LIMIT, THIN_LEAST, Control, Directions
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION, Statistics, concatenate, symmetric
-from smoothhess.explainers.adaptive import (
-    Budget,
-    Run,
-    in_parts,
-    insist,
-    progress_bar,
-    rows_of_calls,
-    sample_until,
-    seeds_of,
-)
+from smoothhess.explainers.adaptive import Budget, Run, in_parts, progress_bar, sample_until
+from smoothhess.explainers.choose_control import given_control, with_control
+from smoothhess.explainers.options import Options, rows_of_calls, seeds_of
 from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.model.float_precision import check_precision
@@ -142,11 +135,7 @@ class SmoothHess:
                 are not the derivatives of the values.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
-        run = Run.prepare(
-            self.forward_func,
-            inputs,
-            target,
-            additional_forward_args,
+        options = Options(
             sigma=sigma,
             radius=radius,
             gaussian=gaussian,
@@ -162,9 +151,10 @@ class SmoothHess:
             seed=seed,
             precision=precision,
             compile=compile,
-            found_out=self.found_out,
+            show_progress=show_progress,
         )
-        with borrowed(self.forward_func, run.sampler.inputs.device), run.progress(show_progress) as bar:
+        run = Run.prepare(self.forward_func, inputs, target, additional_forward_args, options, self.found_out)
+        with borrowed(self.forward_func, run.inputs.device), run.progress() as bar:
             result = run.finish(run.result(bar))
         warn_of(result, run.budget.tol)
         return result
@@ -221,20 +211,18 @@ class SmoothHess:
         oracle = Oracle(
             self.forward_func, inputs, target, additional_forward_args, rows_at_once, found_out=self.found_out
         )
-        sampler = Sampler(oracle, inputs, gaussian, plan, None)
+        ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
         with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
-            kinks = insist(sampler, "the closed form cannot be computed")
-            size = len(kinks.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
-            ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
-            sampler.take_control(kinks, ones, layers=size <= LAYER_BYTES)
-            budget = Budget(rows, rows, None)
+            sampler = Sampler.start(oracle, inputs, gaussian, plan)
+            choice = given_control(sampler, ones, Directions(), "the closed form cannot be computed", LAYER_BYTES)
+            sampler = with_control(sampler, choice)
             nothing = sampler.begin(seeds_of(seed, len(inputs)))
-            check = sample_until(sampler, nothing, budget, bar, shrink=False, note="")
+            check = sample_until(sampler, nothing, Budget(rows, rows, None), bar, shrink=False, note="")
         warn_of(check, None)
-        assert sampler.control is not None
-        closed = _closed_form(sampler, check, tolerance)
+        assert choice.control is not None
+        closed = _closed_form(choice.control, sampler, check, tolerance)
         if bool(closed.suspect.any()):
-            off, unseen = closed.error[closed.suspect].max(), kinks.unmodelled
+            off, unseen = closed.error[closed.suspect].max(), choice.control.kinks.unmodelled
             reason = f"it does not model {unseen}, or many units flip" if unseen else "many units flip"
             warnings.warn(
                 f"the closed form of {int(closed.suspect.sum())} of {len(closed)} example(s) has an estimated relative "
@@ -396,10 +384,9 @@ def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: A
     return SmoothHess(forward_func).attribute(x, target, **options) @ v
 
 
-def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> ClosedForm:
-    """The expectation of the sampler's control variate, in the coordinates of the features."""
-    control, inputs, push = sampler.control, sampler.inputs, sampler.gaussian.push
-    assert control is not None
+def _closed_form(control: Control, sampler: Sampler, check: Interactions, tolerance: float) -> ClosedForm:
+    """The expectation of the control variate, in the coordinates of the features."""
+    inputs, push = sampler.inputs, sampler.gaussian.push
 
     def among_features(white: Tensor) -> Tensor:
         return symmetric(push(push(white.to(inputs)).mT))
@@ -436,19 +423,19 @@ def _in_parts(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Int
 def _grown(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Interactions:
     """The result with further rows of all its examples."""
     statistics = result.statistics
-    sampler = Sampler(oracle, result.inputs, result.gaussian, find_design(result.design), result.grouping)
+    sampler = Sampler.start(oracle, result.inputs, result.gaussian, find_design(result.design), result.grouping)
     if result.control == "kink":
-        sampler.tau_probes = result.tau_probes
         assert result.control_weights is not None
-        sampler.thin_rank = result.control_rank or sampler.thin_rank
-        sampler.take_control(insist(sampler), result.control_weights)
+        directions = Directions(result.control_rank or THIN_LEAST, result.tau_probes)
+        choice = given_control(sampler, result.control_weights, directions, "control='kink' cannot be used")
+        sampler = with_control(sampler, choice)
     everyone = torch.arange(len(result), device=result.device)
     for index in everyone.split(1):
         sampler.check_same_model(statistics, index)
     parts = []
     for count in statistics.n.unique().tolist():  # examples with the same number of rows are batched
         index = torch.nonzero(statistics.n == count).reshape(-1)
-        parts.append((index, sampler.extend(statistics.select(index), rows, index, bar)))
+        parts.append((index, sampler.extend(statistics.select(index), rows, index, bar, check=True)))
     return replace(
         result,
         statistics=_in_order(parts),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from smoothhess import Diagonal, NeuronSmoothHess, SmoothHess
-from smoothhess.explainers import adaptive, sampler
+from smoothhess.curvature import control_variate
 
 D = 12
 RNG = torch.Generator().manual_seed(3)
@@ -105,7 +105,7 @@ def arguments(explain, rank):
 @case
 def closed_form_in_a_few_directions(explain, rank):
     """As for photos, whose closed form is not kept as a matrix."""
-    with patch.object(adaptive, "CONTROL_LIMIT", 8), patch.object(sampler, "CONTROL_LIMIT", 8):
+    with patch.object(control_variate, "CONTROL_LIMIT", 8):
         return plain(explain, rank, control="kink", n_calls=40)
 
 

@@ -5,7 +5,6 @@ The communication is in `process_group`, the distributed sampler in `shared_samp
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from smoothhess.datasets.distributed.process_group import check_same_arguments, connected, is_single_process
-from smoothhess.datasets.distributed.shared_sampler import Follower, Leader
+from smoothhess.datasets.distributed.shared_sampler import Leader, follow
 from smoothhess.datasets.job_settings import SILENT, described
 from smoothhess.explainers.adaptive import Run
+from smoothhess.explainers.options import Options
 from smoothhess.explainers.result_warnings import warn_of
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.model.state import borrowed, modules_behind
@@ -76,23 +76,20 @@ def attribute(
     if is_single_process(group):
         return explainer.attribute(inputs, target, additional_forward_args, **options)
     with connected(group) as processes:
-        bound = inspect.signature(SmoothHess.attribute).bind(
-            explainer, inputs, target, additional_forward_args, **options
-        )
-        bound.apply_defaults()
-        arguments = bound.arguments
+        chosen = Options(**options)
+        arguments = {"inputs": inputs, "target": target, "additional_forward_args": additional_forward_args}
+        arguments |= chosen.arguments()
         check_same_arguments(
-            processes, {name: described(value) for name, value in arguments.items() if name not in ("self", *SILENT)}
+            processes, {name: described(value) for name, value in arguments.items() if name not in SILENT}
         )
         refuse_distributed_model(explainer.forward_func)
-        show = arguments.pop("show_progress")
-        del arguments["self"]
-        run = Run.prepare(explainer.forward_func, found_out=explainer.found_out, **arguments)
-        with borrowed(explainer.forward_func, run.sampler.inputs.device):
+        run = Run.prepare(explainer.forward_func, inputs, target, additional_forward_args, chosen, explainer.found_out)
+        with borrowed(explainer.forward_func, run.inputs.device):
+            sampler = run.start()
             if not processes.is_leader:
-                return run.finish(Follower(run.sampler, processes).follow())
-            leader = Leader.of(run.sampler, processes)
-            with run.progress(show) as bar:
+                return run.finish(follow(sampler, processes))
+            leader = Leader.of(sampler, processes)
+            with run.progress() as bar:
                 result = run.finish(leader.release(run.lead(leader, bar)))
         warn_of(result, run.budget.tol)
         return result

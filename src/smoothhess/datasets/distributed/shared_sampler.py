@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from smoothhess.curvature.one_flip import Expectation, Kinks, NoKinksError
 from smoothhess.datasets.distributed.process_group import Forms, Processes, forms
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, chain, cut, join
+from smoothhess.explainers.choose_control import frozen_model
 from smoothhess.explainers.sampler import OtherPathError, Sampler
 from smoothhess.linalg.low_rank import Known, mean
 from smoothhess.linalg.memory import is_out_of_memory
@@ -32,6 +33,7 @@ from smoothhess.result.interactions import Interactions
 # Recoverable errors of each request, and the error that the leader raises for them: sampling is possible without H₁.
 FREEZING = ((ValueError, RuntimeError, TypeError, IndexError), NoKinksError)
 RECOVERABLE = {"freeze": FREEZING, "expect": FREEZING, "extend": ((OtherPathError,), OtherPathError)}
+T = TypeVar("T")
 Found = tuple[dict[str, Tensor], dict[str, Tensor]]  # of one process: pieces to concatenate, and sums
 
 
@@ -49,6 +51,7 @@ class Stretch(NamedTuple):
     places: tuple[tuple[int, int], ...]  # seed and first row of each example
     seen: int  # rows so far
     rows: int
+    check: bool = False  # whether each process checks the model with its first rows
 
     def share(self, rank: int, count: int) -> range:
         """The rows that a process evaluates; the share of the leader is never empty and never smaller than others.
@@ -72,13 +75,14 @@ class Watch:
             self.bar.update(rows)
 
 
-def evaluate(sampler: Sampler, blank: Statistics, stretch: Stretch, processes: Processes, watch: Watch) -> Found:
-    """Evaluate the share of this process; `blank` are empty statistics."""
+def evaluate(sampler: Sampler, stretch: Stretch, processes: Processes, watch: Watch) -> Found:
+    """Evaluate the share of this process, with the methods of `Sampler` itself also in the leader."""
     index = torch.tensor(stretch.examples, device=sampler.inputs.device)
     share = stretch.share(processes.process_rank, processes.count)
     places = [DrawRange(seed, start + share.start, start + share.start) for seed, start in stretch.places]
-    part = replace(blank.select(index), stream=tuple((place,) for place in places))
-    part = Sampler.extend(sampler, part, len(share), index, watch)  # type: ignore[arg-type]
+    nothing = Sampler.begin(sampler, [0] * len(sampler.inputs)).select(index)
+    part = replace(nothing, stream=tuple((place,) for place in places))
+    part = Sampler.extend(sampler, part, len(share), index, watch, stretch.check)  # type: ignore[arg-type]
     head = cut(part.head, max(part.head_rows - stretch.seen - share.start, 0))
     sums = {"even_sum": part.even_sum, "value_sum": part.value_sum, "stein": part.stein}
     if part.skew is not None:
@@ -114,12 +118,11 @@ def appended(
 # --- leader -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Leader(Sampler):
     """The sampler of process 0, with the interface of `Sampler`; `release` must be called last."""
 
-    processes: Processes = None  # type: ignore[assignment]
-    blank: Statistics = None  # type: ignore[assignment]
+    processes: Processes
 
     @staticmethod
     def of(sampler: Sampler, processes: Processes) -> Leader:
@@ -133,7 +136,7 @@ class Leader(Sampler):
         given = given or {}
         self.processes.broadcast_message((name, forms(given), about))
         self.processes.broadcast(given)
-        (pieces, sums), failure = _try(name, work)
+        (pieces, sums), failure = _try(name, work, ({}, {}))
         reports: list[Report] = self.processes.exchange(_report(pieces, failure))
         if failure is not None:
             raise failure
@@ -145,27 +148,25 @@ class Leader(Sampler):
 
     def begin(self, seeds: Sequence[int]) -> Statistics:
         """As in `Sampler`; also sends the control variate to all processes."""
-        self.blank = super().begin(seeds)
-        given, control = {"f(x)": self.blank.value}, self.control
+        given, control = {"f(x)": self.unperturbed.value}, self.control
         if control is not None:
             given |= _tensors(control.expected) | {"linear": control.linear, "flip": control.flip}
         passes = None if control is None else control.expected.passes
-        self.request("begin", lambda: ({}, {}), given, seeds=tuple(seeds), passes=passes)
-        return self.blank
+        self.request("begin", lambda: ({}, {}), given, passes=passes)
+        return super().begin(seeds)
 
-    def see_kinks(self, most: float) -> Kinks:
-        """As in `Sampler`; if the model can be frozen here, all processes freeze it."""
-        kinks = super().see_kinks(most)
+    def share(self, kinks: Kinks) -> Kinks:
+        """The model that was frozen here, after all processes have frozen theirs."""
         self.request("freeze", lambda: ({}, {}))
         return SharedKinks(**{f.name: getattr(kinks, f.name) for f in fields(Kinks)}, leader=self)
 
-    def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Statistics:
+    def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm, check: bool) -> Statistics:
         """As in `Sampler`, with the rows split over all processes."""
         places = tuple((p.seed, p.start) for p in map(stats.next_row, range(len(stats))))
-        stretch = Stretch(tuple(index.tolist()), places, int(stats.n.max()), rows)
+        stretch = Stretch(tuple(index.tolist()), places, int(stats.n.max()), rows, check)
         if stretch.seen + rows > stats.head_rows:
             stats.refuse_large(stretch.seen + rows, self.inputs[0].numel() if self.grouping is None else None)
-        work = partial(evaluate, self, self.blank, stretch, self.processes, Watch(self.processes, bar))
+        work = partial(evaluate, self, stretch, self.processes, Watch(self.processes, bar))
         heads, sums = self.request("extend", work, stretch=stretch)
         bar.update((rows - len(stretch.share(0, self.processes.count))) * len(index))
         known = None if self.control is None else self.group_known(self.control.known(index), index)
@@ -229,79 +230,82 @@ class SharedKinks(Kinks):
 # --- followers --------------------------------------------------------------------------------------------------------
 
 
+def follow(sampler: Sampler, processes: Processes) -> Interactions:
+    """Execute the requests of the leader until it sends the result, which is returned."""
+    follower = Follower(sampler, processes)
+    while True:
+        name, expected, about = processes.receive_message()
+        given = processes.receive_broadcast(expected, sampler.inputs.device)
+        if name == "finish":
+            return _restored(sampler, given, about)
+        following, failure = _try(name, partial(getattr(follower, name), given, **about), (follower, {}, {}))
+        follower, pieces, sums = following
+        reports: list[Report] = processes.exchange(_report(pieces, failure))
+        if not any(report.failure for report in reports):  # otherwise the leader decides how to continue
+            processes.send(pieces)
+            processes.sum(sums)
+
+
+@dataclass(frozen=True, eq=False)
 class Follower:
-    """Executes the requests of the leader until it sends the result; each method is one kind of request."""
+    """A process that executes requests; each method is one kind of request.
 
-    def __init__(self, sampler: Sampler, processes: Processes) -> None:
-        self.sampler, self.processes = sampler, processes
-        self.blank: Statistics | None = None
-        self.kinks: Kinks | None = None
+    It returns the follower for the next request, with the pieces and sums of this process.
+    """
 
-    def follow(self) -> Interactions:
-        """Execute requests; returns the result of the leader."""
-        device = self.sampler.inputs.device
-        while True:
-            name, expected, about = self.processes.receive_message()
-            given = self.processes.receive_broadcast(expected, device)
-            if name == "finish":
-                return _restored(self.sampler, given, about)
-            (pieces, sums), failure = _try(name, partial(getattr(self, name), given, **about))
-            reports: list[Report] = self.processes.exchange(_report(pieces, failure))
-            if not any(report.failure for report in reports):  # otherwise the leader decides how to continue
-                self.processes.send(pieces)
-                self.processes.sum(sums)
+    sampler: Sampler
+    processes: Processes
+    kinks: Kinks | None = None
 
-    def begin(self, given: dict[str, Tensor], seeds: tuple[int, ...], passes: float | None) -> Found:
+    def begin(self, given: dict[str, Tensor], passes: float | None) -> Following:
         """Check that the model is the same as in the leader, and use its control variate."""
-        sampler, value = self.sampler, given.pop("f(x)")
-        own, _ = sampler.unperturbed()
-        if not torch.allclose(own, value, rtol=AGREEMENT[sampler.oracle.precision], atol=1e-6):
+        own, value = self.sampler.unperturbed.value, given["f(x)"]
+        if not torch.allclose(own, value, rtol=AGREEMENT[self.sampler.oracle.precision], atol=1e-6):
             worst = int((own - value).abs().argmax())
             raise ValueError(
                 f"f(x) of example {worst} is {float(own[worst]):.6g} on this rank and {float(value[worst]):.6g} on "
                 "rank 0: the models differ. Load the same weights on every rank, or initialise them with the same seed."
             )
-        sampler.control = None
+        control = None
         if passes is not None:
             assert self.kinks is not None
-            linear, flip = given.pop("linear"), given.pop("flip")
-            sampler.control = Control(self.kinks, _expectation(given, passes), linear, flip)
-        self.blank = sampler.begin(seeds)
-        return {}, {}
+            control = Control(self.kinks, _expectation(given, passes), given["linear"], given["flip"])
+        return replace(self, sampler=replace(self.sampler, control=control)), {}, {}
 
-    def freeze(self, given: dict[str, Tensor]) -> Found:
+    def freeze(self, given: dict[str, Tensor]) -> Following:
         """Freeze the model at the inputs."""
-        self.kinks = self.sampler.see_kinks(math.inf)
-        return {}, {}
+        return replace(self, kinks=frozen_model(self.sampler)), {}, {}
 
-    def expect(self, given: dict[str, Tensor], index: tuple[int, ...]) -> Found:
+    def expect(self, given: dict[str, Tensor], index: tuple[int, ...]) -> Following:
         """The closed forms of the share of this process of the examples at `index`."""
         assert self.kinks is not None
         chosen = _part(torch.tensor(index, device=self.sampler.inputs.device), self.processes)
         if not len(chosen):
-            return {}, {}
+            return self, {}, {}
         gaussian, probes = self.sampler.gaussian, given.get("probes")
         if "directions" in given:
-            return _tensors(self.kinks.thin_expectation(gaussian, probes, given["directions"], chosen)), {}
-        return _tensors(self.kinks.expectation(gaussian, False, probes, chosen)), {}
+            return self, _tensors(self.kinks.thin_expectation(gaussian, probes, given["directions"], chosen)), {}
+        return self, _tensors(self.kinks.expectation(gaussian, False, probes, chosen)), {}
 
-    def extend(self, given: dict[str, Tensor], stretch: Stretch) -> Found:
+    def extend(self, given: dict[str, Tensor], stretch: Stretch) -> Following:
         """Evaluate the share of this process of the rows."""
-        assert self.blank is not None
-        return evaluate(self.sampler, self.blank, stretch, self.processes, Watch(self.processes))
+        return self, *evaluate(self.sampler, stretch, self.processes, Watch(self.processes))
+
+
+Following = tuple[Follower, dict[str, Tensor], dict[str, Tensor]]
 
 
 # --- shared by leader and followers -----------------------------------------------------------------------------------
 
 
-def _try(name: str, work: Callable[[], Found]) -> tuple[Found, Exception | None]:
-    """The result of `work`, or a recoverable error: the leader can continue without a control variate."""
+def _try(name: str, work: Callable[[], T], otherwise: T) -> tuple[T, Exception | None]:
+    """The result of `work`; or `otherwise` and an error after which the leader can continue without control variate."""
     try:
         return work(), None
     except RECOVERABLE.get(name, ((), None))[0] as error:
         if is_out_of_memory(error):
             raise
-        return ({}, {}), error
+        return otherwise, error
 
 
 def _report(pieces: Mapping[str, Tensor], failure: Exception | None) -> Report:

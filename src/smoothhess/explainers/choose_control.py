@@ -1,0 +1,121 @@
+"""The choice of the control variate: the control, or the reason for none.
+
+The fields that are subtracted, and their weights, are in `smoothhess.curvature.control_variate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from smoothhess.curvature.control_variate import MOST_BYTES, Control, Directions, Pilot, pilot_passes, thin_rank
+from smoothhess.curvature.one_flip import Kinks, NoKinksError
+from smoothhess.explainers.sampler import Sampler
+from smoothhess.linalg.memory import is_out_of_memory
+
+PRICE = 1.5  # maximum passes of "auto" for the closed form and its pilot draws, per gradient call
+WORTH = 3  # exponent: the unexplained share must be below (share of passes left for calls) to this power
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A control variate, or the reason for none."""
+
+    control: Control | None
+    reason: str = ""  # empty if there is a control variate
+    passes: float = 0  # passes per example that the choice took, without those of the closed form
+
+
+def with_control(sampler: Sampler, choice: Choice) -> Sampler:
+    """The sampler with the chosen control variate, which counts the passes of the choice."""
+    return replace(sampler, control=choice.control, extra_passes=sampler.extra_passes + choice.passes)
+
+
+def choose_control(
+    sampler: Sampler, wanted: str | None, seeds: Sequence[int], calls: float, tau_probes: int | None
+) -> Choice:
+    """Decide whether a run of `calls` gradient calls subtracts a control variate, and from which examples.
+
+    `wanted` is the option `control`: None is never, "kink" always (ValueError if it is impossible), and "auto" where
+    the closed form costs at most PRICE · calls and the pilot draws show that it reduces the total work.
+    """
+    if wanted is None:
+        return Choice(None, "control=None was passed")
+    auto, inputs, k = wanted == "auto", sampler.inputs, sampler.rank
+    directions = Directions(thin_rank(calls), tau_probes)
+    size = len(inputs) * k * directions.rows(k) * inputs.element_size()
+    if auto and size > MOST_BYTES * (4 if inputs.is_cuda else 1):
+        return Choice(None, f"the closed form of {len(inputs)} examples would hold {size / 2**30:.1f} GiB")
+    passes = _exact_passes(sampler)
+    try:
+        kinks = frozen_model(sampler)
+        price = directions.price(kinks, k)
+        total = price + pilot_passes(k)
+        if auto and total > PRICE * calls:
+            return Choice(None, f"the closed form would take {total:.0f} passes, more than the budget allows", passes)
+        passes += 1  # one frozen pass at x
+        kinks = sampler.share(kinks)
+        passes += pilot_passes(k)
+        pilot = Pilot.draw(sampler.oracle, sampler.gaussian, kinks, seeds)
+        chosen = torch.arange(len(inputs), device=inputs.device)
+        if auto:
+            unexplained = pilot.unexplained
+            chosen = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
+            if not len(chosen):
+                least = f"{float(unexplained.min()):.0%} of the gradient's variation"
+                return Choice(None, f"single flips do not explain {least}: not worth {price:.0f} passes", passes)
+        expected = directions.expectation(kinks, sampler.gaussian, chosen)
+        weights = pilot.fit(expected, chosen, always=not auto)
+        return Choice(Control.make(kinks, expected, weights, chosen, directions), "", passes)
+    except NoKinksError as error:
+        if auto:
+            return Choice(None, str(error), passes)
+        raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        if not auto or is_out_of_memory(error):
+            raise
+        return Choice(None, f"freezing the activations fails ({error})", passes)
+
+
+def given_control(
+    sampler: Sampler, weights: Tensor, directions: Directions, refusal: str, layer_bytes: int = 0
+) -> Choice:
+    """The control variate with given weights, (B, 2); none if all of them are zero.
+
+    The closed form has the part of each layer if these take at most `layer_bytes`. If the model cannot be frozen, the
+    ValueError begins with `refusal`.
+    """
+    try:
+        kinks = sampler.share(frozen_model(sampler))
+    except NoKinksError as error:
+        raise ValueError(f"{refusal}: {error}. Use attribute with control=None.") from error
+    passes = _exact_passes(sampler) + 1
+    chosen = torch.nonzero(weights.any(1)).reshape(-1).to(sampler.inputs.device)
+    if not len(chosen):
+        return Choice(None, "its weights are zero", passes)
+    size = len(kinks.bent) * len(kinks.inputs) * sampler.rank**2 * 8
+    expected = directions.expectation(kinks, sampler.gaussian, chosen, layers=size <= layer_bytes)
+    return Choice(Control.make(kinks, expected, weights[chosen], chosen, directions), "", passes)
+
+
+def _exact_passes(sampler: Sampler) -> int:
+    """Passes at the inputs in full precision, which the frozen model is compared with."""
+    return int(sampler.oracle.precision != "float32")
+
+
+def frozen_model(sampler: Sampler) -> Kinks:
+    """The frozen model; raises NoKinksError if its activations cannot be recorded."""
+    oracle, inputs = sampler.oracle, sampler.inputs
+    value, gradient = sampler.unperturbed.value, sampler.unperturbed.gradient
+    if _exact_passes(sampler):
+        with oracle.exact():
+            value, gradient = oracle(inputs, torch.arange(len(inputs), device=inputs.device))
+    try:
+        return Kinks.see(oracle, inputs, value, gradient)
+    except (RuntimeError, TypeError, IndexError) as error:  # the model itself runs, so freezing it fails
+        if is_out_of_memory(error):
+            raise
+        raise NoKinksError(f"freezing the activations fails ({error})") from error

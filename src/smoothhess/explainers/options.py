@@ -1,0 +1,96 @@
+"""`Options`: the keyword arguments of `SmoothHess.attribute` as one validated record.
+
+Checks that need only the options belong here. Checks against the inputs (number of features, batch, device) are in
+`adaptive`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from smoothhess.draws.designs import Design, find_design
+from smoothhess.draws.gaussian import Gaussian
+from smoothhess.model.gradients import check_batch_size
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Options:
+    """The keyword arguments of `SmoothHess.attribute`, where they are described.
+
+    >>> Options(sigma=0.1, n_calls=64).rows
+    32
+    """
+
+    sigma: Any = None
+    radius: float | None = None
+    gaussian: Gaussian | None = None
+    n_calls: int | None = None
+    tol: float = 0.1
+    max_calls: int = 20_000
+    design: str = "orthogonal"
+    control: str | None = "auto"
+    tau_probes: int | None = None
+    shrink: bool = True
+    feature_mask: Tensor | None = None
+    internal_batch_size: int | None = None
+    seed: int | Sequence[int] = 0
+    precision: str = "float32"
+    compile: bool = False
+    show_progress: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.rows  # validates design, and n_calls or max_calls
+        if self.control not in ("auto", "kink", None):
+            raise ValueError(f'control must be "auto", "kink" or None, got {self.control!r}.')
+        if self.n_calls is None and not self.tol > 0:
+            raise ValueError(f"tol must be positive, got {self.tol}. Pass a positive tol, or n_calls.")
+        probes = self.tau_probes
+        if probes is not None and (isinstance(probes, bool) or not probes >= 8):
+            raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {probes}.")
+        check_batch_size(self.internal_batch_size)
+
+    @property
+    def plan(self) -> Design:
+        """The design of the draws."""
+        return find_design(self.design)
+
+    @property
+    def rows(self) -> int:
+        """Maximum number of rows of the design."""
+        if self.n_calls is None:
+            return rows_of_calls(self.max_calls, self.plan, "max_calls")
+        return rows_of_calls(self.n_calls, self.plan, "n_calls")
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def rows_of_calls(n: Any, plan: Design, name: str) -> int:
+    """Number of rows of a design for `n` gradient calls; `name` is the argument's name in errors."""
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {type(n).__name__}.")
+    n = int(n)
+    if n < 2:
+        raise ValueError(f"{name} must be at least 2, got {n}.")
+    if plan.mirrored and n % 2:
+        raise ValueError(
+            f"{name} must be even: each direction is used twice (±), got {n}. Pass {n - 1} or {n + 1}, or design='iid'."
+        )
+    return n // plan.calls_per_row
+
+
+def seeds_of(seed: Any, batch: int) -> list[int]:
+    """One seed per example, from a single seed or a sequence."""
+    given: Any = [seed] * batch if isinstance(seed, int) or getattr(seed, "ndim", None) == 0 else seed
+    seeds = [operator.index(s) for s in given]
+    if len(seeds) != batch:
+        raise ValueError(f"seed must be one integer, or one per example: {batch}, got {len(seeds)}.")
+    if min(seeds) < 0:
+        raise ValueError(f"seeds must not be negative, got {min(seeds)}. Use 0, 1, 2, …")
+    return seeds

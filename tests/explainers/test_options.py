@@ -1,0 +1,42 @@
+"""The options of `attribute`: one record, with the names and defaults of the public signature."""
+
+import inspect
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from smoothhess import SmoothHess
+from smoothhess.explainers.options import Options
+
+
+def test_fields_and_signature_agree():
+    parameters = inspect.signature(SmoothHess.attribute).parameters.values()
+    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert {f.name: f.default for f in fields(Options)} == keywords
+    assert Options().arguments() == keywords
+
+
+def test_options_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        Options().tol = 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"design": "grid"}, ValueError, "design"),
+        ({"control": "line"}, ValueError, 'control must be "auto", "kink" or None'),
+        ({"n_calls": 33}, ValueError, "n_calls must be even"),
+        ({"max_calls": 1.5}, TypeError, "max_calls must be an integer"),
+        ({"tol": 0.0}, ValueError, "tol must be positive"),
+        ({"tau_probes": 4}, ValueError, "tau_probes must be at least 8"),
+        ({"internal_batch_size": 0}, ValueError, "internal_batch_size must be"),
+    ],
+)
+def test_wrong_options_raise_before_the_model_is_known(options, error, words):
+    with pytest.raises(error, match=words):
+        Options(**options)
+
+
+def test_tol_and_max_calls_are_ignored_where_n_calls_is_given():
+    assert Options(n_calls=64, tol=0, max_calls=0).rows == 32
