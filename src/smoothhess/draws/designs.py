@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.seeding import generator, generators, states
+from smoothhess.linalg.memory import FLOAT64_CHUNK
 
 Device = torch.device | str
 EXACT = torch.empty(0, dtype=torch.float64)  # default device and dtype of draws
@@ -141,7 +142,7 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
 
 def _stack(keys: Sequence[tuple[int, ...]], rows: int, k: int, like: Tensor) -> Tensor:
     """`_normals` in the dtype of `like`, in chunks that limit the memory for float64."""
-    step = _together(rows, k)
+    step = _together(rows, k, like.device)
     parts = [keys[i : i + step] for i in range(0, len(keys), step)]
     return torch.cat([_normals(part, rows, k, like.device).to(like) for part in parts])
 
@@ -152,9 +153,9 @@ def _pilot(seed: int, rows: int, k: int) -> Tensor:
     return pilot_rows(seed, rows, k)
 
 
-def _together(rows: int, k: int) -> int:
+def _together(rows: int, k: int, device: torch.device) -> int:
     """Number of streams per chunk of float64 numbers."""
-    return max(1, STACK_BYTES // (8 * rows * k))
+    return FLOAT64_CHUNK.items(8 * rows * k, device)
 
 
 def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
@@ -164,7 +165,6 @@ def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
 
 PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # keys of other streams, instead of a block number
 FILLED = 8  # streams per task of a thread
-STACK_BYTES = 1 << 28  # size of a chunk of float64 numbers
 
 
 class Independent(Design):
@@ -251,7 +251,7 @@ class Orthogonal(Design):
         for index in range(start // k, -(-(start + count) // k)):
             low, high = max(start - index * k, 0), min(start + count - index * k, k)
             keys = [(seed, index) for seed, _ in streams]
-            step = _together(high, k)
+            step = _together(high, k, like.device)
             parts = [_blocks(keys[i : i + step], low, high, k, like) for i in range(0, len(keys), step)]
             pieces.append([torch.cat(found) for found in zip(*parts, strict=True)])
         return Draws(*(torch.cat(found, 1) for found in zip(*pieces, strict=True)))

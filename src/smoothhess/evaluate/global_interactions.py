@@ -19,6 +19,7 @@ from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
 from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
 from smoothhess.model.state import borrowed
@@ -26,7 +27,7 @@ from smoothhess.result.exact import Exact
 from smoothhess.result.interactions import Interactions
 
 LEAST_CALLS, MOST_CALLS = 64, 1024  # per record when n_calls is None; the noise averages out over records
-CHUNK_BYTES, MOST_RECORDS = 1 << 28, 256  # limits of a chunk: bytes of matrices, and records
+MOST_RECORDS = 256  # largest number of records in a chunk
 MOST_FEATURES = 4096  # ten (F, F) matrices are kept and about as many are temporary: 3 GB
 FORWARD_ROWS = 1024  # batch size of the forward passes for target="predicted"
 
@@ -162,7 +163,7 @@ class _Maker:
                 "feature_mask with at most that many groups."
             )
         rows = (self.options.get("n_calls") or MOST_CALLS) * 2 * inputs.element_size()  # draws and gradients
-        return max(1, min(MOST_RECORDS, CHUNK_BYTES // (8 * 8 * features**2 + rows * d)))
+        return min(MOST_RECORDS, FLOAT64_CHUNK.items(8 * 8 * features**2 + rows * d, inputs.device))
 
     def __call__(self, inputs: Tensor, target: Any, args: Any, seeds: Sequence[tuple[int, int]]) -> GlobalInteractions:
         """The summary of these records."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from smoothhess.curvature.control_variate import CONTROL_LIMIT, MOST_BYTES, thin_rank
+from smoothhess.curvature.control_variate import CONTROL_LIMIT, thin_rank
 from smoothhess.curvature.one_flip import Kinks, NoKinksError
 from smoothhess.draws.designs import SMALL, Design, find_design
 from smoothhess.draws.gaussian import Gaussian
@@ -27,7 +27,8 @@ from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, is_quadratic
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.sampler import OtherPathError, Sampler
-from smoothhess.linalg.memory import is_out_of_memory, release
+from smoothhess.linalg.memory import CLOSED_FORMS, GROUPED_ROWS, is_out_of_memory, release, reraise_out_of_memory
+from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.result.interactions import Interactions
@@ -39,7 +40,6 @@ LEAST_UNITS = 40  # minimum independent replicates if the variance is estimated 
 EXACT = 1e-6  # relative error below which the estimate is exact up to rounding
 PRICE = 1.5  # maximum passes of "auto" for the closed form and its pilot draws, per gradient call
 WORTH = 3  # exponent: the unexplained share must be below (share of passes left for calls) to this power
-ROWS_BYTES = 1 << 31  # maximum size of the rows of all features kept for group sums; above it the sums are streamed
 UNMOVED_ROWS = 512  # rows after which a run stops if no gradient shows a kink
 ZERO_SHARE = 0.01  # H counts as zero if it explains less than this share of the gradient's variation
 
@@ -78,7 +78,7 @@ class Run:
         seed: int | Sequence[int],
         precision: str,
         compile: bool,
-        found_out: dict[Any, int],
+        capacity: Capacity,
     ) -> Run:
         """Validate the arguments; the model is not called."""
         plan = find_design(design)
@@ -99,7 +99,7 @@ class Run:
             check_batch_size(internal_batch_size),
             check_precision(precision, inputs.device, inputs.dtype),
             compile,
-            found_out,
+            capacity,
         )
         budget = Budget.make(plan, n_calls, tol, max_calls, first=min(gaussian.rank(d), FIRST_ROWS))
         if n_calls is None and grouping is None:  # no more rows than can be kept
@@ -218,9 +218,10 @@ class Budget:
 
 
 def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
-    """Whether the rows of all features of each example, or their matrix, fit into ROWS_BYTES."""
+    """Whether the rows of all features of each example, or their matrix, can be kept for group sums."""
     numbers = min(rows, head_rows(k)) * k * 3 + (3 * k * k if rows > head_rows(k) else 0)
-    return k > SMALL and rows <= most_rows(k, k) and numbers * inputs.element_size() * len(inputs) <= ROWS_BYTES
+    size = numbers * inputs.element_size() * len(inputs)
+    return k > SMALL and rows <= most_rows(k, k) and size <= GROUPED_ROWS.on(inputs.device)
 
 
 def sample_until(
@@ -348,7 +349,7 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], c
     k = sampler.gaussian.rank(sampler.inputs[0].numel())
     rows = k if k <= CONTROL_LIMIT else 2 * sampler.thin_rank
     size = len(sampler.inputs) * k * rows * sampler.inputs.element_size()
-    if size > MOST_BYTES * (4 if sampler.inputs.is_cuda else 1):
+    if size > CLOSED_FORMS.on(sampler.inputs.device):
         return f"the closed form of {len(sampler.inputs)} examples would hold {size / 2**30:.1f} GiB"
     try:
         kinks = sampler.see_kinks(PRICE * calls)
@@ -362,8 +363,7 @@ def _take_control(sampler: Sampler, control: str | None, seeds: Sequence[int], c
     except NoKinksError as error:
         return str(error)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
+        reraise_out_of_memory(error)
         sampler.control = None
         return f"freezing the activations fails ({error})"
     return ""

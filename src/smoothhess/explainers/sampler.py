@@ -23,11 +23,10 @@ from smoothhess.estimate.grouping import Grouping, probes
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
 from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
 from smoothhess.linalg.low_rank import Known
-from smoothhess.linalg.memory import is_out_of_memory
+from smoothhess.linalg.memory import PERTURBED_INPUTS, reraise_out_of_memory
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.model.gradients import Oracle
 
-CHUNK_BYTES, CHUNKS_ON_CUDA = 1 << 27, 64  # size of a chunk of perturbed inputs: bytes, or this fraction of a GPU
 LOOKED_AT = 32  # rows that are checked for noise that is lost to rounding when it is added to an input
 NEVER = 1e-6  # units are taken to never flip if the probability that any of them flips is below this
 CERTAIN_PASSES = 2048  # maximum passes per example to compute the margins of its units if no draw has flipped one
@@ -95,8 +94,7 @@ class Sampler:
         try:
             kinks = Kinks.see(self.oracle, self.inputs, value, gradient)
         except (RuntimeError, TypeError, IndexError) as error:  # the model itself runs, so freezing it fails
-            if is_out_of_memory(error):
-                raise
+            reraise_out_of_memory(error)
             raise NoKinksError(f"freezing the activations fails ({error})") from error
         price = self.price(kinks) + pilot_passes(self.gaussian.rank(self.inputs[0].numel()))
         if price > most:
@@ -224,8 +222,7 @@ class Sampler:
             self.extra_passes += 1 + k / 2
             probability, curvature = kinks.chances(self.gaussian)
         except (RuntimeError, TypeError, IndexError, ValueError) as error:  # its operations cannot be recorded
-            if is_out_of_memory(error):
-                raise
+            reraise_out_of_memory(error)
             return no
         assert self.gradient is not None
         size = torch.linalg.vector_norm(self.gradient[index].double(), dim=1)
@@ -235,7 +232,7 @@ class Sampler:
         """Relative error of half-differences of the gradient due to the precision, (B,)."""
         x, found = self.inputs.flatten(1), []
         k, d = self.gaussian.rank(x.shape[1]), x.shape[1]
-        together = max(1, CHUNK_BYTES // (2 * PRECISION_PAIRS * d * x.element_size()))
+        together = PERTURBED_INPUTS.items(2 * PRECISION_PAIRS * d * x.element_size(), x.device)
         for index in torch.arange(len(x), device=x.device).split(together):
             drawn = pilot_stack([seeds[i] for i in index.tolist()], PRECISION_PAIRS, k, x)
             delta = self.gaussian.colour(drawn)
@@ -279,10 +276,7 @@ class Sampler:
 
     def _chunks(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm) -> Iterator[Rows]:
         example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
-        room = CHUNK_BYTES
-        if self.inputs.is_cuda:
-            room = max(room, torch.cuda.get_device_properties(self.inputs.device).total_memory // CHUNKS_ON_CUDA)
-        step = max(1, room // (example_bytes * len(index)))
+        step = PERTURBED_INPUTS.items(example_bytes * len(index), self.inputs.device)
         positions = [stats.next_row(b) for b in range(len(stats))]
         positions = positions[:1] if len(set(positions)) == 1 else positions
         subtraction = None if self.control is None else self.control.among(index)

@@ -87,7 +87,7 @@ def attribute(
         refuse_distributed_model(explainer.forward_func)
         show = arguments.pop("show_progress")
         del arguments["self"]
-        run = Run.prepare(explainer.forward_func, found_out=explainer.found_out, **arguments)
+        run = Run.prepare(explainer.forward_func, capacity=explainer.capacity, **arguments)
         with borrowed(explainer.forward_func, run.sampler.inputs.device):
             if not processes.is_leader:
                 return run.finish(Follower(run.sampler, processes).follow())

@@ -25,7 +25,7 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, chain, cut, join
 from smoothhess.explainers.sampler import OtherPathError, Sampler
 from smoothhess.linalg.low_rank import Known, mean
-from smoothhess.linalg.memory import is_out_of_memory
+from smoothhess.linalg.memory import reraise_out_of_memory
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.result.interactions import Interactions
 
@@ -299,8 +299,7 @@ def _try(name: str, work: Callable[[], Found]) -> tuple[Found, Exception | None]
     try:
         return work(), None
     except RECOVERABLE.get(name, ((), None))[0] as error:
-        if is_out_of_memory(error):
-            raise
+        reraise_out_of_memory(error)
         return ({}, {}), error
 
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.memory import KRYLOV_SPACE
 from smoothhess.linalg.trust_region.few_directions import beside
 from smoothhess.linalg.trust_region.scaling import eigenpairs, norm, unit_vector
 from smoothhess.linalg.trust_region.secular import minimize_diagonal
 
 Product = Callable[[Tensor], Tensor]  # rows (B, n, d) → H times each of them
 
-SPACE_BYTES = 1 << 31  # limit for a space and its image under H
 MOST_VECTORS = 160  # vectors of a space before a restart: each new one is orthogonalised against all of them
 LOWEST = 24  # Ritz vectors that are kept at a restart, in addition to the solutions
 LEAST = 48  # further vectors that a space may have whatever the memory limit
@@ -109,7 +109,7 @@ class Look:
 
 def _room(gradient: Tensor, radii: int) -> int:
     """Largest number of vectors of a space."""
-    fitting = min(MOST_VECTORS, SPACE_BYTES // (16 * gradient.numel()))
+    fitting = min(MOST_VECTORS, KRYLOV_SPACE.items(16 * gradient.numel(), gradient.device))
     return min(gradient.shape[1], max(fitting, radii + 1 + LOWEST + LEAST))
 
 
