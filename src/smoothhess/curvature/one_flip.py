@@ -26,6 +26,7 @@ from smoothhess.curvature.slope_change_moments import is_modelled, moments, seco
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import NEURON_GRADIENTS, in_batches
+from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.state import modules_behind
 
@@ -305,7 +306,7 @@ class Kinks:
         def times(vectors: Tensor) -> Tensor:
             return torch.cat([self.product(gaussian, bend, part, owner)[0] for part in vectors.split(step)])
 
-        basis = torch.linalg.qr(times(directions).mT).Q.mT  # (q, k)
+        basis = orthonormal(times(directions))  # (q, k)
         turned = times(basis)
         inner = basis @ turned.mT
         inner = (inner + inner.mT) / 2

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from smoothhess.draws.seeding import generator, generators, states
 from smoothhess.linalg.memory import FLOAT64_CHUNK
+from smoothhess.linalg.orthonormal import cholesky_qr, gram_schmidt
 
 Device = torch.device | str
 EXACT = torch.empty(0, dtype=torch.float64)  # default device and dtype of draws
@@ -284,24 +285,18 @@ def _haar_basis(key: tuple[int, ...], k: int) -> np.ndarray:
 
 
 def _gram_schmidt(key: tuple[int, ...], rows: int, k: int) -> np.ndarray:
-    q, r = np.linalg.qr(generator(key).standard_normal((rows, k)).T)
-    return (q * np.sign(np.diagonal(r))).T
+    return _orthonormal(torch.from_numpy(generator(key).standard_normal((rows, k)))).numpy()
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """Gram–Schmidt of each of (s, r, k), in order."""
-    few = 2 * rows.shape[1] <= rows.shape[2]
-    if few or rows.is_cuda:
-        # Cholesky QR: rows = LQ, with L the Cholesky factor of their Gram matrix, batched on a GPU. The Gram matrix
-        # squares the condition number, which is small for few rows; otherwise a second round removes the error.
-        found, fine = rows, torch.ones((), dtype=torch.bool, device=rows.device)
-        for _ in range(1 if few else 2):
-            factor, failed = torch.linalg.cholesky_ex(found @ found.mT)
-            found, fine = torch.linalg.solve_triangular(factor, found, upper=False), fine & (failed == 0).all()
-        if few or bool(fine & found.isfinite().all()):
+    """Gram–Schmidt of normal rows (…, r, k), in order: its signs make the result uniformly distributed."""
+    if 2 * rows.shape[-2] <= rows.shape[-1]:  # the condition number of few rows is small
+        return cholesky_qr(rows)[0]
+    if rows.is_cuda:
+        found = cholesky_qr(cholesky_qr(rows)[0])[0]  # the second round removes the error of the first
+        if bool(found.isfinite().all()):
             return found
-    q, r = torch.linalg.qr(rows.mT)
-    return (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT
+    return gram_schmidt(rows)
 
 
 def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from smoothhess.estimate.variance import Noise, Variance
 from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
 from smoothhess.linalg.memory import ROW_SPAN, ROW_SPAN_FOR_FEW
+from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.result import export, files, text
 from smoothhess.result.files import Parts
 from smoothhess.result.pairs import Columns, Pair, labels_of, strongest_pairs
@@ -486,7 +487,7 @@ class Interactions:
                 )
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # The range of H is in the span of the rows: solve the eigenvalue problem in a basis of it.
-            span, _ = torch.linalg.qr(torch.cat(self.unbiased_estimate.factors(), 1).mT)
+            span = orthonormal(torch.cat(self.unbiased_estimate.factors(), 1)).mT
             small = span.mT @ self._product(span.mT).mT
             values, vectors = torch.linalg.eigh(symmetric(small))
             vectors = span @ vectors
