@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.linalg.memory import SAVED_ACTIVATIONS, in_batches, reraise_out_of_memory, with_bytes_kept
 from smoothhess.model.gradients import FIRST_ROWS, MOST_ROWS, Oracle
 from smoothhess.model.state import borrowed
@@ -80,8 +81,7 @@ class HessianProducts:
 
     def vanish(self) -> bool:
         """Whether H is exactly zero at every input, tested in random directions."""
-        rng = torch.Generator().manual_seed(0)
-        probes = torch.randn(PROBES, self.inputs[0].numel(), generator=rng, dtype=torch.float64).to(self.inputs)
+        probes = fixed_normal(PROBES, self.inputs[0].numel()).to(self.inputs)
         return not bool(self(probes.expand(len(self.inputs), -1, -1)).any())
 
     # --- products at a chunk of examples ----------------------------------------------------------------------------

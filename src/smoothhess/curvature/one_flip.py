@@ -24,6 +24,7 @@ from torch import Tensor
 from smoothhess.curvature.activation_hooks import Call, FrozenRun, Tape, freeze, is_opaque, record
 from smoothhess.curvature.slope_change_moments import is_modelled, moments, second_derivative, slope_change
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import NEURON_GRADIENTS, in_batches
 from smoothhess.linalg.orthonormal import orthonormal
@@ -109,9 +110,8 @@ class Kinks:
 
     def _is_affine(self, owner: Tensor) -> bool:
         """Whether frozen pre-activations are affine in the input; otherwise W₁ is not the expectation of g̃."""
-        rng = torch.Generator().manual_seed(0)
         shape = self.inputs[0].shape
-        delta = torch.randn(shape, generator=rng, dtype=torch.float64).to(self.inputs)
+        delta = fixed_normal(*shape).to(self.inputs)
         delta = delta / delta.norm() * self._reach.reshape(-1, *[1] * len(shape))
         points = torch.stack([self.inputs + delta, self.inputs - delta], 1)
         with torch.no_grad():
@@ -320,8 +320,7 @@ class Kinks:
         Scaled so that its mean square over the R rows is that of the error of W₁ from all probes.
         """
         k = gaussian.rank(self.inputs[0].numel())
-        rng = torch.Generator().manual_seed(0)
-        moved = self.moves(gaussian, torch.randn(DRIFT_PROBES, k, generator=rng, dtype=torch.float64), owner)
+        moved = self.moves(gaussian, fixed_normal(DRIFT_PROBES, k), owner)
         bends = torch.stack([self.weights(part.sqrt())[0] for part in squares])
         off = ((bends - bends.mean(0)) / (len(squares) - 1) ** 0.5).to(moved)
         return torch.cat([gaussian.pull(self.back(moved * part[:, None], owner)).double() for part in off], 1)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import derived_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.memory import FLOAT64_CHUNK
@@ -293,5 +293,5 @@ def _arguments(args: Any, part: slice, batch: int) -> tuple[Any, ...] | None:
 
 def record_seeds(seed: int, record: int) -> tuple[int, int]:
     """The seeds of the two independent estimates of a record."""
-    state = np.random.SeedSequence(seed, spawn_key=(record,)).generate_state(2, np.uint64)
-    return int(state[0]) >> 1, int(state[1]) >> 1
+    first, second = derived_seeds((seed, record), 2)
+    return first, second

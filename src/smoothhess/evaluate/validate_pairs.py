@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian, Isotropic, SegmentShift
+from smoothhess.draws.seeding import evaluation_generator
 from smoothhess.evaluate.rank_correlation import spearman, spearman_p
 from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
@@ -382,7 +383,7 @@ def _offsets(gaussian: Gaussian, x: Tensor, n_draws: int, seed: int) -> Tensor |
     if not n_draws:
         return None
     k = gaussian.rank(x[0].numel())
-    rows = [np.random.default_rng((seed, i, _NOISE)).standard_normal(k) for i in range(n_draws // 2)]
+    rows = [evaluation_generator(seed, i, _NOISE).standard_normal(k) for i in range(n_draws // 2)]
     return gaussian.colour(torch.from_numpy(np.stack(rows)).to(x))
 
 

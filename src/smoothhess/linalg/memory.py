@@ -1,7 +1,7 @@
 """The memory policy: all limits in bytes, the sizes of chunks, and what happens when memory runs out.
 
-No other module compares bytes with a number of its own or halves a batch by itself. What one model was measured to
-need is kept in `smoothhess.model.capacity`.
+No other module defines a limit in bytes or a loop that halves a batch. The measured limits of a model are kept in
+`smoothhess.model.capacity`.
 """
 
 from __future__ import annotations

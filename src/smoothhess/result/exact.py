@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Diagonal, Isotropic
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, symmetric
 from smoothhess.estimate.variance import Noise, Variance
@@ -616,8 +617,7 @@ def _each_seed(seed: Any, batch: int) -> tuple[int, ...]:
 
 def _refuse_asymmetric_operator(operator: Operator, inputs: Tensor, d: int) -> None:
     """Raise if uᵀHv and vᵀHu differ by more than rounding for random u and v."""
-    rng = torch.Generator().manual_seed(0)
-    rows = torch.randn(1, 2, d, generator=rng, dtype=torch.float64).to(inputs).expand(len(inputs), 2, d)
+    rows = fixed_normal(1, 2, d).to(inputs).expand(len(inputs), 2, d)
     product = operator(rows)
     if not isinstance(product, Tensor) or product.shape != rows.shape:
         got = tuple(product.shape) if isinstance(product, Tensor) else type(product).__name__
