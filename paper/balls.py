@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.evaluate.ball_samples import displacements
-from smoothhess.linalg.memory import ROW_BYTES
+from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.model.float_precision import check_precision, evaluated
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.state import borrowed
@@ -92,7 +92,7 @@ class Balls:
         inputs, d = inputs.detach(), inputs[0].numel()
         chosen = torch.stack([t.to(inputs.device) for t in targets.values()], 1)  # (B, F)
         n_exact = n_samples if precision == "float32" else min(n_exact or n_samples, n_samples)
-        step = max(1, min(CHUNK, ROW_BYTES // (d * inputs.element_size())) // len(inputs))
+        step = max(1, min(CHUNK, BATCH_INPUTS.items(d * inputs.element_size(), inputs.device)) // len(inputs))
         directions: list[Tensor] = []
         lengths: list[Tensor] = []
         found: dict[tuple[float, str, str], list[Tensor]] = {}
@@ -136,7 +136,7 @@ class Balls:
         linear = (taylor.gradient @ self.directions.mT).double()
         if taylor.product is None:
             return Forms(taylor.value.double(), linear, None)
-        step = max(1, 4 * ROW_BYTES // (len(self) * self.directions[0].numel() * self.inputs.element_size()))
+        step = max(1, 4 * BATCH_INPUTS.n_bytes // (len(self) * self.directions[0].numel() * self.inputs.element_size()))
         square = []
         for u in self.directions.split(step):
             product = taylor.product(u.expand(len(self), -1, -1))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from smoothhess.baselines.softened_activations import Form
 from smoothhess.curvature import activation_hooks
-from smoothhess.linalg.memory import free_bytes, is_out_of_memory, release
+from smoothhess.linalg.memory import SAVED_ACTIVATIONS, in_batches
 from smoothhess.model.float_precision import check_precision, evaluated
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Exact
@@ -27,7 +27,6 @@ __all__ = ["softened"]
 REACH = 1024.0  # length of a tangent step: the tangent is linear, and a long step makes rounding negligible
 COPIES = 6  # memory of a row, in copies of all units
 EXAMPLES = 256  # examples frozen at once
-ROOM = 1 << 30  # bytes of rows at once on a CPU; a quarter of the free memory on a GPU
 MOST_ROWS = {"cpu": 4_096, "cuda": 16_384}
 
 
@@ -151,10 +150,8 @@ class Tangent:
 
     def _most_rows(self) -> int:
         per_row = COPIES * sum(p[0].numel() * p.element_size() for p in self.frozen.pre)
-        room = ROOM
-        if self.inputs.is_cuda:
-            room = max(room, free_bytes(self.inputs.device) // 4)
-        return max(1, min(MOST_ROWS.get(self.inputs.device.type, MOST_ROWS["cpu"]), room // per_row))
+        most = MOST_ROWS.get(self.inputs.device.type, MOST_ROWS["cpu"])
+        return min(most, SAVED_ACTIVATIONS.items(per_row, self.inputs.device))
 
     def _parts(self, rows: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Some examples at a time, with all their rows."""
@@ -245,16 +242,11 @@ def _bent_softmax(scores: Tensor, target: Tensor, moved: Tensor) -> Tensor:
 
 def _in_smaller_batches(product: Callable[[Tensor], Tensor], rows: Tensor, most: int) -> Tensor:
     """`product` of (b, n, d), with fewer rows at a time when memory runs out."""
-    found, start = [], 0
     step = max(1, most // len(rows))
-    while start < rows.shape[1]:
-        try:
-            found.append(product(rows[:, start : start + step]))
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error) or step == 1:
-                raise
-            step //= 2
-            release()
-            continue
-        start += step
-    return torch.cat(found, 1)
+
+    def fewer(n: int) -> bool:
+        nonlocal step
+        step = max(1, n // 2)
+        return n > 1
+
+    return torch.cat([*in_batches(lambda chosen: product(rows[:, chosen]), rows.shape[1], lambda _: step, fewer)], 1)

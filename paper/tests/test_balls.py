@@ -9,6 +9,7 @@ from paper.classifiers import Readout
 from paper.networks import MLP
 from smoothhess import SmoothHess, baselines
 from smoothhess.evaluate import compare
+from smoothhess.linalg.memory import ByteLimit
 
 RADII = [0.5, 1.0]
 
@@ -50,7 +51,7 @@ def test_chunks_do_not_change_it(network, monkeypatch):
     readout, x, targets = network
     whole = Balls.around(readout, x, targets, [0.5], n_samples=130, seed=1)
     monkeypatch.setattr(module, "CHUNK", 21)
-    monkeypatch.setattr(module, "ROW_BYTES", 1 << 10)
+    monkeypatch.setattr(module, "BATCH_INPUTS", ByteLimit(1 << 10))
     parts = Balls.around(readout, x, targets, [0.5], n_samples=130, seed=1, rows=5)
     torch.testing.assert_close(parts.directions, whole.directions, rtol=0, atol=0)
     taylor = baselines.softplus(readout, x, targets["logit"], beta=3.0).taylor()

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothhess import Isotropic, SmoothHess, baselines, from_gradient, perturbation_mse
 from smoothhess.baselines.hessian_vector_products import HessianProducts
+from smoothhess.linalg.memory import ByteLimit
 from smoothhess.model.gradients import Oracle
 from smoothhess.result.exact import Exact
 from tests.truths import OneHidden
@@ -423,7 +424,7 @@ class TestAll:
 def test_matrices_that_do_not_fit_are_operators(monkeypatch):
     f, x = lambda x: x.prod(1), draw(2, 4)
     wanted = baselines.hessian(f, x).hessian
-    for name, limit in (("MATRIX_FEATURES", 3), ("MATRIX_BYTES", 8 * 31)):
+    for name, limit in (("MATRIX_FEATURES", 3), ("DENSE_HESSIANS", ByteLimit(8 * 31))):
         monkeypatch.setattr(import_module("smoothhess.baselines.hessian"), name, limit)
         result = baselines.hessian(f, x)
         assert callable(result.derivatives.curvature)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from smoothhess import Isotropic, SmoothHess, from_gradient
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.draws.designs import DESIGNS
+from smoothhess.linalg.memory import ByteLimit
 from smoothhess.model.gradients import Oracle
 from tests.truths import OneHidden, gaussians
 
@@ -122,7 +123,7 @@ def test_columns_that_do_not_fit_are_taken_twice(monkeypatch):
     x = torch.zeros(2, 6).double() + torch.tensor([[0.1], [0.7]])
     gaussian = gaussians(6)["dense"]
     stored = seen(net, x).expectation(gaussian, layers=True)
-    monkeypatch.setattr("smoothhess.curvature.one_flip.STORED_BYTES", 0)
+    monkeypatch.setattr("smoothhess.curvature.one_flip.NEURON_GRADIENTS", ByteLimit(0))
     streamed = seen(net, x).expectation(gaussian, layers=True)
     torch.testing.assert_close(stored.hessian.dense(), streamed.hessian.dense(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(stored.gradient, streamed.gradient, rtol=1e-9, atol=1e-12)

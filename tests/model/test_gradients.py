@@ -9,7 +9,7 @@ from torch import nn
 from smoothhess import NeuronSmoothHess, SmoothHess, baselines, from_gradient
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.explainers.adaptive import Run
-from smoothhess.linalg.memory import is_out_of_memory
+from smoothhess.linalg.memory import ByteLimit, is_out_of_memory
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.layer_functions import Neuron
 from tests.truths import Plain
@@ -285,7 +285,7 @@ def test_the_batch_follows_what_a_row_takes_inside_the_model(monkeypatch):
             seen.append(len(x))
             return x.repeat(1, 1000).exp().tanh().sum(1)
 
-    monkeypatch.setattr("smoothhess.linalg.memory.ACTIVATION_BYTES", 1 << 20)
+    monkeypatch.setattr("smoothhess.model.gradients.SAVED_ACTIVATIONS", ByteLimit(1 << 20))
     x = torch.zeros(1, 10)
     Plain(Wide()).attribute(x, sigma=0.1, n_calls=400)
     assert max(seen) <= 32

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from smoothhess import SmoothHess
+from smoothhess.linalg.memory import ByteLimit
 from tests.curvature.test_one_flip import Residual, mlp, quadrature
 from tests.truths import OneHidden, gaussians
 
@@ -113,7 +114,7 @@ def test_taylor_and_bad_input():
 
 
 def test_layers_that_do_not_fit(monkeypatch):
-    monkeypatch.setattr("smoothhess.explainers.smooth_hess.LAYER_BYTES", 10)
+    monkeypatch.setattr("smoothhess.explainers.smooth_hess.LAYER_HESSIANS", ByteLimit(10))
     closed = SmoothHess(OneHidden(5)).closed_form(torch.zeros(1, 5).double(), sigma=0.3)
     with pytest.raises(ValueError, match="Pass fewer examples to closed_form"):
         closed.by_layer()

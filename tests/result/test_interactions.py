@@ -6,6 +6,7 @@ from scipy.sparse.linalg import eigsh
 from torch import nn
 
 from smoothhess import Interactions, SmoothHess
+from smoothhess.linalg.memory import ByteLimit
 from smoothhess.result import interactions
 from smoothhess.result.pairs import benjamini_hochberg
 from tests.truths import OneHidden, Plain, gaussians
@@ -80,8 +81,8 @@ class TestOperator:
 
     def test_eigenpairs_by_products_alone(self, kind, n_calls, monkeypatch):
         wanted = make(n_calls, kind).eigh(3)
-        monkeypatch.setattr(interactions, "SPAN_BYTES", 0)
-        monkeypatch.setattr(interactions, "FEW_BYTES", 0)
+        monkeypatch.setattr(interactions, "ROW_SPAN", ByteLimit(0))
+        monkeypatch.setattr(interactions, "ROW_SPAN_FOR_FEW", ByteLimit(0))
         result = make(n_calls, kind)
         found = result.eigh(3)
         torch.testing.assert_close(found.values, wanted.values, rtol=1e-3, atol=1e-6)

@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 
 from smoothhess import Dense, Diagonal, Eigenbasis, Isotropic, SmoothHess, segments
+from smoothhess.linalg.memory import ByteLimit
 from smoothhess.linalg.trust_region import certified, lanczos
 from smoothhess.linalg.trust_region.secular import minimize_diagonal
 from smoothhess.linalg.trust_region.spectrum import count_kept
@@ -410,7 +411,7 @@ def test_results_in_many_chunks(monkeypatch):
     x = normal(5, D, rng=generator(10))
     result = SmoothHess(net).attribute(x, sigma=0.3, n_calls=60, control=None)
     whole = minimize_in_ball(result.gradient, result, 1.0)
-    monkeypatch.setattr("smoothhess.result.minimize_in_ball.CHUNK_BYTES", 2 * 32 * D * D)
+    monkeypatch.setattr("smoothhess.result.minimize_in_ball.TRUST_REGION_MATRICES", ByteLimit(2 * 32 * D * D))
     torch.testing.assert_close(minimize_in_ball(result.gradient, result, 1.0), whole, rtol=1e-9, atol=1e-12)
     H = result.hessian.clone()
     torch.testing.assert_close(minimize_in_ball(result.gradient, H, 1.0), whole, rtol=1e-8, atol=1e-10)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from smoothhess.linalg.memory import ByteLimit
 from smoothhess.result import pairs
 from smoothhess.result.pairs import _largest, _least_from, _q_values, benjamini_hochberg, strongest_pairs
 
@@ -26,7 +27,7 @@ def test_examples_do_not_see_each_other(monkeypatch, few, room):
         for h, v, n, s in zip(*(t.split(1) for t in (hessian, variance, df, scales)), strict=True)
     ]
     monkeypatch.setattr(pairs, "FEW_PAIRS", few)
-    monkeypatch.setattr(pairs, "CHUNK_BYTES", room)
+    monkeypatch.setattr(pairs, "EXAMPLE_MATRICES", ByteLimit(room))
     (together,) = strongest_pairs(hessian, hessian, variance, df, scales, 6, 0.1, 0.9)
     for b, (own,) in enumerate(alone):
         for name, column in together._asdict().items():

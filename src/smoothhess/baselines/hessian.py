@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from smoothhess.baselines.hessian_vector_products import HessianProducts
-from smoothhess.linalg.memory import free_bytes
+from smoothhess.linalg.memory import DENSE_HESSIANS
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Exact
 
-# With dense=None, H is kept as an operator above either limit (on a GPU, bytes may also reach half of the free memory).
-MATRIX_FEATURES = 8192
-MATRIX_BYTES = 1 << 32
+MATRIX_FEATURES = 8192  # with dense=None, H is kept as an operator above this limit or that of DENSE_HESSIANS
 
 ZERO_HESSIAN = (
     "the Hessian is exactly zero: the model is piecewise linear (as the logits of a ReLU network are), or its gradient "
@@ -128,11 +126,10 @@ def second_order(
 
 
 def _fits(inputs: Tensor) -> bool:
-    """Whether the dense Hessians of all inputs fit into the limits above."""
-    d, room = inputs[0].numel(), MATRIX_BYTES
-    if inputs.is_cuda:
-        room = max(room, free_bytes(inputs.device) // 2)
-    return d <= MATRIX_FEATURES and len(inputs) * d * d * inputs.element_size() <= room
+    """Whether the dense Hessians of all inputs are within the limits."""
+    d = inputs[0].numel()
+    size = len(inputs) * d * d * inputs.element_size()
+    return d <= MATRIX_FEATURES and size <= DENSE_HESSIANS.on(inputs.device)
 
 
 def _symmetrised(hessian: Tensor) -> Tensor:

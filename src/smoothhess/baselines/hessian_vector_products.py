@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from smoothhess.linalg.memory import is_out_of_memory, release, room, with_bytes_kept
+from smoothhess.draws.seeding import fixed_normal
+from smoothhess.linalg.memory import SAVED_ACTIVATIONS, in_batches, reraise_out_of_memory, with_bytes_kept
 from smoothhess.model.gradients import FIRST_ROWS, MOST_ROWS, Oracle
 from smoothhess.model.state import borrowed
 
@@ -55,22 +56,23 @@ class HessianProducts:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """H applied to each row of (B, n, d)."""
-        n, start, found = rows.shape[1], 0, []
+        n = rows.shape[1]
+
+        def size(_: int) -> int:
+            return FIRST_ROWS if self.rows is None else max(1, self.rows // max(n, 1))
+
+        def some(chosen: slice) -> Tensor:
+            return self._of(self.inputs[chosen], self.examples[chosen], rows[chosen])
+
         # the other attention kernels have no second derivative
         with borrowed(self.model, self.inputs.device), sdpa_kernel(SDPBackend.MATH):
-            while start < len(rows):
-                most = FIRST_ROWS if self.rows is None else max(1, self.rows // max(n, 1))
-                chosen = slice(start, start + most)
-                try:
-                    found.append(self._of(self.inputs[chosen], self.examples[chosen], rows[chosen]))
-                except (torch.OutOfMemoryError, RuntimeError) as error:
-                    if not is_out_of_memory(error) or self.rows == 1:
-                        raise
-                    self.rows = max(1, (self.rows or FIRST_ROWS) // 2)
-                    release()
-                    continue
-                start = chosen.stop
-        return torch.cat(found)
+            return torch.cat([*in_batches(some, len(rows), size, self._take_fewer)])
+
+    def _take_fewer(self, _: int) -> bool:
+        if self.rows == 1:
+            return False
+        self.rows = max(1, (self.rows or FIRST_ROWS) // 2)
+        return True
 
     def dense(self) -> Tensor:
         """H as a dense matrix, (B, d, d)."""
@@ -79,8 +81,7 @@ class HessianProducts:
 
     def vanish(self) -> bool:
         """Whether H is exactly zero at every input, tested in random directions."""
-        rng = torch.Generator().manual_seed(0)
-        probes = torch.randn(PROBES, self.inputs[0].numel(), generator=rng, dtype=torch.float64).to(self.inputs)
+        probes = fixed_normal(PROBES, self.inputs[0].numel()).to(self.inputs)
         return not bool(self(probes.expand(len(self.inputs), -1, -1)).any())
 
     # --- products at a chunk of examples ----------------------------------------------------------------------------
@@ -94,8 +95,7 @@ class HessianProducts:
             try:
                 found = self._backwards(*graph, directions)
             except (RuntimeError, TypeError, ValueError) as error:
-                if is_out_of_memory(error):
-                    raise
+                reraise_out_of_memory(error)
                 self.together = False
         if found is None:
             found = self._one_by_one(inputs, owner, directions)
@@ -123,7 +123,7 @@ class HessianProducts:
             self.checked = True
         if self.rows is None:  # a direction needs as much memory as the graph of one example
             most = MOST_ROWS.get(points.device.type, MOST_ROWS["cpu"])
-            self.rows = max(1, min(most, room(points.device) // per_row))
+            self.rows = min(most, SAVED_ACTIVATIONS.items(per_row, points.device))
         return leaf, gradient
 
     def _backwards(self, leaf: Tensor, gradient: Tensor, directions: Tensor) -> Tensor:
@@ -159,8 +159,7 @@ class HessianProducts:
                 try:
                     (product,) = torch.autograd.grad(gradient, leaf, some.reshape(leaf.shape), allow_unused=True)
                 except RuntimeError as error:
-                    if is_out_of_memory(error):
-                        raise
+                    reraise_out_of_memory(error)
                     raise ValueError(_ONCE.format(str(error).rstrip("."))) from error
             found.append(torch.zeros_like(some) if product is None else product.detach().reshape(some.shape))
         return torch.cat(found)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.baselines.derivative_source import DENSE, Derivatives, Level, Source, caution, curvature
 from smoothhess.baselines.log_quadrature import logarithmic_rule
+from smoothhess.draws.seeding import evaluation_seed
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
 from smoothhess.result.exact import Attribution, Exact
@@ -25,6 +25,7 @@ from smoothhess.result.interactions import Interactions
 
 CANCELLED = 1e-3  # completeness error allowed relative to the absolute row sums, which may cancel
 MOST_STEPS = 500  # points; the cost of computing the quadrature rule grows with the cube of their number
+SEED_BITS = (1 << 32) - 1  # mask of the seeds of the points
 
 
 def integrated_hessians(
@@ -193,8 +194,8 @@ def _completeness(rows: Tensor, end: Level, begin: Level, noise: Tensor, toleran
 def _reseeded(seed: int | Sequence[int], step: int) -> int | list[int]:
     """Independent seeds for a point of the path, so that the errors of different points average out."""
     if isinstance(seed, SupportsIndex):
-        return int(np.random.SeedSequence([operator.index(seed), step]).generate_state(1)[0])
-    return [int(np.random.SeedSequence([int(s), step]).generate_state(1)[0]) for s in seed]
+        return evaluation_seed(operator.index(seed), step) & SEED_BITS
+    return [evaluation_seed(int(s), step) & SEED_BITS for s in seed]
 
 
 # --- argument validation ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.baselines.gradient import first_order
+from smoothhess.draws.seeding import torch_generator
 from smoothhess.result.exact import Exact
 
 
@@ -51,7 +52,7 @@ def random(
 def _generators(seed: Any, batch: int) -> list[torch.Generator]:
     """One generator per example: the same object for all of them, or a separate one for each seed."""
     if isinstance(seed, int) or getattr(seed, "ndim", None) == 0:
-        return [torch.Generator().manual_seed(int(seed))] * batch
+        return [torch_generator(int(seed))] * batch
     if len(seed) != batch:
         raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seed)}.")
-    return [torch.Generator().manual_seed(int(s)) for s in seed]
+    return [torch_generator(int(s)) for s in seed]

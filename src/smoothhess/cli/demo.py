@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from smoothhess import view
+from smoothhess.draws.seeding import torch_generator
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
@@ -136,7 +137,7 @@ def breast_cancer(seed: int) -> Task:
 
 def train(task: Task, hidden: int, epochs: int, seed: int) -> nn.Sequential:
     """Train a ReLU network with two hidden layers; the global random state is restored."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch_generator(seed)
     inputs, labels = task.inputs, task.labels
     with torch.random.fork_rng(devices=[]):  # the layers draw their initial weights from the global generator
         torch.default_generator.manual_seed(seed)

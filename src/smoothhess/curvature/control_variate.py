@@ -33,7 +33,6 @@ FLIPS_PER_PAIR = 1.5  # frozen passes for a ± pair: one forward, two backward
 CONTROL_LIMIT = 8192  # dimensions up to which W₁ is dense; above it, W₁ has low rank
 THIN_CALLS, THIN_LEAST, THIN_MOST = 16, 8, 128  # calls per direction; smallest and largest number of directions
 THIN_PROBES = 64  # random directions to estimate τ of a low-rank W₁
-MOST_BYTES = 1 << 32  # limit for the closed forms of all examples with control="auto"; four times as much on a GPU
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ weights of the control variate are fitted in `control_variate`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,14 +24,14 @@ from torch import Tensor
 from smoothhess.curvature.activation_hooks import Call, FrozenRun, Tape, freeze, is_opaque, record
 from smoothhess.curvature.slope_change_moments import is_modelled, moments, second_derivative, slope_change
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.linalg.low_rank import Known
-from smoothhess.linalg.memory import is_out_of_memory, release
+from smoothhess.linalg.memory import NEURON_GRADIENTS, in_batches
+from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.state import modules_behind
 
 ROUNDING = 16  # tolerance of gradients through a softmax, in units in the last place
-STORED_BYTES = 1 << 28  # limit for all j_k of a batch; if one example does not fit, W₁ takes one more pass per column
-ON_CUDA = 8  # factor of this limit on a GPU
 DRIFT_PROBES, DRIFT_PARTS = 8, 4  # random vectors, and subsets of the probes, to measure the error of an estimated τ
 
 
@@ -111,9 +110,8 @@ class Kinks:
 
     def _is_affine(self, owner: Tensor) -> bool:
         """Whether frozen pre-activations are affine in the input; otherwise W₁ is not the expectation of g̃."""
-        rng = torch.Generator().manual_seed(0)
         shape = self.inputs[0].shape
-        delta = torch.randn(shape, generator=rng, dtype=torch.float64).to(self.inputs)
+        delta = fixed_normal(*shape).to(self.inputs)
         delta = delta / delta.norm() * self._reach.reshape(-1, *[1] * len(shape))
         points = torch.stack([self.inputs + delta, self.inputs - delta], 1)
         with torch.no_grad():
@@ -154,11 +152,11 @@ class Kinks:
         return k / 2 if self._stored(k) else 1.5 * k
 
     def _stored(self, k: int) -> bool:
-        return self.neurons * k * self.inputs.element_size() <= self._room
+        """Whether all j_k of an example are kept; otherwise W₁ takes one more pass per column."""
+        return self._gradient_bytes(k) <= NEURON_GRADIENTS.on(self.inputs.device)
 
-    @property
-    def _room(self) -> int:
-        return STORED_BYTES * (ON_CUDA if self.inputs.is_cuda else 1)
+    def _gradient_bytes(self, k: int) -> int:
+        return self.neurons * k * self.inputs.element_size()
 
     # --- the field g̃ ---------------------------------------------------------------------------------------------
 
@@ -172,19 +170,12 @@ class Kinks:
 
     def own_flips(self, points: Tensor, owner: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
         """`flips` for all examples of this object; `owner` are their indices in the oracle."""
-        found: list[tuple[Tensor, Tensor]] = []
-        start = 0
-        while start < points.shape[1]:
-            step = max(1, self.oracle.batch_size // len(points))
-            try:
-                found.append(self._flips(points[:, start : start + step], owner, mirrored))
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or step == 1:
-                    self.oracle.forget()
-                    raise
-                self.oracle.take_fewer(min(step, points.shape[1] - start) * len(points))
-                continue
-            start += step
+        found = in_batches(
+            lambda rows: self._flips(points[:, rows], owner, mirrored),
+            points.shape[1],
+            lambda _: max(1, self.oracle.batch_size // len(points)),
+            lambda n: self.oracle.take_fewer(n * len(points), least=len(points)),
+        )
         odd, even = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         return odd, even
 
@@ -226,24 +217,20 @@ class Kinks:
         √(2/n), which biases W₁; `drift` measures the bias along random vectors.
         """
         k = gaussian.rank(self.inputs[0].numel())
-        batch = max(1, self._room // max(self.neurons * k * self.inputs.element_size(), 1))
+        batch = NEURON_GRADIENTS.items(self._gradient_bytes(k), self.inputs.device)
         everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
-        parts: list[Expectation] = []
-        pending = deque(everyone.split(batch))
-        while pending:
-            index = pending.popleft()
-            try:
-                parts.append(self.select(index)._expectation(gaussian, index, layers, probes))
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or (len(index) == 1 and self.oracle.batch_size == 1):
-                    self.oracle.forget()
-                    raise
-                if len(index) > 1:  # reduce the number of examples, then the batch size
-                    pending.extendleft(reversed(index.split(-(-len(index) // 2))))
-                    release()
-                else:
-                    self.oracle.take_fewer(self.oracle.batch_size)
-                    pending.appendleft(index)
+
+        def some(examples: slice) -> Expectation:
+            return self.select(everyone[examples])._expectation(gaussian, everyone[examples], layers, probes)
+
+        def fewer(n: int) -> bool:
+            nonlocal batch
+            if n == 1:  # reduce the number of examples, then the batch size
+                return self.oracle.take_fewer(self.oracle.batch_size)
+            batch = -(-n // 2)
+            return True
+
+        parts = [*in_batches(some, len(everyone), lambda _: batch, fewer)]
         split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
         return Expectation(
             Known.cat([p.hessian for p in parts]),
@@ -319,7 +306,7 @@ class Kinks:
         def times(vectors: Tensor) -> Tensor:
             return torch.cat([self.product(gaussian, bend, part, owner)[0] for part in vectors.split(step)])
 
-        basis = torch.linalg.qr(times(directions).mT).Q.mT  # (q, k)
+        basis = orthonormal(times(directions))  # (q, k)
         turned = times(basis)
         inner = basis @ turned.mT
         inner = (inner + inner.mT) / 2
@@ -333,8 +320,7 @@ class Kinks:
         Scaled so that its mean square over the R rows is that of the error of W₁ from all probes.
         """
         k = gaussian.rank(self.inputs[0].numel())
-        rng = torch.Generator().manual_seed(0)
-        moved = self.moves(gaussian, torch.randn(DRIFT_PROBES, k, generator=rng, dtype=torch.float64), owner)
+        moved = self.moves(gaussian, fixed_normal(DRIFT_PROBES, k), owner)
         bends = torch.stack([self.weights(part.sqrt())[0] for part in squares])
         off = ((bends - bends.mean(0)) / (len(squares) - 1) ** 0.5).to(moved)
         return torch.cat([gaussian.pull(self.back(moved * part[:, None], owner)).double() for part in off], 1)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from smoothhess.curvature.control_variate import CONTROL_LIMIT, MOST_BYTES, THIN_MOST
+from smoothhess.curvature.control_variate import CONTROL_LIMIT, THIN_MOST
 from smoothhess.datasets.store.shard_files import size_of
 from smoothhess.estimate.statistics import PROBES, head_rows
+from smoothhess.linalg.memory import CLOSED_FORMS, PACK_STATISTICS
 
-PACK_BYTES = 1 << 29  # limit for the statistics of a pack on a CPU; on a GPU the limit is half of the memory
 MOST_RECORDS = {"cpu": 256, "cuda": 4096}
 USUAL_ROWS = 512  # assumed draws of an adaptive run; the number of dimensions where that is larger
 SMALL = 128  # features up to which matrices are kept by default: at most 130 kB per record
@@ -70,12 +70,11 @@ class Sizes:
         rows = self.rows or min(self.most_rows, max(USUAL_ROWS, self.rank))
         closed = self.rank * (self.rank if self.rank <= CONTROL_LIMIT else 2 * THIN_MOST)
         each = self._statistics_bytes(rows) + 16 * closed + 32 * self.features**2
-        room, most = PACK_BYTES, MOST_BYTES
-        if device.type == "cuda":  # large packs amortise the overhead of kernel launches
-            room, most = torch.cuda.get_device_properties(device).total_memory // 2, 4 * MOST_BYTES
+        fitting = PACK_STATISTICS.items(each, device)
         # the closed form is skipped above this size; that decision must not depend on which records share a pack
-        within = most // max(closed * self.itemsize, 1)
-        return max(1, min(room // each, within, MOST_RECORDS.get(device.type, MOST_RECORDS["cpu"])))
+        within = CLOSED_FORMS.items(closed * self.itemsize, device)
+        # large packs amortise the overhead of kernel launches on a GPU
+        return min(fitting, within, MOST_RECORDS.get(device.type, MOST_RECORDS["cpu"]))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -33,7 +32,7 @@ from smoothhess.estimate.statistics import DENSE_LIMIT, ESTIMATOR_VERSION
 from smoothhess.evaluate.global_interactions import MOST_FEATURES, Explain, record_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
-from smoothhess.linalg.memory import is_out_of_memory, release
+from smoothhess.linalg.memory import in_batches
 
 
 def explain_dataset(
@@ -219,23 +218,22 @@ class _Run:
 
     def _explained(self, pack: Pack) -> Iterator[tuple[Rows, GlobalInteractions | None]]:
         """Explain a pack, in smaller batches after an out-of-memory error; the smaller batch size is kept."""
-        pending = deque([pack])
-        while pending:
-            part, *rest = pending.popleft().parts(self.most)
-            pending.extendleft(reversed(rest))
+
+        def some(records: slice) -> tuple[Rows, GlobalInteractions | None]:
+            part = pack[records]
             try:
                 with self._each_once(part):
-                    found = self._explain(part.to(self.device))
+                    return self._explain(part.to(self.device))
             except Exception as error:
-                if len(part) > 1 and is_out_of_memory(error):
-                    self.most = len(part) // 2
-                    release()
-                    pending.appendleft(part)
-                    continue
                 first, last = part.numbers[0], part.numbers[-1]
                 error.add_note(f"This error occurred in records {first} to {last} of the data set.")
                 raise
-            yield found
+
+        def fewer(n: int) -> bool:
+            self.most = max(1, n // 2)
+            return n > 1
+
+        return in_batches(some, len(pack), lambda left: pack.part_size(self.most, left), fewer)
 
     def _explain(self, part: Pack) -> tuple[Rows, GlobalInteractions | None]:
         if self.predicted:

@@ -54,19 +54,24 @@ class Pack:
         )
 
     def parts(self, most: int) -> Iterator[Pack]:
-        """Split into packs of up to `most` records.
-
-        The size of a part never equals the number of rows of an argument that all records share: such an argument would
-        be mistaken for one row per record.
-        """
-        shared = {len(a.value) for a in self.args or () if _has_rows(a.value) and not a.follows}
+        """Split into packs of up to `most` records."""
         start = 0
         while start < len(self):
-            size = min(most, len(self) - start)
-            while size > 1 and size in shared:
-                size -= 1
+            size = self.part_size(most, len(self) - start)
             yield self[start : start + size]
             start += size
+
+    def part_size(self, most: int, left: int) -> int:
+        """Size of the next part of up to `most` records if `left` are left.
+
+        It never equals the number of rows of an argument that all records share: such an argument would be mistaken for
+        one row per record.
+        """
+        shared = {len(a.value) for a in self.args or () if _has_rows(a.value) and not a.follows}
+        size = min(most, left)
+        while size > 1 and size in shared:
+            size -= 1
+        return size
 
     def to(self, device: torch.device | str) -> Pack:
         """Move the tensors to another device."""

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.seeding import generator, generators, states
+from smoothhess.linalg.memory import FLOAT64_CHUNK
+from smoothhess.linalg.orthonormal import cholesky_qr, gram_schmidt
 
 Device = torch.device | str
 EXACT = torch.empty(0, dtype=torch.float64)  # default device and dtype of draws
@@ -141,7 +143,7 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
 
 def _stack(keys: Sequence[tuple[int, ...]], rows: int, k: int, like: Tensor) -> Tensor:
     """`_normals` in the dtype of `like`, in chunks that limit the memory for float64."""
-    step = _together(rows, k)
+    step = _together(rows, k, like.device)
     parts = [keys[i : i + step] for i in range(0, len(keys), step)]
     return torch.cat([_normals(part, rows, k, like.device).to(like) for part in parts])
 
@@ -152,9 +154,9 @@ def _pilot(seed: int, rows: int, k: int) -> Tensor:
     return pilot_rows(seed, rows, k)
 
 
-def _together(rows: int, k: int) -> int:
+def _together(rows: int, k: int, device: torch.device) -> int:
     """Number of streams per chunk of float64 numbers."""
-    return max(1, STACK_BYTES // (8 * rows * k))
+    return FLOAT64_CHUNK.items(8 * rows * k, device)
 
 
 def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
@@ -164,7 +166,6 @@ def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
 
 PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # keys of other streams, instead of a block number
 FILLED = 8  # streams per task of a thread
-STACK_BYTES = 1 << 28  # size of a chunk of float64 numbers
 
 
 class Independent(Design):
@@ -251,7 +252,7 @@ class Orthogonal(Design):
         for index in range(start // k, -(-(start + count) // k)):
             low, high = max(start - index * k, 0), min(start + count - index * k, k)
             keys = [(seed, index) for seed, _ in streams]
-            step = _together(high, k)
+            step = _together(high, k, like.device)
             parts = [_blocks(keys[i : i + step], low, high, k, like) for i in range(0, len(keys), step)]
             pieces.append([torch.cat(found) for found in zip(*parts, strict=True)])
         return Draws(*(torch.cat(found, 1) for found in zip(*pieces, strict=True)))
@@ -284,24 +285,18 @@ def _haar_basis(key: tuple[int, ...], k: int) -> np.ndarray:
 
 
 def _gram_schmidt(key: tuple[int, ...], rows: int, k: int) -> np.ndarray:
-    q, r = np.linalg.qr(generator(key).standard_normal((rows, k)).T)
-    return (q * np.sign(np.diagonal(r))).T
+    return _orthonormal(torch.from_numpy(generator(key).standard_normal((rows, k)))).numpy()
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """Gram–Schmidt of each of (s, r, k), in order."""
-    few = 2 * rows.shape[1] <= rows.shape[2]
-    if few or rows.is_cuda:
-        # Cholesky QR: rows = LQ, with L the Cholesky factor of their Gram matrix, batched on a GPU. The Gram matrix
-        # squares the condition number, which is small for few rows; otherwise a second round removes the error.
-        found, fine = rows, torch.ones((), dtype=torch.bool, device=rows.device)
-        for _ in range(1 if few else 2):
-            factor, failed = torch.linalg.cholesky_ex(found @ found.mT)
-            found, fine = torch.linalg.solve_triangular(factor, found, upper=False), fine & (failed == 0).all()
-        if few or bool(fine & found.isfinite().all()):
+    """Gram–Schmidt of normal rows (…, r, k), in order: its signs make the result uniformly distributed."""
+    if 2 * rows.shape[-2] <= rows.shape[-1]:  # the condition number of few rows is small
+        return cholesky_qr(rows)[0]
+    if rows.is_cuda:
+        found = cholesky_qr(cholesky_qr(rows)[0])[0]  # the second round removes the error of the first
+        if bool(found.isfinite().all()):
             return found
-    q, r = torch.linalg.qr(rows.mT)
-    return (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT
+    return gram_schmidt(rows)
 
 
 def _mixed_rows(key: tuple[int, ...], low: int, high: int, k: int, like: Tensor) -> Tensor:

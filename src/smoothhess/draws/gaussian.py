@@ -20,6 +20,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.orthonormal import gram_schmidt
+
 
 def _real(value: object, name: str) -> Tensor:
     """`value` as a finite, detached float64 tensor on the CPU."""
@@ -469,11 +471,10 @@ class Eigenbasis(Gaussian):
             raise ValueError(
                 "sigmas must be positive and rest not negative. To freeze a direction, leave it out and use rest=0."
             )
-        basis, triangle = torch.linalg.qr(vectors.mT)
-        diagonal = triangle.diagonal()
-        if len(vectors) > vectors.shape[1] or (diagonal.abs() <= 1e-10 * vectors.norm(dim=1)).any():
+        basis = gram_schmidt(vectors)
+        if len(vectors) > vectors.shape[1] or ((basis * vectors).sum(1) <= 1e-10 * vectors.norm(dim=1)).any():
             raise ValueError("directions must be linearly independent and not zero. Drop the dependent ones.")
-        object.__setattr__(self, "basis", (basis * diagonal.sign()).mT.contiguous())
+        object.__setattr__(self, "basis", basis.contiguous())
         object.__setattr__(self, "sigmas", sigmas)
         object.__setattr__(self, "rest", rest)
 

@@ -1,9 +1,14 @@
-"""Seed many NumPy generators in one batch, bit for bit equal to `default_rng`, ten times faster.
+"""All random numbers from seeds: the draws of designs, independent streams for evaluations, and fixed directions.
+
+`generator` and `states` seed the draws; `evaluation_generator`, `evaluation_seed` and `derived_seeds` seed what must be
+independent of the draws with the same seed; `torch_generator` and `fixed_normal` are for random directions that are no
+draws. The fixed directions of `smoothhess.linalg`, which cannot import this module, are made there.
 
 `default_rng(SeedSequence(seed, spawn_key))` hashes its key to the state of a PCG64. Creating one generator takes longer
-than drawing a few thousand numbers, and holds the GIL. Here the hashes of many keys are vectorised, and one generator
-per thread is set from state to state. The hash is O'Neill's, https://www.pcg-random.org/posts/developing-a-
-seed_seq-alternative.html; NumPy documents it and guarantees that it does not change.
+than drawing a few thousand numbers, and holds the GIL. In `states` the hashes of many keys are vectorised, and one
+generator per thread is set from state to state: bit for bit the same numbers, ten times faster. The hash is O'Neill's,
+https://www.pcg-random.org/posts/developing-a-seed_seq-alternative.html; NumPy documents it and guarantees that it does
+not change.
 """
 
 from __future__ import annotations
@@ -12,8 +17,20 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-__all__ = ["State", "generator", "generators", "states"]
+__all__ = [
+    "State",
+    "derived_seeds",
+    "evaluation_generator",
+    "evaluation_seed",
+    "fixed_normal",
+    "generator",
+    "generators",
+    "states",
+    "torch_generator",
+]
 
 Key = tuple[int, ...]  # seed, and the spawn key
 
@@ -36,6 +53,40 @@ class State(NamedTuple):
 def generator(key: Key) -> np.random.Generator:
     """The generator of a key; different keys give independent streams, for seeds of any size."""
     return np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
+
+
+def evaluation_generator(*words: int) -> np.random.Generator:
+    """The generator of a seed and further words, with other streams than `generator`."""
+    return np.random.default_rng(words)
+
+
+def evaluation_seed(*words: int) -> int:
+    """A seed of 64 bits from a seed and further words."""
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def derived_seeds(key: Key, count: int) -> list[int]:
+    """`count` seeds of 63 bits that are independent of each other and of the seed of the key.
+
+    >>> derived_seeds((0, 1), 2) == derived_seeds((0, 1), 3)[:2], derived_seeds((0, 1), 1) == derived_seeds((0, 2), 1)
+    (True, False)
+    """
+    sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
+    return [int(word) >> 1 for word in sequence.generate_state(count, np.uint64)]
+
+
+def torch_generator(seed: int = 0) -> torch.Generator:
+    """A generator of torch on the CPU; the global generator does not move."""
+    return torch.Generator().manual_seed(seed)
+
+
+def fixed_normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers that are the same in every call, float64 on the CPU: for probes and tests of a property.
+
+    >>> torch.equal(fixed_normal(2, 3), fixed_normal(2, 3))
+    True
+    """
+    return torch.randn(shape, generator=torch_generator(seed), dtype=torch.float64)
 
 
 def states(keys: Sequence[Key]) -> list[State]:

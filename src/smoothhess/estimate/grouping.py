@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate.statistics import PROBES
 
 
@@ -163,8 +164,7 @@ def probes(rank: int, like: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _probes(rank: int) -> Tensor:
-    rng = torch.Generator().manual_seed(0)
-    return torch.randn(PROBES, rank, generator=rng, dtype=torch.float64)
+    return fixed_normal(PROBES, rank)
 
 
 def _flat(x: Tensor, batch: int, features: Sequence[int], name: str) -> Tensor:

@@ -36,6 +36,7 @@ from smoothhess.estimate.incomplete_blocks import correct
 from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.linalg.gram import Grams, inner
 from smoothhess.linalg.low_rank import Known
+from smoothhess.linalg.memory import EXAMPLE_MATRICES
 from smoothhess.linalg.principal_directions import strongest_directions
 
 FIRST_BLOCK = 4  # directions in the first blocks,
@@ -49,7 +50,6 @@ FEW_SUMS = 8  # with fewer independent sums the estimated error of the denoised 
 MOSTLY = 0.8  # weight of the denoised sums above which ‖H‖² is estimated from them
 LEAST_SIGNAL = 0.1  # the estimate of ‖H‖² must exceed this share of ‖Ĥ‖² + ‖Ĥ − H‖²
 CUT = 1e-9  # directions with an eigenvalue below this share of the largest are rounding
-CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # maximum size of a chunk of examples, and its factor on a GPU
 FEW_MATRICES, SMALL_MATRIX = 8, 512  # more and smaller matrices than these use the batched driver on a GPU
 
 
@@ -223,8 +223,7 @@ def _participation(matrix: Tensor) -> Tensor:
 def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
     """The denoised Hessian of whitened statistics of d features, separately for each example."""
     width = min(stats.k, max(stats.head.odd.shape[1], 1))
-    room = CHUNK_BYTES * (ON_CUDA if stats.gradient.is_cuda else 1)
-    step = max(1, room // (8 * stats.k * width))
+    step = EXAMPLE_MATRICES.items(8 * stats.k * width, stats.gradient.device)
     parts = []
     for count in stats.n.unique().tolist():
         for index in torch.nonzero(stats.n == count).reshape(-1).split(step):

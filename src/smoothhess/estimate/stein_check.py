@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate.student_t import normal_score
 
 MOMENTS = 5  # sums that are kept for each quantity: of its powers 1 to 4, and of its rounding error
@@ -116,4 +117,4 @@ def _directions(slope: Tensor, steepness: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def _across(k: int) -> Tensor:
     """A fixed random direction."""
-    return torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / k**0.5
+    return fixed_normal(k) / k**0.5

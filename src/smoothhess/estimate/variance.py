@@ -18,6 +18,7 @@ from torch import Tensor
 
 from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import torch_generator
 from smoothhess.estimate.antisymmetric_variance import Prior, Products, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
@@ -500,7 +501,7 @@ class Noise:
             skew = torch.linalg.matrix_norm((raw - raw.mT) / 2, 2)  # has the noise of the symmetric half
             return size, skew * ((stats.k + 1) / (stats.k - 1)) ** 0.5
         s, g = stats.head.score.double(), stats.head.odd.double()
-        rng = torch.Generator().manual_seed(0)
+        rng = torch_generator()
         head = stats.n_head.reshape(-1, 1, 1).clamp_min(1)
         mean = stats.head.sum() / head
         norms = []

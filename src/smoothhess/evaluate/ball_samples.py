@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.draws.seeding import evaluation_generator
+
 SAMPLINGS = ("ball", "radius")
 BLOCK = 64  # rows per random generator
 # Third words of the generator's key. Designs use the keys without a third word and with 1: with the same keys here, a
@@ -45,7 +47,7 @@ def displacements(sampling: str, seed: int, start: int, stop: int, d: int) -> Te
 
 def _block(sampling: str, seed: int, block: int, rows: int, d: int) -> np.ndarray:
     """The first rows of a block; they do not depend on the number of rows."""
-    normal = np.random.default_rng((seed, block, _DIRECTIONS)).standard_normal((rows, d))
+    normal = evaluation_generator(seed, block, _DIRECTIONS).standard_normal((rows, d))
     direction = normal / np.linalg.norm(normal, axis=1, keepdims=True)
-    uniform = np.random.default_rng((seed, block, _RADII)).random((rows, 1))
+    uniform = evaluation_generator(seed, block, _RADII).random((rows, 1))
     return direction * (uniform ** (1 / d) if sampling == "ball" else uniform)

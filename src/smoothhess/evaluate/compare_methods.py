@@ -17,6 +17,7 @@ from torch import Tensor
 
 from smoothhess import baselines as baseline_methods
 from smoothhess.curvature import activation_hooks
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.evaluate.attack_comparison import AttackComparison, post_hoc
 from smoothhess.evaluate.compare_surrogates import Comparison, compare
 from smoothhess.explainers.smooth_hess import SmoothHess
@@ -205,7 +206,7 @@ def _spread(
     if activation_hooks.is_opaque(forward_func):
         return None
     oracle = Oracle(forward_func, inputs, None, args, check_batch_size(internal_batch_size))
-    noise = torch.randn(PROBES, *inputs.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    noise = fixed_normal(PROBES, *inputs.shape[1:], seed=seed)
     total, count = 0.0, 0
     with borrowed(forward_func, inputs.device), torch.no_grad():
         for i in torch.linspace(0, len(inputs) - 1, min(len(inputs), PROBED)).long().tolist():

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import derived_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
 from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
 from smoothhess.model.state import borrowed
@@ -26,7 +27,7 @@ from smoothhess.result.exact import Exact
 from smoothhess.result.interactions import Interactions
 
 LEAST_CALLS, MOST_CALLS = 64, 1024  # per record when n_calls is None; the noise averages out over records
-CHUNK_BYTES, MOST_RECORDS = 1 << 28, 256  # limits of a chunk: bytes of matrices, and records
+MOST_RECORDS = 256  # largest number of records in a chunk
 MOST_FEATURES = 4096  # ten (F, F) matrices are kept and about as many are temporary: 3 GB
 FORWARD_ROWS = 1024  # batch size of the forward passes for target="predicted"
 
@@ -162,7 +163,7 @@ class _Maker:
                 "feature_mask with at most that many groups."
             )
         rows = (self.options.get("n_calls") or MOST_CALLS) * 2 * inputs.element_size()  # draws and gradients
-        return max(1, min(MOST_RECORDS, CHUNK_BYTES // (8 * 8 * features**2 + rows * d)))
+        return min(MOST_RECORDS, FLOAT64_CHUNK.items(8 * 8 * features**2 + rows * d, inputs.device))
 
     def __call__(self, inputs: Tensor, target: Any, args: Any, seeds: Sequence[tuple[int, int]]) -> GlobalInteractions:
         """The summary of these records."""
@@ -292,5 +293,5 @@ def _arguments(args: Any, part: slice, batch: int) -> tuple[Any, ...] | None:
 
 def record_seeds(seed: int, record: int) -> tuple[int, int]:
     """The seeds of the two independent estimates of a record."""
-    state = np.random.SeedSequence(seed, spawn_key=(record,)).generate_state(2, np.uint64)
-    return int(state[0]) >> 1, int(state[1]) >> 1
+    first, second = derived_seeds((seed, record), 2)
+    return first, second

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smoothhess.evaluate.ball_samples import check_sampling, displacements
 from smoothhess.evaluate.streaming_covariance import Moments
-from smoothhess.linalg.memory import ROW_BYTES
+from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
@@ -21,7 +21,7 @@ from smoothhess.result.taylor import Taylor
 
 Surrogate = Taylor | Callable[[Tensor], Tensor]  # absolute points (B, n, *shape) → values (B, n)
 
-CHUNK_ROWS = 16_384  # points per chunk, if ROW_BYTES allows as many
+CHUNK_ROWS = 16_384  # points per chunk, if BATCH_INPUTS allows as many
 
 
 def perturbation_mse(
@@ -112,7 +112,7 @@ def measure(
         _check_surrogate(name, surrogate, inputs)
     oracle = Oracle(forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size))
     batch, d = len(inputs), inputs[0].numel()
-    fitting = min(CHUNK_ROWS, ROW_BYTES // (d * inputs.element_size()))
+    fitting = min(CHUNK_ROWS, BATCH_INPUTS.items(d * inputs.element_size(), inputs.device))
     step = max(1, fitting // batch)  # samples per chunk; not a function of internal_batch_size
     moments = [Moments(batch + 1, len(surrogates)) for _ in radii]
     with borrowed(forward_func, inputs.device), torch.no_grad():

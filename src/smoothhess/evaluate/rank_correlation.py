@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.draws.seeding import evaluation_generator
+
 PERMUTATIONS = 9999  # random permutations; for up to seven numbers, all permutations are fewer
 
 
@@ -62,7 +64,7 @@ def spearman_p(a: Tensor, b: Tensor) -> Tensor:
                 vectorized=True,
                 alternative="greater",
                 n_resamples=PERMUTATIONS,
-                rng=np.random.default_rng(0),
+                rng=evaluation_generator(0),
             ).pvalue
     return torch.from_numpy(p).reshape(a.shape[:-1]).to(a.device)
 

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from smoothhess.draws.designs import pilot_rows
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import evaluation_seed, torch_generator
 from smoothhess.evaluate.perturbation_mse import check_whole
 from smoothhess.evaluate.rank_correlation import spearman
 from smoothhess.explainers.smooth_hess import SmoothHess
@@ -231,8 +231,8 @@ class _Runs:
         strongest = effects.topk(min(self.k, effects.shape[1]), 1)
         top, n_pairs = torch.where(strongest.values > 0, strongest.indices, -1), effects.shape[1]
         if n_pairs > MOST_PAIRS:
-            rng = torch.Generator().manual_seed(0)
-            effects = effects[:, torch.randint(n_pairs, (MOST_PAIRS,), generator=rng).to(result.device)]
+            chosen = torch.randint(n_pairs, (MOST_PAIRS,), generator=torch_generator())
+            effects = effects[:, chosen.to(result.device)]
         vectors = result.eigh(max(1, min(DIRECTIONS, d // 2))).vectors.flatten(2)
         return _Reading(n_pairs, effects, top, vectors)
 
@@ -364,7 +364,7 @@ def _own_random_state(seed: int) -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     # A seed that no user is likely to choose: the seed of the user's initialisation would restore the initial weights,
     # which trained weights resemble.
-    unusual = int(np.random.SeedSequence((seed, _SALT)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    unusual = evaluation_seed(seed, _SALT) >> 1
     with torch.random.fork_rng(devices):
         torch.manual_seed(unusual)
         yield

@@ -26,7 +26,7 @@ from smoothhess.evaluate.compare_surrogates import as_radii
 from smoothhess.evaluate.perturbation_mse import CHUNK_ROWS, check_centre, check_whole
 from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.explainers.smooth_hess import SmoothHess
-from smoothhess.linalg.memory import ROW_BYTES
+from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
@@ -471,7 +471,8 @@ class _Perturbation:
         self.sampling, self.seed = sampling, int(seed)
         batch, d = len(self.inputs), self.inputs[0].numel()
         self.needs_matrix = self.n >= d
-        self.step = max(1, min(CHUNK_ROWS, ROW_BYTES // (d * self.inputs.element_size())) // batch)
+        fitting = BATCH_INPUTS.items(d * self.inputs.element_size(), self.inputs.device)
+        self.step = max(1, min(CHUNK_ROWS, fitting) // batch)
         oracle, owner = task.oracle(), torch.arange(batch, device=self.inputs.device)
         rows: list[list[Tensor]] = [[] for _ in radii]
         with borrowed(task.forward_func, self.inputs.device), torch.no_grad():

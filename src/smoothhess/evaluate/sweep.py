@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate import student_t
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
 from smoothhess.explainers.smooth_hess import SmoothHess
@@ -308,7 +309,7 @@ def _ratio(gaussian: Gaussian, base: Gaussian, inputs: Tensor) -> float:
     k = base.rank(d)
     if gaussian.rank(d) == k:
         # one random vector is enough: it lies in the kernel of a nonzero matrix with probability zero
-        z = torch.randn(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        z = fixed_normal(k)
         own, other = (g.to("cpu", torch.float64).colour(z) for g in (base, gaussian))
         c = float(own @ other / (own @ own))
         if torch.allclose(other, c * own, rtol=1e-5, atol=1e-7 * float(other.abs().max())):  # also for float32

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian, Isotropic, SegmentShift
+from smoothhess.draws.seeding import evaluation_generator
 from smoothhess.evaluate.rank_correlation import spearman, spearman_p
-from smoothhess.linalg.memory import ROW_BYTES
+from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size
 from smoothhess.model.state import borrowed
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 STEPS = (0.125, 0.25, 0.5, 1.0, 2.0)  # in units of the radius of the Gaussian
 ROUNDING = 8.0  # machine epsilons of the largest |f| below which a second difference counts as zero
-CHUNK_ROWS = 16_384  # points per chunk, if ROW_BYTES allows as many
+CHUNK_ROWS = 16_384  # points per chunk, if BATCH_INPUTS allows as many
 _NOISE = 4  # third word of the generator's key; designs and ball samples use smaller ones
 
 
@@ -359,7 +360,7 @@ class _Differences:
         """Plain and central second differences at centres (B, *shape), (2, B, P) float64 on the CPU."""
         b, _, d = u.shape
         base = self._values(centre.flatten(1), self.everyone)  # (B,)
-        step = max(1, min(CHUNK_ROWS, ROW_BYTES // (d * u.element_size())) // (6 * b))
+        step = max(1, min(CHUNK_ROWS, BATCH_INPUTS.items(d * u.element_size(), u.device)) // (6 * b))
         parts = []
         for left, right in zip(u.split(step, 1), v.split(step, 1), strict=True):
             corners = [left + right, left, right, left - right, right - left, -left - right]
@@ -382,7 +383,7 @@ def _offsets(gaussian: Gaussian, x: Tensor, n_draws: int, seed: int) -> Tensor |
     if not n_draws:
         return None
     k = gaussian.rank(x[0].numel())
-    rows = [np.random.default_rng((seed, i, _NOISE)).standard_normal(k) for i in range(n_draws // 2)]
+    rows = [evaluation_generator(seed, i, _NOISE).standard_normal(k) for i in range(n_draws // 2)]
     return gaussian.colour(torch.from_numpy(np.stack(rows)).to(x))
 
 

@@ -26,7 +26,8 @@ from smoothhess.explainers.choose_control import Choice, choose_control, with_co
 from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
 from smoothhess.explainers.options import Options, seeds_of
 from smoothhess.explainers.sampler import PRECISION_PASSES, OtherPathError, Sampler
-from smoothhess.linalg.memory import is_out_of_memory, release
+from smoothhess.linalg.memory import GROUPED_ROWS, is_out_of_memory, release
+from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_inputs
 from smoothhess.result.interactions import Interactions
@@ -36,7 +37,6 @@ LEAST_ROWS = 32  # minimum rows for the stopping rule
 LEAST_DF = 8  # with fewer degrees of freedom than this a smaller error is required
 LEAST_UNITS = 40  # minimum independent replicates if the variance is estimated from them only
 EXACT = 1e-6  # relative error below which the estimate is exact up to rounding
-ROWS_BYTES = 1 << 31  # maximum size of the rows of all features kept for group sums; above it the sums are streamed
 UNMOVED_ROWS = 512  # rows after which a run stops if no gradient shows a kink
 ZERO_SHARE = 0.01  # H counts as zero if it explains less than this share of the gradient's variation
 
@@ -61,7 +61,7 @@ class Run:
         target: Any,
         additional_forward_args: Any,
         options: Options,
-        found_out: dict[Any, int],
+        capacity: Capacity,
     ) -> Run:
         """Validate the inputs, and the options that depend on them; the model is not called."""
         check_inputs(inputs)
@@ -79,7 +79,7 @@ class Run:
             options.internal_batch_size,
             check_precision(options.precision, inputs.device, inputs.dtype),
             options.compile,
-            found_out,
+            capacity,
         )
         budget = Budget.make(options, first=min(k, FIRST_ROWS))
         if options.n_calls is None and grouping is None:  # no more rows than can be kept
@@ -195,9 +195,10 @@ class Budget:
 
 
 def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
-    """Whether the rows of all features of each example, or their matrix, fit into ROWS_BYTES."""
+    """Whether the rows of all features of each example, or their matrix, can be kept for group sums."""
     numbers = min(rows, head_rows(k)) * k * 3 + (3 * k * k if rows > head_rows(k) else 0)
-    return k > SMALL and rows <= most_rows(k, k) and numbers * inputs.element_size() * len(inputs) <= ROWS_BYTES
+    size = numbers * inputs.element_size() * len(inputs)
+    return k > SMALL and rows <= most_rows(k, k) and size <= GROUPED_ROWS.on(inputs.device)
 
 
 def sample_until(

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import Call, is_opaque, record
-from smoothhess.curvature.one_flip import STORED_BYTES, Kinks, NoKinksError
+from smoothhess.curvature.one_flip import Kinks, NoKinksError
 from smoothhess.draws.designs import pilot_rows
 from smoothhess.draws.gaussian import Gaussian, Isotropic
-from smoothhess.linalg.memory import is_out_of_memory
+from smoothhess.linalg.memory import FLOAT64_CHUNK, reraise_out_of_memory
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed, modules_behind
 
@@ -228,7 +228,7 @@ def _activation(call: Call, batch: int, forward_func: Callable[..., Any]) -> Act
 def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tuple[tuple[Tensor, ...], Tensor, float]:
     """τ of each nonlinear call (B, units), its share ⟨W, W₁⟩/‖W₁‖² (calls, B), and the number of passes."""
     rows = torch.eye(z.shape[1]).to(z) if z.shape[1] <= EXACT_RANK else z / math.sqrt(len(z))
-    together = max(1, min(kinks.oracle.batch_size, STORED_BYTES // max(kinks.neurons * z.element_size(), 1)))
+    together = min(kinks.oracle.batch_size, FLOAT64_CHUNK.items(kinks.neurons * z.element_size(), z.device))
     taus, shares = [], []
     for owner in torch.arange(len(kinks.inputs), device=z.device).split(1):
         part = kinks.select(owner)
@@ -330,8 +330,7 @@ def _double_backward(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor) -
         try:
             (turned,) = oracle.in_batches(product, x, torch.arange(len(x), device=x.device))
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
+            reraise_out_of_memory(error)
             return torch.full_like(square, math.nan), str(error).strip().split("\n")[0].split(". ")[0]
         square += gaussian.pull(turned.flatten(1)).double().square().sum(1).cpu()
     return (square / len(z)).sqrt(), ""

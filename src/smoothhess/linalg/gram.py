@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-CHUNK_BYTES = 1 << 28
+from smoothhess.linalg.memory import FLOAT64_CHUNK
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -45,4 +45,4 @@ class Grams(NamedTuple):
 
 
 def _step(rows: Tensor) -> int:
-    return max(1, CHUNK_BYTES // (8 * max(rows.shape[0] * rows.shape[1], 1)))
+    return FLOAT64_CHUNK.items(8 * rows.shape[0] * rows.shape[1], rows.device)

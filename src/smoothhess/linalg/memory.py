@@ -1,9 +1,13 @@
-"""Memory: limits for batch sizes, free memory of a device, and detection of out-of-memory errors."""
+"""The memory policy: all limits in bytes, the sizes of chunks, and what happens when memory runs out.
+
+No other module defines a limit in bytes or a loop that halves a batch. The measured limits of a model are kept in
+`smoothhess.model.capacity`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,10 +15,108 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-ROW_BYTES = 1 << 26  # default size of the inputs of one batch
+class ByteLimit(NamedTuple):
+    """A limit in bytes, which may be larger on a GPU.
+
+    >>> limit = ByteLimit(1000, on_gpu=8)
+    >>> limit.on(torch.device("cpu")), limit.on(torch.device("cuda"))
+    (1000, 8000)
+    >>> limit.items(300, torch.device("cpu"))
+    3
+    """
+
+    n_bytes: int
+    on_gpu: int = 1  # factor on a GPU
+    of_total: int = 0  # n: on a GPU at least 1/n of its memory
+    of_free: int = 0  # n: on a GPU at least 1/n of its free memory
+
+    def on(self, device: torch.device) -> int:
+        """The limit on this device."""
+        if device.type != "cuda":
+            return self.n_bytes
+        limit = self.n_bytes * self.on_gpu
+        if self.of_total:
+            limit = max(limit, torch.cuda.get_device_properties(device).total_memory // self.of_total)
+        if self.of_free:
+            limit = max(limit, free_bytes(device) // self.of_free)
+        return limit
+
+    def items(self, item_bytes: int, device: torch.device) -> int:
+        """Size of a chunk: the number of items of `item_bytes` bytes that are within the limit, at least 1."""
+        return max(1, self.on(device) // max(item_bytes, 1))
 
 
-ACTIVATION_BYTES = 1 << 30  # limit for saved tensors of one pass; on a GPU at least a quarter of the free memory
+# Evaluation of the model
+BATCH_INPUTS = ByteLimit(1 << 26)  # inputs of one batch, or directions that are passed to an operator
+SAVED_ACTIVATIONS = ByteLimit(1 << 30, of_free=4)  # tensors that the autograd graph of one pass saves
+PERTURBED_INPUTS = ByteLimit(1 << 27, of_total=64)  # perturbed inputs of all examples that are evaluated in one chunk
+
+# Chunks of linear algebra
+FLOAT64_CHUNK = ByteLimit(1 << 28)  # float64 copies of rows, or matrices of a chunk of records
+EXAMPLE_MATRICES = ByteLimit(1 << 28, on_gpu=8)  # matrices of a chunk of examples, with temporaries
+TRUST_REGION_MATRICES = ByteLimit(1 << 28, on_gpu=16)  # matrices and eigenvectors of a chunk of trust-region problems
+
+# Arrays that are kept, or replaced by a slower method above the limit
+NEURON_GRADIENTS = ByteLimit(1 << 28, on_gpu=8)  # input gradients of all neurons of a batch
+CLOSED_FORMS = ByteLimit(1 << 32, on_gpu=4)  # closed forms of all examples with control="auto"
+LAYER_HESSIANS = ByteLimit(1 << 31)  # closed forms of all layers
+GROUPED_ROWS = ByteLimit(1 << 31)  # rows of all features that are kept for sums over groups
+PACK_STATISTICS = ByteLimit(1 << 29, of_total=2)  # statistics of the records that are explained in one batch
+DENSE_HESSIANS = ByteLimit(1 << 32, of_free=2)  # exact Hessians that are made dense without being asked for
+KRYLOV_SPACE = ByteLimit(1 << 31)  # a space of the Lanczos method and its image under H
+ROW_SPAN = ByteLimit(1 << 30)  # basis of the rows of an estimate, for its eigenpairs
+ROW_SPAN_FOR_FEW = ByteLimit(1 << 25)  # the same for a few eigenpairs of a denoised H, whose products are fast
+
+# Files
+SHARD_BYTES = 1 << 28  # a shard of a store is written when it reaches this size
+PAGE_BYTES = 64_000_000  # numbers of a report
+
+
+def in_batches(
+    work: Callable[[slice], T], count: int, size: Callable[[int], int], fewer: Callable[[int], bool]
+) -> Iterator[T]:
+    """Yield `work` of consecutive slices of `count` items; after an out-of-memory error a slice is repeated with fewer.
+
+    `size(left)` is the number of items of the next slice, of which at most `left` are taken. After an out-of-memory
+    error of n items, `fewer(n)` reduces that number, or returns False if it cannot: then the error is raised.
+
+    >>> sizes = [4]
+    >>> def work(items):
+    ...     if items.stop - items.start > 2:
+    ...         raise torch.OutOfMemoryError
+    ...     return items
+    >>> def halve(n):
+    ...     sizes.append(n // 2)
+    ...     return n > 1
+    >>> [(items.start, items.stop) for items in in_batches(work, 5, lambda left: sizes[-1], halve)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    start = 0
+    while start < count:
+        items = slice(start, min(start + size(count - start), count))
+        try:
+            found = work(items)
+        except Exception as error:
+            if not is_out_of_memory(error) or not fewer(items.stop - items.start):
+                raise
+        else:
+            yield found
+            start = items.stop
+            continue
+        release()  # after the handler: the error refers to the tensors that did not fit
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that memory ran out, so that smaller batches may help."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        text in str(error) for text in ("not enough memory", "can't allocate memory")
+    )
+
+
+def reraise_out_of_memory(error: Exception) -> None:
+    """Raise `error` again if memory ran out: in a handler that takes other errors for a property of the model."""
+    if is_out_of_memory(error):
+        raise error
 
 
 def with_bytes_kept(work: Callable[[], T], rows: int) -> tuple[T, int]:
@@ -30,22 +132,9 @@ def with_bytes_kept(work: Callable[[], T], rows: int) -> tuple[T, int]:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             found = work()
     except RuntimeError as error:  # hooks fail for some models, such as those that use torch.func.grad
-        if is_out_of_memory(error):
-            raise
+        reraise_out_of_memory(error)
         found = work()
     return found, max(sum(kept.values()) // rows, 1)
-
-
-def room(device: torch.device) -> int:
-    """Bytes that the autograd graph of one pass may save."""
-    return max(ACTIVATION_BYTES, free_bytes(device) // 4) if device.type == "cuda" else ACTIVATION_BYTES
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error means that memory ran out, so that smaller batches may help."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        text in str(error) for text in ("not enough memory", "can't allocate memory")
-    )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from smoothhess.linalg.memory import ROW_BYTES, is_out_of_memory, release, room, with_bytes_kept
+from smoothhess.linalg.memory import BATCH_INPUTS, SAVED_ACTIVATIONS, in_batches, reraise_out_of_memory, with_bytes_kept
 from smoothhess.model import targets
+from smoothhess.model.capacity import Capacity, InputKind
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
 from smoothhess.model.float_precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
 
@@ -33,7 +34,7 @@ class Oracle:
     row depends only on that row.
 
     The number of rows that fit into memory, and whether the fast backward pass can be used, are determined once and
-    stored in `found_out`, which can be shared between oracles.
+    stored in `capacity`, which can be shared between oracles.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Oracle:
         internal_batch_size: int | None = None,
         precision: str = "float32",
         compiled: bool = False,
-        found_out: dict[Any, int] | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         self.forward_func = forward_func
         self.precision = precision
@@ -57,12 +58,12 @@ class Oracle:
         args = additional_forward_args
         self.args: tuple[Any, ...] = () if args is None else args if isinstance(args, tuple) else (args,)
         self._follows = [isinstance(a, Tensor) and a.ndim > 0 and len(a) == self.batch for a in self.args]
-        row_bytes = max(inputs[0].numel() * inputs.element_size(), 1)
         most = MOST_ROWS.get(inputs.device.type, MOST_ROWS["cpu"])
-        self._found_out = {} if found_out is None or internal_batch_size is not None else found_out
-        self._kind = (inputs.shape[1:], inputs.dtype, inputs.device, precision, compiled)
-        known = self._found_out.get(self._kind)
-        self.batch_size = internal_batch_size or known or min(most, max(1, ROW_BYTES // row_bytes))
+        fitting = min(most, BATCH_INPUTS.items(inputs[0].numel() * inputs.element_size(), inputs.device))
+        self._capacity = Capacity() if capacity is None or internal_batch_size is not None else capacity
+        self._kind = InputKind.of(inputs, precision, compiled)
+        known = self._capacity.rows(self._kind)
+        self.batch_size = internal_batch_size or known or fitting
         self.measured = (internal_batch_size or known) is not None  # whether the memory per row is known
         self.n_rows = 0  # rows of forward and backward passes so far
         self._doubts: list[Tensor] = []  # flags of calls whose outputs and gradients were not checked yet
@@ -113,32 +114,27 @@ class Oracle:
 
         `cautious` starts with a small batch if the memory per row is not known yet.
         """
-        found, start = [], 0
-        while start < len(points):
-            most = min(self.batch_size, FIRST_ROWS) if cautious and not self.measured else self.batch_size
-            rows = slice(start, start + most)
-            try:
-                found.append(evaluate(points[rows], owner[rows]))
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or self.batch_size == 1:
-                    self.forget()
-                    raise
-                self.take_fewer(min(most, len(points) - start))
-                continue
-            start = rows.stop
+
+        def size(_: int) -> int:
+            return min(self.batch_size, FIRST_ROWS) if cautious and not self.measured else self.batch_size
+
+        found = in_batches(lambda rows: evaluate(points[rows], owner[rows]), len(points), size, self.take_fewer)
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
-    def forget(self) -> None:
-        """Forget the batch size: more memory may be free next time."""
-        self._found_out.pop(self._kind, None)
+    def take_fewer(self, rows: int, least: int = 1) -> bool:
+        """Reduce the batch size to half of `rows`, which did not fit into memory.
 
-    def take_fewer(self, rows: int) -> None:
-        """Reduce the batch size to half of `rows`, which did not fit into memory."""
+        If half of the batch size is less than `least`, it is forgotten instead, and the result is False.
+        """
+        if self.batch_size < 2 * least:
+            self._capacity.forget_rows(self._kind)
+            return False
         self._take(max(1, min(self.batch_size, rows) // 2))
-        release()
+        return True
 
     def _take(self, rows: int) -> None:
-        self.batch_size = self._found_out[self._kind] = rows
+        self.batch_size = rows
+        self._capacity.keep_rows(self._kind, rows)
 
     def forward(self, points: Tensor, owner: Tensor) -> Tensor:
         """Return the explained output of each row, (N,)."""
@@ -183,29 +179,28 @@ class Oracle:
 
     def _norms_are_quick(self, leaf: Tensor, owner: Tensor) -> bool:
         """Whether the fast backward pass of batch norms reproduces the gradient of torch; tried once, on a few rows."""
-        kind = self._kind, "norms"
         if not may_pay(leaf) or self.called is not self.forward_func:
             return False
-        if kind not in self._found_out:
+        agrees = self._capacity.fast_batchnorm(self._kind)
+        if agrees is None:
             few, whose, norms = leaf[:TRIED_ROWS].detach(), owner[:TRIED_ROWS], QuickNorms()
             plain, quick = few.clone().requires_grad_(), few.clone().requires_grad_()
             wanted = self._gradient(self._output(plain, whose), plain)
             try:
                 found = self._gradient(self._output(quick, whose, norms), quick)
             except (RuntimeError, TypeError) as error:
-                if is_out_of_memory(error):
-                    raise
+                reraise_out_of_memory(error)
                 found = None
             agrees = False
             if norms.count and found is not None and wanted is not None:
                 agrees = bool((found - wanted).norm() <= AGREEMENT[self.precision] * wanted.norm())
-            self._found_out[kind] = int(agrees)
-        return bool(self._found_out[kind])
+            self._capacity.keep_fast_batchnorm(self._kind, agrees)
+        return agrees
 
     def _measure(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
         """`_output`, and set the batch size from the memory that the pass saves per row."""
         value, per_row = with_bytes_kept(lambda: self._output(points, owner, norms), len(points))
-        self._take(max(1, min(self.batch_size, room(points.device) // per_row)))
+        self._take(min(self.batch_size, SAVED_ACTIVATIONS.items(per_row, points.device)))
         self.measured = True
         return value
 
@@ -234,18 +229,18 @@ class Oracle:
     @property
     def most_examples(self) -> int:
         """Number of examples that fit into memory in one batch, as far as is known."""
-        return self._found_out.get((self._kind, "examples"), self.batch)
+        return self._capacity.examples(self._kind) or self.batch
 
     @most_examples.setter
     def most_examples(self, count: int | None) -> None:
         if count is None:  # not even one example fitted: more memory may be free next time
-            self._found_out.pop((self._kind, "examples"), None)
+            self._capacity.forget_examples(self._kind)
         else:
-            self._found_out[self._kind, "examples"] = count
+            self._capacity.keep_examples(self._kind, count)
 
     def begin_again(self, rows: int, measured: bool) -> None:
         """Reset the batch size to `rows`; it is measured again if it was not `measured`."""
-        self.forget()
+        self._capacity.forget_rows(self._kind)
         self.batch_size, self.measured = rows, measured
         if measured:
             self._take(rows)

@@ -16,13 +16,13 @@ from torch import Tensor
 from smoothhess.draws.designs import find_design
 from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.estimate.variance import Noise
+from smoothhess.linalg.memory import LAYER_HESSIANS
 from smoothhess.result.interactions import Estimate, Interactions
 from smoothhess.result.taylor import Taylor
 
 MIN_UNITS = 4  # minimum number of complete blocks of draws for a standard error of the error
 SEEN = 3  # standard errors by which ‖H‖² must exceed zero for an error relative to it
 NORMAL = 1.959964  # half-width of a 95 % interval of a normal distribution, in standard errors
-LAYER_BYTES = 1 << 31  # maximum size of the Hessians of all layers; if they are larger, none is kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +134,8 @@ class ClosedForm:
         """
         if not self.layers:
             raise ValueError(
-                f"the Hessians of all layers take more than {LAYER_BYTES / 2**30:.0f} GiB and were not kept. "
-                "Pass fewer examples to closed_form."
+                f"the Hessians of all layers take more than {LAYER_HESSIANS.n_bytes / 2**30:.0f} GiB and were not "
+                "kept. Pass fewer examples to closed_form."
             )
         return self.layers
 

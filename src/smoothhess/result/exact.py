@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Diagonal, Isotropic
+from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, symmetric
 from smoothhess.estimate.variance import Noise, Variance
 from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
+from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.model.gradients import check_inputs
 from smoothhess.result import files, text
 from smoothhess.result.files import Parts
@@ -30,7 +32,6 @@ from smoothhess.result.taylor import Taylor
 Operator = Callable[[Tensor], Tensor]  # rows (B, n, d) → H applied to each of them
 
 ASYMMETRY = 1e-3  # difference between H and its transpose that counts as rounding, relative to the largest entry
-ROW_BYTES = 1 << 26  # maximum size of a chunk of directions that is passed to an operator
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,7 +398,7 @@ class Exact(Interactions):
     def _unit_rows(self) -> Any:
         """All unit vectors in chunks: the index of the first one of a chunk, and (B, n, d)."""
         b, d, _ = self.shape
-        step = max(1, ROW_BYTES // (b * d * self.inputs.element_size()))
+        step = BATCH_INPUTS.items(b * d * self.inputs.element_size(), self.inputs.device)
         for start in range(0, d, step):
             rows = self.inputs.new_zeros(min(step, d - start), d)
             rows[:, start:].fill_diagonal_(1)
@@ -616,8 +617,7 @@ def _each_seed(seed: Any, batch: int) -> tuple[int, ...]:
 
 def _refuse_asymmetric_operator(operator: Operator, inputs: Tensor, d: int) -> None:
     """Raise if uᵀHv and vᵀHu differ by more than rounding for random u and v."""
-    rng = torch.Generator().manual_seed(0)
-    rows = torch.randn(1, 2, d, generator=rng, dtype=torch.float64).to(inputs).expand(len(inputs), 2, d)
+    rows = fixed_normal(1, 2, d).to(inputs).expand(len(inputs), 2, d)
     product = operator(rows)
     if not isinstance(product, Tensor) or product.shape != rows.shape:
         got = tuple(product.shape) if isinstance(product, Tensor) else type(product).__name__

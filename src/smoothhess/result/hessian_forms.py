@@ -16,9 +16,10 @@ from torch import Tensor
 from smoothhess.draws.gaussian import Eigenbasis, Isotropic, SegmentShift
 from smoothhess.estimate.shrinkage import FactoredBasis
 from smoothhess.estimate.statistics import DENSE_LIMIT
+from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.lanczos import Product
 from smoothhess.linalg.trust_region.spectrum import Spectrum
-from smoothhess.result.exact import ROW_BYTES, Attribution, Exact
+from smoothhess.result.exact import Attribution, Exact
 from smoothhess.result.interactions import Interactions
 
 Hessian = Tensor | Interactions | Callable[[Tensor], Tensor]
@@ -73,7 +74,7 @@ def dense(hessian: Hessian, like: Tensor, first: int = 0) -> Tensor:
     elif not isinstance(hessian, Tensor):
         if d > DENSE_LIMIT:
             raise ValueError(f"{d} features are too many for a dense matrix ({DENSE_LIMIT} at most). Omit keep.")
-        step = max(1, ROW_BYTES // (8 * batch * d))
+        step = BATCH_INPUTS.items(8 * batch * d, like.device)
         eye = torch.eye(d, dtype=torch.float64, device=like.device)
         product = rows_of(hessian, like.dtype)
         parts = [product(rows.expand(batch, -1, -1)) for rows in eye.split(step)]

@@ -35,6 +35,8 @@ from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise, Variance
 from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
+from smoothhess.linalg.memory import ROW_SPAN, ROW_SPAN_FOR_FEW
+from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.result import export, files, text
 from smoothhess.result.files import Parts
 from smoothhess.result.pairs import Columns, Pair, labels_of, strongest_pairs
@@ -46,9 +48,9 @@ if TYPE_CHECKING:
 DENSE_EIGH = 2048  # features up to which `eigh` makes a matrix if the rows do not span H
 TOLD_FROM_ZERO = 1.0  # the estimate of ‖H‖² must exceed this many standard deviations that it would have for H = 0
 JUMP_ROUNDING = 1e3  # units in the last place by which values of an affine function may differ
-# `eigh` makes a basis of the rows if it takes at most SPAN_BYTES, or FEW_BYTES for a few eigenpairs of a denoised H,
-# whose spectrum decays; otherwise it uses products only, to a residual far below the noise of such an estimate.
-FEW_BYTES, SPAN_BYTES, EIGH_TOLERANCE = 1 << 25, 1 << 30, 1e-4
+# `eigh` makes a basis of the rows within ROW_SPAN, or ROW_SPAN_FOR_FEW for a few eigenpairs of a denoised H, whose
+# spectrum decays; otherwise it uses products only, to this residual, which is far below the noise of such an estimate.
+EIGH_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -479,13 +481,13 @@ class Interactions:
             return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
         if 2 * rows < d and "hessian" not in self.__dict__ and self.denoised is None and not lifted:
             few = 8 * k <= rows and self.denoised_estimate is not None
-            if 2 * rows * d * self.inputs.element_size() > (FEW_BYTES if few else SPAN_BYTES):
+            if 2 * rows * d * self.inputs.element_size() > (ROW_SPAN_FOR_FEW if few else ROW_SPAN).on(self.device):
                 values, vectors = leading_eigenpairs(
                     self._product, self.feature_statistics.gradient, k, EIGH_TOLERANCE, cheap=True
                 )
                 return Eigenpairs(values, vectors.reshape(b, k, *self.feature_shape))
             # The range of H is in the span of the rows: solve the eigenvalue problem in a basis of it.
-            span, _ = torch.linalg.qr(torch.cat(self.unbiased_estimate.factors(), 1).mT)
+            span = orthonormal(torch.cat(self.unbiased_estimate.factors(), 1)).mT
             small = span.mT @ self._product(span.mT).mT
             values, vectors = torch.linalg.eigh(symmetric(small))
             vectors = span @ vectors

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate.statistics import HEAD_LEAST
+from smoothhess.linalg.memory import TRUST_REGION_MATRICES
 from smoothhess.linalg.trust_region.certified import minimize_certified
 from smoothhess.linalg.trust_region.lanczos import Product
 from smoothhess.linalg.trust_region.scaling import eigenvalues, exponent, norm, power, unit_vector
@@ -39,8 +40,6 @@ from smoothhess.result.interactions import Interactions
 __all__ = ["kkt_residual", "minimize_in_ball"]
 
 CERTIFIED_PAYS = 128  # features from which the solver without an eigendecomposition is faster
-CHUNK_BYTES = 1 << 28  # maximum size of the matrices and eigenvectors of a chunk of examples
-ON_CUDA = 16  # factor of CHUNK_BYTES on a GPU
 
 
 def minimize_in_ball(
@@ -180,7 +179,7 @@ def _parts(flat: Tensor, hessian: Hessian) -> Iterator[tuple[int, Hessian]]:
     """Hessians in chunks of examples that fit into memory, each with the index of its first example."""
     batch, d = flat.shape
     width = d if d <= DENSE_PAYS or isinstance(hessian, Tensor) else 2 * HEAD_LEAST
-    step = max(1, CHUNK_BYTES * (ON_CUDA if flat.is_cuda else 1) // (32 * d * width))
+    step = TRUST_REGION_MATRICES.items(32 * d * width, flat.device)
     # an operator may need all of its examples for each product
     if batch <= step or isinstance(hessian, Exact) or not isinstance(hessian, Tensor | Interactions):
         yield 0, hessian

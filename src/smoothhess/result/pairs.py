@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
+from smoothhess.linalg.memory import EXAMPLE_MATRICES
 
 
 class Pair(NamedTuple):
@@ -54,7 +55,6 @@ class Columns(NamedTuple):
         ]
 
 
-CHUNK_BYTES, ON_CUDA = 1 << 28, 8  # maximum size of a chunk of examples, and its factor on a GPU
 TEMPORARIES = 16  # float64 numbers per pair that are in memory at the same time
 STRETCH = 512  # pairs per part of a row in `_least_from`
 FEW_PAIRS = 4 * student_t.NODES  # up to this number, computing the p-values is faster than making a table
@@ -76,8 +76,7 @@ def strongest_pairs(
     moving, width = scales > 0, student_t.quantile(level, df.cpu()).to(df.device)
     df = df.clamp_min(0.05)
     tails = student_t.Tails(df) if d * (d - 1) // 2 > FEW_PAIRS else None
-    room = CHUNK_BYTES * (ON_CUDA if hessian.is_cuda else 1)
-    step = max(1, room // (8 * TEMPORARIES * max(d * (d - 1) // 2, 1)))
+    step = EXAMPLE_MATRICES.items(8 * TEMPORARIES * (d * (d - 1) // 2), hessian.device)
     every = torch.triu_indices(d, d, 1, device=hessian.device)
     alike = [0, *(torch.nonzero((moving[1:] != moving[:-1]).any(1)).reshape(-1) + 1).tolist(), b]
     found = []

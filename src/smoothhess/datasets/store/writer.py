@@ -20,8 +20,9 @@ from smoothhess.datasets.store.running_summary import covered
 from smoothhess.datasets.store.shard_files import FORMAT, Name, Shard, commit
 from smoothhess.datasets.store.store_folder import Store
 from smoothhess.evaluate.global_summary import GlobalInteractions
+from smoothhess.linalg.memory import SHARD_BYTES
 
-SHARD_BYTES, SHARD_RECORDS = 1 << 28, 4096  # a shard is written when it reaches one of these sizes
+SHARD_RECORDS = 4096  # a shard is written when it has as many records, or reaches SHARD_BYTES
 
 
 class Writer:

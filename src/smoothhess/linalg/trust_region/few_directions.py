@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.linalg.trust_region.scaling import unit_vector
 
 ROUNDING = 1e-14  # length of a projected unit vector below which it consists of rounding errors
@@ -21,7 +22,7 @@ def reduced(product: Callable[[Tensor], Tensor], directions: Tensor, gradient: T
 
     `product` maps rows to H times each row.
     """
-    basis = torch.linalg.qr(directions.mT).Q.mT
+    basis = orthonormal(directions)
     basis = torch.cat([basis, beside(basis, gradient)[:, None]], 1)
     small = product(basis) @ basis.mT
     return basis, (small + small.mT) / 2

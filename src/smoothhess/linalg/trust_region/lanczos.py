@@ -6,7 +6,9 @@ iteration has converged when for every radius
 
     ‖(H + λI)δ + g‖ is rounding   and   H + λI ⪰ 0, estimated with the lowest Ritz pair (θ, v): λ + θ ≥ ‖Hv − θv‖.
 
-Every new vector is orthogonalised against all previous ones, repeatedly if necessary. When the memory limit is reached,
+Every new vector is orthogonalised against all previous ones, repeatedly if necessary, and replaced by a random one if
+nothing is left of it: residuals become parallel to the space. (The large blocks of `krylov`, whose eigenpairs need no
+gradient in the space, are orthogonalised as a whole.) When the memory limit is reached,
 the space is restarted with the solutions, the gradient and the lowest Ritz vectors, and grows from their residuals.
 """
 
@@ -19,13 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.memory import KRYLOV_SPACE
+from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.linalg.trust_region.few_directions import beside
 from smoothhess.linalg.trust_region.scaling import eigenpairs, norm, unit_vector
 from smoothhess.linalg.trust_region.secular import minimize_diagonal
 
 Product = Callable[[Tensor], Tensor]  # rows (B, n, d) → H times each of them
 
-SPACE_BYTES = 1 << 31  # limit for a space and its image under H
 MOST_VECTORS = 160  # vectors of a space before a restart: each new one is orthogonalised against all of them
 LOWEST = 24  # Ritz vectors that are kept at a restart, in addition to the solutions
 LEAST = 48  # further vectors that a space may have whatever the memory limit
@@ -109,7 +112,7 @@ class Look:
 
 def _room(gradient: Tensor, radii: int) -> int:
     """Largest number of vectors of a space."""
-    fitting = min(MOST_VECTORS, SPACE_BYTES // (16 * gradient.numel()))
+    fitting = min(MOST_VECTORS, KRYLOV_SPACE.items(16 * gradient.numel(), gradient.device))
     return min(gradient.shape[1], max(fitting, radii + 1 + LOWEST + LEAST))
 
 
@@ -133,7 +136,7 @@ def _cut(space: Space, coordinates: Tensor, gradient: Tensor) -> Space:
     """Restart: the span of the solutions, the gradient and the lowest Ritz vectors."""
     lowest = torch.eye(LOWEST, space.values.shape[1], dtype=gradient.dtype, device=gradient.device)
     wanted = [coordinates.transpose(0, 1), _coefficients(space, gradient), lowest.expand(len(gradient), -1, -1)]
-    kept = torch.linalg.qr(unit_vector(torch.cat(wanted, 1)).mT).Q.mT
+    kept = orthonormal(unit_vector(torch.cat(wanted, 1)))
     return _ritz(kept @ space.vectors, kept @ space.images)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.draws.seeding import fixed_normal, torch_generator
 from smoothhess.view import captions
 from smoothhess.view.figures import canvas, feature_map, image_background, title_layout
 
@@ -152,16 +153,14 @@ def _noise_norm(one: Interactions) -> float:
             return one.gaussian.push(skew.apply(one.gaussian.whiten(rows)).to(rows))
     else:  # independent rows, with random signs
         head = one.feature_statistics.head
-        rng = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, head.odd.shape[1:2], generator=rng).to(head.odd) * 2 - 1
+        signs = torch.randint(0, 2, head.odd.shape[1:2], generator=torch_generator()).to(head.odd) * 2 - 1
         scale = 2 * (one.feature_statistics.n_head * one.feature_statistics.n).sqrt().to(head.odd)
 
         def turned(rows: Tensor) -> Tensor:
             there, back = (rows @ head.odd.mT * signs) @ head.score, (rows @ head.score.mT * signs) @ head.odd
             return (there + back) / scale
 
-    start = torch.randn(1, 1, one.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    v, norm = start.to(one.inputs), 0.0
+    v, norm = fixed_normal(1, 1, one.shape[1]).to(one.inputs), 0.0
     for _ in range(STEPS):
         v = v / torch.linalg.vector_norm(v).clamp_min(1e-30)
         v = turned(v)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from smoothhess._version import __version__
 from smoothhess.draws.gaussian import SegmentShift
+from smoothhess.linalg.memory import PAGE_BYTES
 from smoothhess.result.exact import Attribution
 from smoothhess.result.text import LIMITS
 from smoothhess.view.captions import noise_sentence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
 MOST_FEATURES = 512  # with more, a page is slow to open and not legible
-MOST_BYTES = 64e6  # maximum size of the numbers of a page
 NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals", "table": "features"}
 
 
@@ -163,7 +163,7 @@ def _refuse_large(d: int, count: int) -> None:
             "an integer id for each feature."
         )
     size = count * d * (d + 1) / 2 * 4 * 4 * 4 / 3  # four triangles of four-byte numbers, in base64
-    if size > MOST_BYTES:
+    if size > PAGE_BYTES:
         raise ValueError(
             f"{count} matrices of {d} features would make a page of {size / 1e6:.0f} MB. Pass example=[…] with fewer "
             "examples, or fewer scales."
