@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.control_variate import MOST_BYTES, Control, Directions, Pilot, pilot_passes, thin_rank
+from smoothhess.curvature.control_variate import Control, Directions, Pilot, pilot_passes, thin_rank
 from smoothhess.curvature.one_flip import Kinks, NoKinksError
 from smoothhess.explainers.sampler import Sampler
-from smoothhess.linalg.memory import is_out_of_memory
+from smoothhess.linalg.memory import CLOSED_FORMS, is_out_of_memory, reraise_out_of_memory
 
 PRICE = 1.5  # maximum passes of "auto" for the closed form and its pilot draws, per gradient call
 WORTH = 3  # exponent: the unexplained share must be below (share of passes left for calls) to this power
@@ -47,7 +47,7 @@ def choose_control(
     auto, inputs, k = wanted == "auto", sampler.inputs, sampler.rank
     directions = Directions(thin_rank(calls), tau_probes)
     size = len(inputs) * k * directions.rows(k) * inputs.element_size()
-    if auto and size > MOST_BYTES * (4 if inputs.is_cuda else 1):
+    if auto and size > CLOSED_FORMS.on(inputs.device):
         return Choice(None, f"the closed form of {len(inputs)} examples would hold {size / 2**30:.1f} GiB")
     passes = _exact_passes(sampler)
     try:
@@ -116,6 +116,5 @@ def frozen_model(sampler: Sampler) -> Kinks:
     try:
         return Kinks.see(oracle, inputs, value, gradient)
     except (RuntimeError, TypeError, IndexError) as error:  # the model itself runs, so freezing it fails
-        if is_out_of_memory(error):
-            raise
+        reraise_out_of_memory(error)
         raise NoKinksError(f"freezing the activations fails ({error})") from error

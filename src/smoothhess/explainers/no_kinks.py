@@ -14,7 +14,7 @@ from torch import Tensor
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.curvature.unknown_operations import KINKED, SMOOTH, unknown_operations
 from smoothhess.explainers.sampler import Sampler
-from smoothhess.linalg.memory import is_out_of_memory
+from smoothhess.linalg.memory import reraise_out_of_memory
 
 NEVER = 1e-6  # units are taken to never flip if the probability that any of them flips is below this
 CERTAIN_PASSES = 2048  # maximum passes per example to compute the margins of its units if no draw has flipped one
@@ -67,8 +67,7 @@ def _has_no_kinks(sampler: Sampler, index: Tensor, harmless: frozenset[str]) -> 
         passes += 1 + sampler.rank / 2
         probability, curvature = kinks.chances(sampler.gaussian)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:  # its operations cannot be recorded
-        if is_out_of_memory(error):
-            raise
+        reraise_out_of_memory(error)
         return no, passes
     size = torch.linalg.vector_norm(at.whitened[index].double(), dim=1)
     return (probability < NEVER) & (curvature <= torch.finfo(inputs.dtype).eps * size), passes

@@ -22,10 +22,10 @@ from smoothhess.estimate.grouping import Grouping, probes
 from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, own_slopes
 from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
 from smoothhess.linalg.low_rank import Known
+from smoothhess.linalg.memory import PERTURBED_INPUTS
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.model.gradients import Oracle
 
-CHUNK_BYTES, CHUNKS_ON_CUDA = 1 << 27, 64  # size of a chunk of perturbed inputs: bytes, or this fraction of a GPU
 LOOKED_AT = 32  # rows that are checked for noise that is lost to rounding when it is added to an input
 PRECISION_PAIRS = 4  # pairs of points at which gradients of low and full precision are compared
 PRECISION_PASSES = 4 * PRECISION_PAIRS
@@ -130,7 +130,7 @@ class Sampler:
         """Relative error of half-differences of the gradient due to the precision, (B,)."""
         x, found = self.inputs.flatten(1), []
         k, d = self.rank, x.shape[1]
-        together = max(1, CHUNK_BYTES // (2 * PRECISION_PAIRS * d * x.element_size()))
+        together = PERTURBED_INPUTS.items(2 * PRECISION_PAIRS * d * x.element_size(), x.device)
         for index in torch.arange(len(x), device=x.device).split(together):
             drawn = pilot_stack([seeds[i] for i in index.tolist()], PRECISION_PAIRS, k, x)
             delta = self.gaussian.colour(drawn)
@@ -186,10 +186,7 @@ class Sampler:
     def _chunk_rows(self, examples: int) -> int:
         """Number of rows of a chunk of perturbed inputs."""
         example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
-        room = CHUNK_BYTES
-        if self.inputs.is_cuda:
-            room = max(room, torch.cuda.get_device_properties(self.inputs.device).total_memory // CHUNKS_ON_CUDA)
-        return max(1, room // (example_bytes * examples))
+        return PERTURBED_INPUTS.items(example_bytes * examples, self.inputs.device)
 
     def _evaluate(
         self, positions: Sequence[DrawRange], rows: range, index: Tensor, subtraction: Subtraction | None, check: bool

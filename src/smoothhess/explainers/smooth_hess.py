@@ -25,11 +25,13 @@ from smoothhess.explainers.choose_control import given_control, with_control
 from smoothhess.explainers.options import Options, rows_of_calls, seeds_of
 from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of
 from smoothhess.explainers.sampler import Sampler
+from smoothhess.linalg.memory import LAYER_HESSIANS
+from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.layer_functions import Neuron
 from smoothhess.model.state import borrowed
-from smoothhess.result.closed_form_hessian import LAYER_BYTES, ClosedForm, Layer
+from smoothhess.result.closed_form_hessian import ClosedForm, Layer
 from smoothhess.result.interactions import Interactions
 
 
@@ -56,7 +58,7 @@ class SmoothHess:
         if not callable(forward_func):
             raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
         self.forward_func = forward_func
-        self.found_out: dict[Any, int] = {}  # measured limits (rows that fit into memory, …) per kind of input
+        self.capacity = Capacity()
 
     def attribute(
         self,
@@ -153,7 +155,7 @@ class SmoothHess:
             compile=compile,
             show_progress=show_progress,
         )
-        run = Run.prepare(self.forward_func, inputs, target, additional_forward_args, options, self.found_out)
+        run = Run.prepare(self.forward_func, inputs, target, additional_forward_args, options, self.capacity)
         with borrowed(self.forward_func, run.inputs.device), run.progress() as bar:
             result = run.finish(run.result(bar))
         warn_of(result, run.budget.tol)
@@ -209,12 +211,12 @@ class SmoothHess:
         rows = rows_of_calls(check_calls, plan, "check_calls")
         rows_at_once = check_batch_size(internal_batch_size)
         oracle = Oracle(
-            self.forward_func, inputs, target, additional_forward_args, rows_at_once, found_out=self.found_out
+            self.forward_func, inputs, target, additional_forward_args, rows_at_once, capacity=self.capacity
         )
         ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
         with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
             sampler = Sampler.start(oracle, inputs, gaussian, plan)
-            choice = given_control(sampler, ones, Directions(), "the closed form cannot be computed", LAYER_BYTES)
+            choice = given_control(sampler, ones, Directions(), "the closed form cannot be computed", LAYER_HESSIANS.on(inputs.device))
             sampler = with_control(sampler, choice)
             nothing = sampler.begin(seeds_of(seed, len(inputs)))
             check = sample_until(sampler, nothing, Budget(rows, rows, None), bar, shrink=False, note="")
@@ -285,7 +287,7 @@ class SmoothHess:
             additional_forward_args,
             check_batch_size(internal_batch_size),
             check_precision(result.precision, result.device, result.dtype),
-            found_out=self.found_out,
+            capacity=self.capacity,
         )
         with borrowed(self.forward_func, result.device), progress_bar(show_progress, rows, len(result)) as bar:
             grown = _in_parts(result, oracle, rows, bar)
@@ -309,12 +311,12 @@ class NeuronSmoothHess:
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
         self.forward_func = forward_func
         self.layer = layer
-        self.found_out: dict[Any, int] = {}
+        self.capacity = Capacity()
 
     def for_neuron(self, selector: Any, attribute_to_neuron_input: bool) -> SmoothHess:
         """Return an explainer of one neuron as a function of the inputs."""
         explainer = SmoothHess(Neuron(self.forward_func, self.layer, selector, attribute_to_neuron_input))
-        explainer.found_out = self.found_out
+        explainer.capacity = self.capacity
         return explainer
 
     def attribute(

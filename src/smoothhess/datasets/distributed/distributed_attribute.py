@@ -83,7 +83,7 @@ def attribute(
             processes, {name: described(value) for name, value in arguments.items() if name not in SILENT}
         )
         refuse_distributed_model(explainer.forward_func)
-        run = Run.prepare(explainer.forward_func, inputs, target, additional_forward_args, chosen, explainer.found_out)
+        run = Run.prepare(explainer.forward_func, inputs, target, additional_forward_args, chosen, explainer.capacity)
         with borrowed(explainer.forward_func, run.inputs.device):
             sampler = run.start()
             if not processes.is_leader:

@@ -26,7 +26,7 @@ from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, chain, c
 from smoothhess.explainers.choose_control import frozen_model
 from smoothhess.explainers.sampler import OtherPathError, Sampler
 from smoothhess.linalg.low_rank import Known, mean
-from smoothhess.linalg.memory import is_out_of_memory
+from smoothhess.linalg.memory import reraise_out_of_memory
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.result.interactions import Interactions
 
@@ -303,8 +303,7 @@ def _try(name: str, work: Callable[[], T], otherwise: T) -> tuple[T, Exception |
     try:
         return work(), None
     except RECOVERABLE.get(name, ((), None))[0] as error:
-        if is_out_of_memory(error):
-            raise
+        reraise_out_of_memory(error)
         return otherwise, error
 
 
