@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paper import datasets, networks, training
 from paper.datasets import ImageData
 from paper.options import Options
-from paper.training import Recipe, mean_score, shortened, train
+from paper.training import Checkpoint, Recipe, mean_score, shortened, train
 from smoothhess.model.weight_files import load_weights, save_weights
 
 __all__ = ["CLASSIFIERS", "RESNET101", "Classifier", "NoWeightsError", "Readout", "Source", "wanted"]
@@ -194,7 +194,7 @@ class Source:
 
     def _train(self, network: nn.Module, recipe: Recipe, path: Path, options: Options) -> tuple[str, dict[str, str]]:
         data = _images(self.load, options.data)
-        checkpoint = path.with_name(path.name + ".checkpoint.safetensors")
+        checkpoint = Checkpoint.of(path)
         fitted = train(
             network,
             data.train,
@@ -207,7 +207,7 @@ class Source:
         )
         scores = {name: repr(score) for name, score in fitted.scores.items()}
         save_weights(network, path, run=str(self.run), seed=str(options.seed), steps=str(fitted.n_steps), **scores)
-        checkpoint.unlink(missing_ok=True)
+        checkpoint.path.unlink(missing_ok=True)
         return f"trained here, {fitted.n_steps} steps", scores
 
 

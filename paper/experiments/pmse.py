@@ -29,6 +29,8 @@ from paper.options import Options
 from paper.published import published
 from smoothhess import Interactions
 from smoothhess.evaluate import Selection
+from smoothhess.evaluate.ball_samples import BallSamples
+from smoothhess.model.model_call import ModelCall
 
 __all__ = ["EPSILONS", "Function", "Size", "measure", "run", "run_resnet101"]
 
@@ -407,14 +409,11 @@ class _Bench:
     def _balls(self, inputs: Tensor, missing: Sequence[tuple[Function, float]], seed: int) -> Balls:
         functions = dict.fromkeys(f for f, _ in missing)
         return Balls.around(
-            self.classifier.readout,
-            inputs,
+            ModelCall(self.classifier.readout, inputs, internal_batch_size=self.classifier.rows),
             {f.name: f.target(self.classifier, inputs) for f in functions},
             sorted({e for _, e in missing}),
-            n_samples=self.size.samples,
+            BallSamples(self.size.samples, "ball", seed),
             n_exact=self.size.exact,
-            seed=seed,
-            rows=self.classifier.rows,
             precision="tf32" if self._is_rough else "float32",
             show_progress=self.options.show_progress,
         )

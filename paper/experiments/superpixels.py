@@ -25,6 +25,8 @@ from paper.experiments import Outcome
 from paper.methods import PMSE, PMSE_BETA, Maker, Method, choose, sigma_candidates
 from paper.options import Options
 from paper.tables import COLUMN, print_style, save_figure, write_table
+from smoothhess.evaluate.ball_samples import BallSamples
+from smoothhess.model.model_call import ModelCall
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,13 +199,10 @@ class _Bench:
         result = make(method, value)
         groups = result.groups(self.mask.to(self.x.device).expand(self.x.shape[1:]))
         balls = Balls.around(
-            self.classifier.readout,
-            self.x,
+            ModelCall(self.classifier.readout, self.x, internal_batch_size=self.classifier.rows),
             {"logit": target},
             [EPSILON],
-            n_samples=self.size.samples,
-            seed=self.options.seed,
-            rows=self.classifier.rows,
+            BallSamples(self.size.samples, "ball", self.options.seed),
             show_progress=self.options.show_progress,
         )
         if self.size.samples >= result.shape[1]:

@@ -192,7 +192,7 @@ def test_a_run_of_more_points_goes_on_from_one_of_fewer(weights, tmp_path, monke
     pmse.measure(classifier, ("logit",), some, TINY)
     asked = []
     monkeypatch.setattr(
-        pmse.Balls, "around", lambda *a, f=pmse.Balls.around, **k: asked.append(len(a[1])) or f(*a, **k)
+        pmse.Balls, "around", lambda *a, f=pmse.Balls.around, **k: asked.append(len(a[0].inputs)) or f(*a, **k)
     )
     found = pmse.measure(classifier, ("logit",), replace(some, points=5), TINY)
     assert asked == [2]  # only the second batch

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
+from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.evaluate.perturbation_mse import Surrogate, measure
 from smoothhess.linalg.trust_region.check_radius import check_radius
+from smoothhess.model.model_call import ModelCall
 
 
 class Average(NamedTuple):
@@ -226,18 +228,8 @@ def compare(
             f"{' without entries' if isinstance(surrogates, Mapping) else ''}."
         )
     chosen = as_radii(radii)
-    moments = measure(
-        forward_func,
-        inputs,
-        surrogates,
-        chosen,
-        target,
-        additional_forward_args,
-        n_samples=n_samples,
-        sampling=sampling,
-        internal_batch_size=internal_batch_size,
-        seed=seed,
-    )
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    moments = measure(call, surrogates, chosen, BallSamples(n_samples, sampling, seed))
     mean = torch.stack([m.mean for m in moments])  # (R, B + 1, M)
     covariance = torch.stack([m.covariance_of_mean for m in moments])  # (R, B + 1, M, M)
     return Comparison(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from smoothhess.draws.designs import pilot_rows
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.evaluate.perturbation_mse import check_whole
+from smoothhess.evaluate.check_integer import check_integer
 from smoothhess.evaluate.rank_correlation import spearman
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model.gradients import check_inputs
@@ -143,7 +143,7 @@ def sanity(
     check_inputs(inputs)
     inputs = inputs.detach()
     for name, number, least in (("k", k, 1), ("n_seeds", n_seeds, 2), ("stages", stages, 1), ("seed", seed, 0)):
-        check_whole(number, name, least)
+        check_integer(number, name, least)
     if not (isinstance(nearness, int | float) and 0 < nearness < math.inf):
         raise ValueError(f"nearness must be a positive number of σ, got {nearness!r}.")
     given = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=inputs[0].numel())
