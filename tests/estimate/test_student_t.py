@@ -34,7 +34,7 @@ def test_tables_agree_with_scipy():
     df = torch.tensor([0.0625, 0.75, 3.0, 19.5, 25.0, 60.0, 1e3, 1e5, torch.inf]).double()
     t = torch.cat([torch.linspace(0, 12, 300), torch.logspace(1, 30, 100)]).double().expand(len(df), -1)
     wanted = np.stack([2 * (stats.norm if n == np.inf else stats.t(n)).sf(t[0].numpy()) for n in df.tolist()])
-    found = student_t.Tails(df)(t).numpy()
+    found = student_t.Tails.of(df)(t).numpy()
     inside = wanted > 1e-240  # where the tables end
     np.testing.assert_allclose(found[inside], wanted[inside], rtol=2e-7)
     assert (found[~inside] < 1e-230).all()
@@ -49,8 +49,8 @@ def test_many_t_of_one_df_are_read_from_a_table():
 
 def test_tables_of_nothing_but_extremes():
     t = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0]).double()
-    p = student_t.Tails(torch.tensor([4.0]))(t[None])[0]
+    p = student_t.Tails.of(torch.tensor([4.0]))(t[None])[0]
     assert p[:2].tolist() == [0, 0]
     assert bool(p[2].isnan())
     assert float(p[3]) == 1
-    assert float(student_t.Tails(torch.tensor([4.0]))(t[None, :2]).max()) == 0
+    assert float(student_t.Tails.of(torch.tensor([4.0]))(t[None, :2]).max()) == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,14 @@ _NEURON = ("neuron_selector", "attribute_to_neuron_input")
 
 
 @dataclass(frozen=True, eq=False)
+class CheckedExplainer:
+    """An explainer, and a function that is called before each pack of records and may raise."""
+
+    explainer: SmoothHess | NeuronSmoothHess | Explain
+    check: Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
 class Question:
     """An explainer and its options, the same for all records."""
 
@@ -44,10 +52,13 @@ class Question:
     options: dict[str, Any]  # options of SmoothHess.attribute except feature_mask
     mask: Tensor | None
     about: dict[str, Any]  # the same as JSON values, for the settings of a store
+    check: Callable[[], None] | None = None  # called before each pack of records
 
     @staticmethod
     def make(explainer: Any, options: dict[str, Any]) -> Question:
         """Validate the explainer and the options of the user."""
+        if isinstance(explainer, CheckedExplainer):
+            return replace(Question.make(explainer.explainer, options), check=explainer.check)
         options = dict(options)
         mask = options.pop("feature_mask", None)
         mask = None if mask is None else torch.as_tensor(mask)
@@ -113,6 +124,8 @@ class Question:
 
     def explain(self, pack: Pack, seeds: list[int]) -> Interactions:
         """Explain the records of a pack; `seeds` has one seed per record."""
+        if self.check is not None:
+            self.check()
         if isinstance(self.explainer, SmoothHess):
             options = {**self.options, "feature_mask": self.mask, "seed": seeds}
             return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)

@@ -75,7 +75,7 @@ def strongest_pairs(
     scales = scales.to(hessian.device, torch.float64)
     moving, width = scales > 0, student_t.quantile(level, df.cpu()).to(df.device)
     df = df.clamp_min(0.05)
-    tails = student_t.Tails(df) if d * (d - 1) // 2 > FEW_PAIRS else None
+    tails = student_t.Tails.of(df) if d * (d - 1) // 2 > FEW_PAIRS else None
     room = CHUNK_BYTES * (ON_CUDA if hessian.is_cuda else 1)
     step = max(1, room // (8 * TEMPORARIES * max(d * (d - 1) // 2, 1)))
     every = torch.triu_indices(d, d, 1, device=hessian.device)

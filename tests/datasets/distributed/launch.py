@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import smoothhess
+
 ROOT = Path(__file__).parents[3]
 LIMIT = 120  # seconds; far more than a loaded machine needs, far less than a hang
 # torchrun keeps one key-value store for all its attempts, in which ranks may find old addresses, unless told otherwise.
 STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-ENVIRONMENT = {**os.environ, **STORES, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+# Workers import the package that is tested here, also where another copy is installed.
+PATHS = os.pathsep.join([str(ROOT), str(Path(smoothhess.__file__).parents[1])])
+ENVIRONMENT = {**os.environ, **STORES, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def torchrun(worker: str, *arguments: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
