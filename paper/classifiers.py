@@ -22,7 +22,7 @@ from paper.options import Options
 from paper.training import Checkpoint, Recipe, mean_score, shortened, train
 from smoothhess.model.weight_files import load_weights, save_weights
 
-__all__ = ["CLASSIFIERS", "RESNET101", "Classifier", "NoWeightsError", "Readout", "Source", "wanted"]
+__all__ = ["CLASSIFIERS", "RESNET101", "Classifier", "NoWeightsError", "Readout", "Source", "selected"]
 
 NEURON_CLASS = 3  # three, dress, cat: the neuron is the one most active on average over the training images of it
 QUICK_STEPS = 1_200
@@ -285,14 +285,14 @@ RESNET101 = Source(
 )
 
 
-def wanted(options: Options, sources: Sequence[Source] = CLASSIFIERS) -> list[Source]:
+def selected(options: Options, sources: Sequence[Source] = CLASSIFIERS) -> list[Source]:
     """Return the sources of the requested data set, or all.
 
-    >>> [source.key for source in wanted(Options(Path("out"), dataset="mnist"))]
+    >>> [source.key for source in selected(Options(Path("out"), dataset="mnist"))]
     ['mnist-authors', 'mnist']
     """
     chosen = [source for source in sources if options.dataset in (None, source.dataset)]
     if not chosen:
         known = ", ".join(dict.fromkeys(source.dataset for source in sources))
-        raise ValueError(f"--dataset: wanted one of {known}, got {options.dataset!r}.")
+        raise ValueError(f"--dataset: expected one of {known}, got {options.dataset!r}.")
     return chosen

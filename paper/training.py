@@ -285,10 +285,10 @@ def _identity(network: nn.Module, recipe: Recipe, seed: int) -> dict[str, int]:
 def _resume(path: Path, network: nn.Module, optimizer: Optimizer, recipe: Recipe, seed: int) -> tuple[int, list[float]]:
     tensors, metadata = read_weights(path)
     progress = json.loads(metadata.get("training", "{}"))
-    wanted = _identity(network, recipe, seed)
-    got = {key: progress.get(key) for key in wanted}
-    if got != wanted:
-        raise ValueError(f"{path}: wanted a checkpoint of {wanted}, got {got}. Pass another path to start over.")
+    expected = _identity(network, recipe, seed)
+    got = {key: progress.get(key) for key in expected}
+    if got != expected:
+        raise ValueError(f"{path}: expected a checkpoint of {expected}, got {got}. Pass another path to start over.")
     network.load_state_dict({k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")})
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -365,9 +365,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scores = {name: repr(score) for name, score in training.scores.items()}
     save_weights(network, options.out, run=options.name, seed=str(options.seed), **scores)
     checkpoint.path.unlink(missing_ok=True)
-    told = ", ".join(f"{name} {score:.6g}" for name, score in training.scores.items())
+    words = ", ".join(f"{name} {score:.6g}" for name, score in training.scores.items())
     measure = "accuracy" if recipe.score is correct else "mean squared error"
-    print(f"{options.name}: {measure} {told}; {training.n_steps} steps, {training.seconds:.0f} s → {options.out}")
+    print(f"{options.name}: {measure} {words}; {training.n_steps} steps, {training.seconds:.0f} s → {options.out}")
 
 
 if __name__ == "__main__":

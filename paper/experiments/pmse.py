@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from paper.balls import SAMPLERS, Balls, Forms
 from paper.cells import Cells
-from paper.classifiers import CLASSIFIERS, NEURON_CLASS, RESNET101, Classifier, NoWeightsError, Source, wanted
+from paper.classifiers import CLASSIFIERS, NEURON_CLASS, RESNET101, Classifier, NoWeightsError, Source, selected
 from paper.experiments import Outcome
 from paper.experiments.pmse_report import Chosen, Measured, Record, report
 from paper.methods import PMSE, PMSE_BETA, RECIPE_CALLS, Maker, Method, choose, sigma_candidates
@@ -85,7 +85,7 @@ class Function:
 
 def run(options: Options) -> Outcome:
     """Run all networks of the requested data sets."""
-    return _run(options, NAME, wanted(options, CLASSIFIERS), ("logit", "neuron"))
+    return _run(options, NAME, selected(options, CLASSIFIERS), ("logit", "neuron"))
 
 
 def run_resnet101(options: Options) -> Outcome:
@@ -101,7 +101,7 @@ def _run(options: Options, name: str, sources: Sequence[Source], functions: Sequ
     started = time.perf_counter()
     asked = [f for f in functions if options.function in (None, f)]
     if not asked:
-        raise ValueError(f"--function: wanted {' or '.join(functions)}, got {options.function!r}.")
+        raise ValueError(f"--function: expected {' or '.join(functions)}, got {options.function!r}.")
     done: list[Measured] = []
     skipped: list[str] = []
     for source in sources:
@@ -265,8 +265,8 @@ class _Bench:
                     make = self._maker(x, function, seed)
                     known: dict[tuple[str, int, float | None], tuple[Forms, dict[str, float]]] = {}
                     for epsilon in (e for f, e in missing if f == function):
-                        wanted = self._wanted(function, epsilon, chosen)
-                        records = [self._record(balls, make, function, epsilon, m, v, known) for m, v in wanted]
+                        candidates = self._candidates(function, epsilon, chosen)
+                        records = [self._record(balls, make, function, epsilon, m, v, known) for m, v in candidates]
                         self.cells.put(self._key(function, epsilon, images[number]), records)
                         bar.update()
 
@@ -275,7 +275,7 @@ class _Bench:
         """Batches are identified by their images, so that a run with more points resumes one with fewer."""
         return {"function": function.name, "epsilon": epsilon, "images": images}
 
-    def _wanted(self, function: Function, epsilon: float, chosen: Chosen) -> list[tuple[Method, float | None]]:
+    def _candidates(self, function: Function, epsilon: float, chosen: Chosen) -> list[tuple[Method, float | None]]:
         """Methods with every value of their parameter that a table needs, each once."""
         found: dict[tuple[Method, float | None], None] = {}
         for method in PMSE:

@@ -161,7 +161,7 @@ def _first_right(classifier: Classifier, subject: str) -> int:
     for index in (test.targets == label).nonzero()[:, 0].tolist():
         if int(classifier.predicted(test.inputs[index : index + 1].to(classifier.device))) == label:
             return index
-    raise ValueError(f"wanted a test image of class {subject} that the network gets right, got none.")
+    raise ValueError(f"expected a test image of class {subject} that the network gets right, got none.")
 
 
 def segment(image: Tensor) -> Tensor:
@@ -173,12 +173,12 @@ def segment(image: Tensor) -> Tensor:
     pixels = image.permute(1, 2, 0).double().numpy()
     counts = []
     for compactness in (10.0, 5.0, 20.0, 40.0):  # by colour only, flat images are divided into too few segments
-        for wanted in range(SEGMENTS[0], 2 * SEGMENTS[1]):
-            found = torch.from_numpy(slic(pixels, n_segments=wanted, compactness=compactness, start_label=0))
+        for n_segments in range(SEGMENTS[0], 2 * SEGMENTS[1]):
+            found = torch.from_numpy(slic(pixels, n_segments=n_segments, compactness=compactness, start_label=0))
             counts.append(int(found.max()) + 1)
             if SEGMENTS[0] <= counts[-1] <= SEGMENTS[1]:
                 return found.long()
-    raise ValueError(f"wanted {SEGMENTS[0]} to {SEGMENTS[1]} super-pixels, SLIC made {min(counts)} to {max(counts)}.")
+    raise ValueError(f"expected {SEGMENTS[0]} to {SEGMENTS[1]} super-pixels, SLIC made {min(counts)} to {max(counts)}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,8 +277,8 @@ def segment_rows(pictures: Sequence[Picture]) -> list[Row]:
 
 def findings(pictures: Sequence[Picture], classifier: Classifier, chosen: Mapping[str, float]) -> list[str]:
     """Summarise the figure in numbers."""
-    told = ", ".join(f"{TITLES[m.name]} {m.printed_parameter} = {m.printed(chosen[m.name]):.3g}" for m in METHODS)
-    lines = [f"{classifier.title}: {classifier.words}", f"chosen on validation images at ε = {EPSILON:g}: {told}"]
+    words = ", ".join(f"{TITLES[m.name]} {m.printed_parameter} = {m.printed(chosen[m.name]):.3g}" for m in METHODS)
+    lines = [f"{classifier.title}: {classifier.words}", f"chosen on validation images at ε = {EPSILON:g}: {words}"]
     for sampler in SAMPLERS:
         ratios = []
         for p in pictures:

@@ -60,16 +60,16 @@ def interrupted_at(recipe, step):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, optimizer):
     recipe = dataclasses.replace(IMAGES, optimizer=optimizer)
     straight, resumed = classifier(), classifier()
-    wanted = train(straight, images(), recipe, seed=5)
+    expected = train(straight, images(), recipe, seed=5)
     options = {"seed": 5, "checkpoint": Checkpoint(tmp_path / "c.safetensors", every=4)}
     with pytest.raises(PulledPlugError):
         train(resumed, images(), interrupted_at(recipe, 7), **options)
     another = classifier(seed=99)  # its own weights do not matter
     got = train(another, images(), recipe, **options)
     assert all(torch.equal(v, another.state_dict()[k]) for k, v in straight.state_dict().items())
-    assert (got.loss, got.scores) == (wanted.loss, wanted.scores)
+    assert (got.loss, got.scores) == (expected.loss, expected.scores)
     again = train(classifier(), images(), recipe, **options)  # finished: nothing is left to do
-    assert (again.loss, again.scores) == (wanted.loss, wanted.scores)
+    assert (again.loss, again.scores) == (expected.loss, expected.scores)
 
 
 def test_a_checkpoint_is_one_complete_safetensors_file(tmp_path):
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_one_complete_safetensors_file(tmp_path):
 def test_a_foreign_checkpoint_raises(tmp_path):
     path = tmp_path / "c.safetensors"
     train(classifier(), images(), IMAGES, checkpoint=Checkpoint(path))
-    with pytest.raises(ValueError, match=r"c\.safetensors: wanted .*'seed': 1.* got .*'seed': 0"):
+    with pytest.raises(ValueError, match=r"c\.safetensors: expected .*'seed': 1.* got .*'seed': 0"):
         train(classifier(), images(), IMAGES, checkpoint=Checkpoint(path), seed=1)
     with pytest.raises(ValueError, match="n_parameters"):
         train(VGG((2, 4)), images(), IMAGES, checkpoint=Checkpoint(path))

@@ -225,7 +225,7 @@ def test_works_without_gradients_and_after_an_error_they_are_back():
         ({"inputs": X.long()}, TypeError, "inputs must be float32 or float64"),
         ({"target": 7}, ValueError, r"target 7 is out of range for an output of shape"),
         ({"target": None}, ValueError, r"without a target the output must be \(N,\) or \(N, 1\)"),
-        ({"target": [0, 1]}, ValueError, "wanted one target per example, got 2 targets for 4"),
+        ({"target": [0, 1]}, ValueError, "expected one target per example, got 2 targets for 4"),
         ({"surrogate": 3}, TypeError, "surrogate 'surrogate' must be a Taylor or a callable .*, got int"),
         (
             {"surrogate": SmoothHess(square).attribute(X, sigma=1.0, n_calls=20)},

@@ -229,7 +229,7 @@ def test_a_sweep_is_grouped_as_the_result_is():
 
 
 def test_a_sweep_of_other_inputs_is_refused(table):
-    with pytest.raises(ValueError, match="same inputs: wanted .2, 4., got .1, 4."):
+    with pytest.raises(ValueError, match="same inputs: expected .2, 4., got .1, 4."):
         payload(table, sweep=[sh.SmoothHess(one_pair).attribute(table.inputs[:1], sigma=0.1, n_calls=100)])
 
 

@@ -115,15 +115,15 @@ def _points(inputs: Tensor, delta: Tensor) -> Tensor:
 
 def _guess(name: str, surrogate: Surrogate, inputs: Tensor, delta: Tensor) -> Tensor:
     """The surrogate's values, (B, c)."""
-    wanted = (len(inputs), len(delta))
+    expected = (len(inputs), len(delta))
     if isinstance(surrogate, Taylor):
         guess = surrogate.displaced(delta.expand(len(inputs), -1, -1))
     else:
         guess = surrogate(_points(inputs, delta))
-    if not isinstance(guess, Tensor) or guess.shape != wanted:
+    if not isinstance(guess, Tensor) or guess.shape != expected:
         got = tuple(guess.shape) if isinstance(guess, Tensor) else type(guess).__name__
         raise ValueError(
-            f"surrogate {name!r} must map points {(*wanted, *inputs.shape[1:])} to values {wanted}, got {got}. "
+            f"surrogate {name!r} must map points {(*expected, *inputs.shape[1:])} to values {expected}, got {got}. "
             "Points are (B, n, *shape): flatten the first two dimensions for a model with one batch dimension."
         )
     if not torch.isfinite(guess).all():
@@ -152,9 +152,9 @@ def check_centre(name: str, surrogate: Taylor, inputs: Tensor, otherwise: str = 
     """Raise unless the inputs of a surrogate are exactly these inputs."""
     centre = surrogate.inputs
     if centre.shape != inputs.shape or centre.dtype != inputs.dtype or centre.device != inputs.device:
-        wanted, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
+        expected, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
         raise ValueError(
-            f"surrogate {name!r} must be made around these inputs, {wanted}, got one around {got}. "
+            f"surrogate {name!r} must be made around these inputs, {expected}, got one around {got}. "
             "Compute it from the same batch."
         )
     if not torch.equal(centre, inputs):

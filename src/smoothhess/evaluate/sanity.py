@@ -70,7 +70,7 @@ class Sanity:
         for check in self.checks:
             if check.name == name:
                 return check
-        raise KeyError(f"wanted one of {', '.join(repr(c.name) for c in self.checks)}, got {name!r}.")
+        raise KeyError(f"expected one of {', '.join(repr(c.name) for c in self.checks)}, got {name!r}.")
 
     def to_markdown(self) -> str:
         """The table in Markdown."""
@@ -308,9 +308,9 @@ def _parameter_checks(
         last = n == len(layers)
         which = f"all {n} layers random" if last else f"last {n} of {len(layers)} layers random"
         for of, what in (("ranks", "rank correlation of |H|"), ("directions", "eigen-directions")):
-            left, top = getattr(alike, of), getattr(ceiling, of)
-            value, stderr = _mean(left)
-            fall, error = _mean(top - left)
+            similarity, top = getattr(alike, of), getattr(ceiling, of)
+            value, stderr = _mean(similarity)
+            fall, error = _mean(top - similarity)
             sure = fall > SURE * error or math.isnan(error)
             fallen = sure and value <= FALLEN * float(top.mean())
             if not last:

@@ -390,7 +390,7 @@ def _grid(values: Any, method: Any, rule: float) -> list[float]:
             raise ValueError(f"candidates must be positive, finite numbers, got {number:g}.")
         grid.append(number)
     if not grid or len(set(grid)) != len(grid):
-        raise ValueError(f"wanted at least one candidate and each once, got {sorted(grid)}.")
+        raise ValueError(f"expected at least one candidate and each once, got {sorted(grid)}.")
     return sorted(grid)
 
 

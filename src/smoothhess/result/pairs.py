@@ -132,8 +132,8 @@ def _least_from(numbers: Tensor, places: Tensor) -> Tensor:
     if places.shape[1] * STRETCH > numbers.shape[1]:
         return numbers.flip(1).cummin(1).values.flip(1).gather(1, places)
     # cummin over single numbers is slow on a GPU: use the minima of the later stretches and the rest of the place's own
-    whole = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % STRETCH), value=torch.inf)
-    stretches = whole.unflatten(1, (-1, STRETCH))
+    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % STRETCH), value=torch.inf)
+    stretches = padded.unflatten(1, (-1, STRETCH))
     after = torch.nn.functional.pad(stretches.amin(2), (0, 1), value=torch.inf).flip(1).cummin(1).values.flip(1)
     stretch = places // STRETCH
     inside = stretches.gather(1, stretch[..., None].expand(-1, -1, STRETCH))

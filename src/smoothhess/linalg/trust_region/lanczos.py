@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smoothhess.linalg.trust_region.few_directions import beside
+from smoothhess.linalg.trust_region.few_directions import orthogonal_part
 from smoothhess.linalg.trust_region.scaling import eigenpairs, norm, unit_vector
 from smoothhess.linalg.trust_region.secular import minimize_diagonal
 
@@ -122,7 +122,7 @@ def _grown(vectors: Tensor, images: Tensor, block: Tensor, steps: int, product: 
     while k < full:
         before = k
         for row in block.unbind(1)[: full - k]:
-            grown[:, k] = beside(grown[:, :k], row)
+            grown[:, k] = orthogonal_part(grown[:, :k], row)
             k += 1
         block = product(grown[:, before:k])
         found.append(block)
@@ -132,8 +132,8 @@ def _grown(vectors: Tensor, images: Tensor, block: Tensor, steps: int, product: 
 def _cut(space: Space, coordinates: Tensor, gradient: Tensor) -> Space:
     """Restart: the span of the solutions, the gradient and the lowest Ritz vectors."""
     lowest = torch.eye(LOWEST, space.values.shape[1], dtype=gradient.dtype, device=gradient.device)
-    wanted = [coordinates.transpose(0, 1), _coefficients(space, gradient), lowest.expand(len(gradient), -1, -1)]
-    kept = torch.linalg.qr(unit_vector(torch.cat(wanted, 1)).mT).Q.mT
+    spanning = [coordinates.transpose(0, 1), _coefficients(space, gradient), lowest.expand(len(gradient), -1, -1)]
+    kept = torch.linalg.qr(unit_vector(torch.cat(spanning, 1)).mT).Q.mT
     return _ritz(kept @ space.vectors, kept @ space.images)
 
 

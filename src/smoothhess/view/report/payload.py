@@ -138,7 +138,7 @@ def _every_scale(
     for other in others:
         if other.inputs.shape != result.inputs.shape:
             raise ValueError(
-                f"the results of a sweep must have the same inputs: wanted {tuple(result.inputs.shape)}, got "
+                f"the results of a sweep must have the same inputs: expected {tuple(result.inputs.shape)}, got "
                 f"{tuple(other.inputs.shape)}."
             )
     found = [(regroup(result), True), *((regroup(other), False) for other in others)]
