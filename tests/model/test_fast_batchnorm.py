@@ -45,9 +45,9 @@ def test_values_and_gradients_are_torchs(affine, frozen):
     net = network(affine).eval().requires_grad_(not frozen)
     x = torch.randn(4, 2, 8, 8).double()
     value, gradient = differentiated(net, x, norms := QuickNorms())
-    wanted_value, expected = differentiated(net, x)
+    expected_value, expected = differentiated(net, x)
     assert norms.count == 1
-    assert torch.equal(value, wanted_value)
+    assert torch.equal(value, expected_value)
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
     assert gradient.is_contiguous(memory_format=torch.channels_last)
 

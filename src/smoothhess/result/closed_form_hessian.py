@@ -184,9 +184,7 @@ def _ratio(units: Tensor, known: Tensor) -> Tensor:
         return torch.stack([missed, square + 2 * cross / n + missed])
 
     norms = squared_norms(total, cross.sum(), count)  # ‖D‖², ‖H‖²
-    without = squared_norms(
-        total - 2 * products.sum(1), cross.sum() - cross, count - 1
-    )  # leaving out one block, (2, U)
+    without = squared_norms(total - 2 * products.sum(1), cross.sum() - cross, count - 1)  # without one block, (2, U)
     spread = (without - without.mean(1, keepdim=True)).square().sum(1) * (count - 1) / count
     shares = without[0] / without[1]
     variance = (shares - shares.mean()).square().sum() * (count - 1) / count

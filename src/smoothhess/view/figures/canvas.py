@@ -66,12 +66,12 @@ def stack_of_axes(ax: Any, ratios: Sequence[float], width: float, height: float)
         return list(new_figure(width, height).subplots(count, 1, height_ratios=ratios, sharex=True))
     if isinstance(ax, Sequence | np.ndarray):
         return [new_axes(each, width, height) for each in _listed(ax, count)]
-    whole = new_axes(ax, width, height)
-    whole.set_axis_off()
+    outer = new_axes(ax, width, height)
+    outer.set_axis_off()
     gap = 0.06
     shares = np.asarray(ratios) / sum(ratios) * (1 - gap * (count - 1))
     tops = 1 - np.concatenate([[0.0], np.cumsum(shares + gap)[:-1]])
-    return [whole.inset_axes((0.0, top - share, 1.0, share)) for top, share in zip(tops, shares, strict=True)]
+    return [outer.inset_axes((0.0, top - share, 1.0, share)) for top, share in zip(tops, shares, strict=True)]
 
 
 def _listed(ax: Any, count: int) -> list[Any]:
