@@ -22,7 +22,7 @@ from tqdm import tqdm
 from smoothhess.datasets.disk_budget import SMALL, Room, Sizes
 from smoothhess.datasets.job_settings import described
 from smoothhess.datasets.record_batches import Pack, batches, count, packs
-from smoothhess.datasets.record_explainer import Question
+from smoothhess.datasets.record_explainer import CheckedExplainer, Question
 from smoothhess.datasets.store import shard_files
 from smoothhess.datasets.store.job_manifest import begin, known_store, refuse_other_job
 from smoothhess.datasets.store.record import KEEP, Rows, rows_of
@@ -37,7 +37,7 @@ from smoothhess.linalg.memory import is_out_of_memory, release
 
 
 def explain_dataset(
-    explainer: SmoothHess | NeuronSmoothHess | Explain,
+    explainer: SmoothHess | NeuronSmoothHess | CheckedExplainer | Explain,
     loader: Any,
     store: str | Path | Store,
     *,
