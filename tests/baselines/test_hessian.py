@@ -186,7 +186,7 @@ class TestProducts:
         products = self.make(f, x)
         hessian = torch.stack([torch.func.hessian(lambda x: (x**2).sum() * x[0])(row) for row in x])
         torch.testing.assert_close(products.dense(), hessian, **TIGHT)
-        assert not products.together
+        assert not products.batched
         assert products.passes == 3 * (1 + 4 + 2 * 4)
         torch.testing.assert_close(self.make(f, x, 2).dense(), hessian, **TIGHT)
 

@@ -274,13 +274,13 @@ def test_a_krylov_space_that_misses_a_direction_is_found_out(monkeypatch):
     g = torch.ones(1, d).double()
     g[0, 0] = 0.0
     H = torch.diag(w)[None]
-    beside = lanczos.beside
+    orthogonal_part = lanczos.orthogonal_part
 
     def blind(basis, vector):
         blinded = vector if bool(vector.any()) else torch.linspace(-1, 1, d).double()[None]
-        return beside(basis, blinded.index_fill(1, torch.tensor(0), 0.0))
+        return orthogonal_part(basis, blinded.index_fill(1, torch.tensor(0), 0.0))
 
-    monkeypatch.setattr(lanczos, "beside", blind)
+    monkeypatch.setattr(lanczos, "orthogonal_part", blind)
     radius = torch.full((1,), 100.0).double()
     _, proven = certified.minimize_certified(g, H, radius)
     assert not proven.any()
