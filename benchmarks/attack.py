@@ -122,7 +122,7 @@ def methods(
 def measure(
     model: nn.Module, images: Tensor, epsilon: float, options: argparse.Namespace
 ) -> tuple[AttackComparison, dict[str, Attacked]]:
-    contests, last = [], {}
+    comparisons, last = [], {}
     softmax = Softmax(model).eval()
     start = time.perf_counter()
     for seed, x in enumerate(images.split(options.batch)):
@@ -130,10 +130,10 @@ def measure(
             labels = model(x).argmax(1)
         last = methods(softmax, x, labels, epsilon, seed, options)
         points = {name: a.points[None] for name, a in last.items()}
-        contests.append(post_hoc(model, x, points, epsilon))
+        comparisons.append(post_hoc(model, x, points, epsilon))
         done = min((seed + 1) * options.batch, len(images))
         say(f"    ε = {epsilon:g}: image {done} of {len(images)}, {time.perf_counter() - start:.0f} s")
-    return AttackComparison.cat(contests), last
+    return AttackComparison.cat(comparisons), last
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -143,17 +143,17 @@ def paired(apart: AttackDifference) -> str:
     return f"{100 * float(apart.value):+.1f} ± {100 * float(apart.stderr):.1f}, p = {float(apart.p_value):.2g}"
 
 
-def table(contest: AttackComparison, found: dict[str, Attacked]) -> list[str]:
-    (epsilon,) = contest.radii
-    reference = [name for name in contest.methods if "plain" in name][-1]
+def table(comparison: AttackComparison, found: dict[str, Attacked]) -> list[str]:
+    (epsilon,) = comparison.radii
+    reference = [name for name in comparison.methods if "plain" in name][-1]
     lines = [
         f"## ε = {epsilon:g}",
         "",
         f"| method | calls | passes | unchanged, % | published | − SG | − {reference} |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in contest.methods:
-        share = contest.share(name, epsilon)
+    for name in comparison.methods:
+        share = comparison.share(name, epsilon)
         published = PUBLISHED[epsilon].unchanged.get(name.split(",")[0])
         cells = [
             name,
@@ -161,19 +161,19 @@ def table(contest: AttackComparison, found: dict[str, Attacked]) -> list[str]:
             f"{found[name].passes:.0f}",
             f"{100 * share.value:.1f} ± {100 * share.stderr:.1f}",
             "–" if published is None else f"{published:g}",
-            *("–" if name == other else paired(contest.difference(name, other)) for other in ("SG", reference)),
+            *("–" if name == other else paired(comparison.difference(name, other)) for other in ("SG", reference)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", *verdict(contest, found, reference)]
+    return [*lines, "", *verdict(comparison, found, reference)]
 
 
-def verdict(contest: AttackComparison, found: dict[str, Attacked], reference: str) -> list[str]:
+def verdict(comparison: AttackComparison, found: dict[str, Attacked], reference: str) -> list[str]:
     """Are the defaults as strong as the long plain run, and is SG stronger than either?"""
     lines = []
-    affordable = [n for n in contest.methods if n.startswith("SH+SG, defaults") and found[n].passes <= MOST_PASSES]
+    affordable = [n for n in comparison.methods if n.startswith("SH+SG, defaults") and found[n].passes <= MOST_PASSES]
     if affordable:
         best = max(affordable, key=lambda n: found[n].passes)
-        apart = contest.difference(best, reference)
+        apart = comparison.difference(best, reference)
         value, stderr = float(apart.value), float(apart.stderr)
         equal = "as strong, within two paired standard errors"
         word = equal if abs(value) <= 2 * stderr else "stronger" if value < 0 else "weaker"
@@ -181,7 +181,7 @@ def verdict(contest: AttackComparison, found: dict[str, Attacked], reference: st
             f"The defaults at {found[best].passes:.0f} passes beside {reference} calls: {paired(apart)}: {word}."
         )
         reference = best
-    apart = contest.difference(reference, "SG")
+    apart = comparison.difference(reference, "SG")
     value, p = float(apart.value), float(apart.p_value)
     word = "no difference is seen" if p > 0.05 else "SG is weaker" if value < 0 else "SG is stronger"
     return [*lines, "", f"{reference}, beside SG: {paired(apart)}: {word}."]
@@ -208,8 +208,8 @@ def page(
         "antithetic draws, no control variate, no denoising. Images of one batch share their draws. Published: 400 "
         "images, 100 000 calls.",
     ]
-    for contest, found in done.values():
-        lines += ["", *table(contest, found)]
+    for comparison, found in done.values():
+        lines += ["", *table(comparison, found)]
     return "\n".join(lines) + "\n"
 
 
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--write", nargs="?", type=Path, const=PAGE, help="write the page, docs/benchmarks/attack.md")
     options = parser.parse_args()
     if not options.data:
-        parser.error("wanted --data DIR (or SMOOTHHESS_DATA), a folder with MNIST and authors/MNIST.pth.")
+        parser.error("expected --data DIR (or SMOOTHHESS_DATA), a folder with MNIST and authors/MNIST.pth.")
     warnings.simplefilter("ignore")
 
     start = time.perf_counter()

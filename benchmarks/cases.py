@@ -244,7 +244,7 @@ def _first(pool: Split, images: int) -> Tensor:
 
 def _folder(data: Path | None, held: str) -> Path:
     if data is None:
-        raise ValueError(f"wanted a folder with {held}, got none. Pass --data DIR or set SMOOTHHESS_DATA.")
+        raise ValueError(f"expected a folder with {held}, got none. Pass --data DIR or set SMOOTHHESS_DATA.")
     return data
 
 
@@ -292,11 +292,11 @@ def _kept(
     with _one_thread():
         network = fit().eval()
         reached = score(network)
-    told = f"{path.stem}: {reached:.4f} on held-out data (accuracy or R²), {time.perf_counter() - started:.0f} s"
+    words = f"{path.stem}: {reached:.4f} on held-out data (accuracy or R²), {time.perf_counter() - started:.0f} s"
     if not reached > LEAST_SCORE:
-        raise RuntimeError(f"wanted a trained network, more than {LEAST_SCORE}, got {told}. Change its recipe.")
+        raise RuntimeError(f"expected a trained network, more than {LEAST_SCORE}, got {words}. Change its recipe.")
     save_weights(network, path, held_out=f"{reached:.4f}")
-    print(f"    trained {told}", file=sys.stderr, flush=True)
+    print(f"    trained {words}", file=sys.stderr, flush=True)
     return network
 
 

@@ -375,7 +375,7 @@ def _cifar10(data: Path) -> ImageData:
 
 
 def _enough_calls(case: Case, s: Setting) -> int:
-    """Fewest calls, in sixths of a block, at which every one of some other inputs reports the wanted error."""
+    """Fewest calls, in sixths of a block, at which every one of some other inputs reports the requested error."""
     calls = 0
     for sixths in s.choose((10, 11, 12, 13, 14, 15, 16, 18), (6,)):
         calls = 2 * (sixths * case.d // 6)
@@ -404,8 +404,8 @@ def part_c(s: Setting) -> None:
     """Photos of 3 × 224 × 224."""
     side = s.choose(224, 24)
     images = _cifar10(s.data)
-    network, told = _trained(s, images, side)
-    s.tell("c", f"ResNet-18 with ImageNet's stem on CIFAR10 enlarged to {side}², bf16", "≤ 60 s", told)
+    network, words = _trained(s, images, side)
+    s.tell("c", f"ResNet-18 with ImageNet's stem on CIFAR10 enlarged to {side}², bf16", "≤ 60 s", words)
     x = enlarged(images.test.inputs[:1], side).to(s.device)
     with torch.no_grad():
         target = int(network(x).argmax())
@@ -451,8 +451,8 @@ def _trained(s: Setting, images: ImageData, side: int) -> tuple[nn.Module, str]:
     data = images.train[: s.choose(len(images.train), 32)]
     held_out = {"test": images.test[: s.choose(2_000, 16)]}
     done = train(whole, data, steps(n_steps), held_out=held_out, device=s.device)
-    told = f"{n_steps} steps of {batch}, {done.seconds:.0f} s, test accuracy {done.scores['test']:.3f}"
-    return network.eval().requires_grad_(False), told
+    words = f"{n_steps} steps of {batch}, {done.seconds:.0f} s, test accuracy {done.scores['test']:.3f}"
+    return network.eval().requires_grad_(False), words
 
 
 def enlarged(images: Tensor, side: int) -> Tensor:
@@ -616,7 +616,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small sizes, to see whether it runs")
     options = parser.parse_args()
     if not options.data:
-        parser.error("wanted --data DIR (or SMOOTHHESS_DATA).")
+        parser.error("expected --data DIR (or SMOOTHHESS_DATA).")
     options.out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     asked = set(options.part or "abcd")

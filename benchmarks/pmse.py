@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--write", nargs="?", type=Path, const=PAGE, help="write the page, docs/benchmarks/pmse.md")
     options = parser.parse_args()
     if not options.data:
-        parser.error("wanted --data DIR (or SMOOTHHESS_DATA), a folder with MNIST and authors/MNIST.pth.")
+        parser.error("expected --data DIR (or SMOOTHHESS_DATA), a folder with MNIST and authors/MNIST.pth.")
 
     start = time.perf_counter()
     data = mnist(options.data)

@@ -32,7 +32,7 @@ from smoothhess.result.hessian_forms import spectrum_of
 
 IMAGES, RADII = 400, (0.25, 0.5, 0.75, 1.25, 1.75)
 THRESHOLDS = (0.0, 1e-7, 1e-6, 2.4e-6, 1e-5)
-TOGETHER = 50  # images whose Hessians are held at once
+BATCH_SIZE = 50  # images whose Hessians are held at once
 
 
 def softmax_gradient(network: nn.Module, x: Tensor, target: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def second_order(
     form = None if beta is None else Softplus(beta)
     result = softened(exact, x, target, form, probability=True)
     gradient, steps = result.gradient.flatten(1), []
-    for index in torch.arange(len(x)).split(TOGETHER):
+    for index in torch.arange(len(x)).split(BATCH_SIZE):
         steps.append(spectrum_of(gradient[index], result[index.tolist()].hessian).minimize(radius).flatten(1))
     return torch.cat(steps), gradient.norm(dim=1)
 
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("SMOOTHHESS_DATA"))
     options = parser.parse_args()
     if not options.data:
-        parser.error("wanted --data DIR (or SMOOTHHESS_DATA).")
+        parser.error("expected --data DIR (or SMOOTHHESS_DATA).")
     network = image_mlp().eval()
     load_weights(network, Path(options.data) / "authors" / "MNIST.pth")
     exact = image_mlp().double().eval()

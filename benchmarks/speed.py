@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=1, help="time the recipe with so many times fewer calls, and scale")
     options = parser.parse_args()
     if not options.data:
-        parser.error("wanted --data DIR (or SMOOTHHESS_DATA).")
+        parser.error("expected --data DIR (or SMOOTHHESS_DATA).")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # as inside the library
     warnings.simplefilter("ignore")
     calls = RECIPE[options.only]

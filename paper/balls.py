@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from smoothhess.evaluate.ball_samples import displacements
+from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.model.float_precision import check_precision, evaluated
 from smoothhess.model.gradients import Oracle
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
 from smoothhess.result.taylor import Taylor
 
 __all__ = ["SAMPLERS", "Balls", "Forms", "Score"]
 
 SAMPLERS = ("radius", "ball")  # that of the published tables, and the definition
-CHUNK = 16_384  # points at once
 
 
 class Forms(NamedTuple):
@@ -56,51 +56,45 @@ class Balls:
 
     @staticmethod
     def around(
-        readout: Any,
-        inputs: Tensor,
+        call: ModelCall,
         targets: Mapping[str, Tensor],
         radii: Sequence[float],
+        samples: BallSamples,
         *,
-        n_samples: int,
         n_exact: int | None = None,
-        seed: int = 0,
-        rows: int | None = None,
         precision: str = "float32",
         show_progress: bool = False,
     ) -> Balls:
         """Evaluate the network.
 
         Args:
-            readout: from inputs to scores (N, C).
-            inputs: (B, *shape).
+            call: a network from inputs to scores (N, C), and the inputs (B, *shape).
             targets: for each function, the index of its score at each point, (B,).
             radii: of the balls.
-            n_samples: displacements of each point, the same for all.
+            samples: displacements of each point, the same for all, with sampling "ball".
             n_exact: how many of them are also evaluated in full precision; only for precision "tf32".
-            seed: of the displacements, as in `compare`.
-            rows: per pass; chosen by memory when None.
             precision: "float32" or, on a GPU, "tf32".
             show_progress: a bar over the draws.
 
         >>> f = lambda x: torch.stack([x.square().sum(1), x.sum(1)], 1)
-        >>> balls = Balls.around(f, torch.zeros(1, 3), {"square": torch.tensor([0])}, [2.0], n_samples=100)
+        >>> call, samples = ModelCall(f, torch.zeros(1, 3)), BallSamples(100, "ball", 0)
+        >>> balls = Balls.around(call, {"square": torch.tensor([0])}, [2.0], samples)
         >>> flat = Forms(torch.zeros(1), torch.zeros(1, 100), None)  # 0 everywhere, where |δ|² is correct
         >>> bool(balls.score("square", 2.0, "ball", flat).per_point < 16)
         True
         """
+        inputs, n_samples = call.inputs, samples.n_samples
         check_precision(precision, inputs.device, inputs.dtype)
-        inputs, d = inputs.detach(), inputs[0].numel()
+        d = inputs[0].numel()
         chosen = torch.stack([t.to(inputs.device) for t in targets.values()], 1)  # (B, F)
         n_exact = n_samples if precision == "float32" else min(n_exact or n_samples, n_samples)
-        step = max(1, min(CHUNK, BATCH_INPUTS.items(d * inputs.element_size(), inputs.device)) // len(inputs))
         directions: list[Tensor] = []
         lengths: list[Tensor] = []
         found: dict[tuple[float, str, str], list[Tensor]] = {}
         bar = tqdm(total=n_samples, desc="network", unit="draw", disable=not show_progress, leave=False)
-        with bar, borrowed(readout, inputs.device), torch.no_grad():
-            oracle = Oracle(readout, inputs, None, None, rows)
-            for start in range(0, n_samples, step):
-                drawn = displacements("ball", seed, start, min(start + step, n_samples), d)
+        with bar, borrowed(call.forward_func, inputs.device), torch.no_grad():
+            oracle, start = call.oracle(), 0
+            for drawn in samples.chunks(inputs):
                 length = torch.linalg.vector_norm(drawn, dim=1)
                 unit, shares = (drawn / length[:, None]).to(inputs.device), _shares(length.to(inputs.device), d)
                 for radius in radii:
@@ -114,13 +108,14 @@ class Balls:
                             found.setdefault((radius, sampler, "float32"), []).append(values)
                 directions.append(unit.to(inputs))
                 lengths.append(length)
+                start += len(unit)
                 bar.update(len(unit))
-        whole = {key: torch.cat(parts, 1) for key, parts in found.items()}  # (B, n, F)
+        joined = {key: torch.cat(parts, 1) for key, parts in found.items()}  # (B, n, F)
 
         def split(kind: str) -> dict[tuple[str, float, str], Tensor]:
             return {
                 (name, radius, sampler): values[..., f]
-                for (radius, sampler, made), values in whole.items()
+                for (radius, sampler, made), values in joined.items()
                 if made == kind
                 for f, name in enumerate(targets)
             }

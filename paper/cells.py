@@ -55,11 +55,11 @@ class Cells:
         names = sorted(kept.keys() | self.settings.keys())
         differ = [name for name in names if kept.get(name) != self.settings.get(name)]
         if differ:
-            told = "; ".join(
+            words = "; ".join(
                 f"{name} is {kept.get(name)!r} there and {self.settings.get(name)!r} now" for name in differ
             )
             raise ValueError(
-                f"{self.folder} contains results of another run: {told}. "
+                f"{self.folder} contains results of another run: {words}. "
                 "Pass another --out, or remove the folder to start over."
             )
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from paper import datasets, networks, training
 from paper.datasets import ImageData
 from paper.options import Options
-from paper.training import Recipe, mean_score, shortened, train
+from paper.training import Checkpoint, Recipe, mean_score, shortened, train
 from smoothhess.model.weight_files import load_weights, save_weights
 
-__all__ = ["CLASSIFIERS", "RESNET101", "Classifier", "NoWeightsError", "Readout", "Source", "wanted"]
+__all__ = ["CLASSIFIERS", "RESNET101", "Classifier", "NoWeightsError", "Readout", "Source", "selected"]
 
 NEURON_CLASS = 3  # three, dress, cat: the neuron is the one most active on average over the training images of it
 QUICK_STEPS = 1_200
@@ -194,7 +194,7 @@ class Source:
 
     def _train(self, network: nn.Module, recipe: Recipe, path: Path, options: Options) -> tuple[str, dict[str, str]]:
         data = _images(self.load, options.data)
-        checkpoint = path.with_name(path.name + ".checkpoint.safetensors")
+        checkpoint = Checkpoint.of(path)
         fitted = train(
             network,
             data.train,
@@ -207,7 +207,7 @@ class Source:
         )
         scores = {name: repr(score) for name, score in fitted.scores.items()}
         save_weights(network, path, run=str(self.run), seed=str(options.seed), steps=str(fitted.n_steps), **scores)
-        checkpoint.unlink(missing_ok=True)
+        checkpoint.path.unlink(missing_ok=True)
         return f"trained here, {fitted.n_steps} steps", scores
 
 
@@ -285,14 +285,14 @@ RESNET101 = Source(
 )
 
 
-def wanted(options: Options, sources: Sequence[Source] = CLASSIFIERS) -> list[Source]:
+def selected(options: Options, sources: Sequence[Source] = CLASSIFIERS) -> list[Source]:
     """Return the sources of the requested data set, or all.
 
-    >>> [source.key for source in wanted(Options(Path("out"), dataset="mnist"))]
+    >>> [source.key for source in selected(Options(Path("out"), dataset="mnist"))]
     ['mnist-authors', 'mnist']
     """
     chosen = [source for source in sources if options.dataset in (None, source.dataset)]
     if not chosen:
         known = ", ".join(dict.fromkeys(source.dataset for source in sources))
-        raise ValueError(f"--dataset: wanted one of {known}, got {options.dataset!r}.")
+        raise ValueError(f"--dataset: expected one of {known}, got {options.dataset!r}.")
     return chosen

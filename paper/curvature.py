@@ -113,12 +113,12 @@ class Frozen:
     @staticmethod
     def cat(parts: Sequence[Frozen]) -> Frozen:
         """Concatenate the states of different examples."""
-        whole = [torch.cat([getattr(p, name) for p in parts]) for name in ("value", "gradient", "scores")]
+        joined = [torch.cat([getattr(p, name) for p in parts]) for name in ("value", "gradient", "scores")]
         units = [
             tuple(torch.cat(t) for t in zip(*(getattr(p, name) for p in parts), strict=True))
             for name in ("pre", "post", "slope", "bend")
         ]
-        return Frozen(whole[0], whole[1], whole[2], *units)
+        return Frozen(joined[0], joined[1], joined[2], *units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +155,8 @@ class Tangent:
 
     def _parts(self, rows: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Some examples at a time, with all their rows."""
-        together = max(1, most // rows.shape[1])
-        for index in torch.arange(len(rows), device=rows.device).split(together):
+        batch_size = max(1, most // rows.shape[1])
+        for index in torch.arange(len(rows), device=rows.device).split(batch_size):
             yield index, rows[index]
 
     def _product(self, rows: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(f"wanted one target per input, got {len(self.targets)} for {len(self.inputs)}")
+            raise ValueError(f"expected one target per input, got {len(self.targets)} for {len(self.inputs)}")
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -192,15 +192,15 @@ def read_idx(path: Path) -> Tensor:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"{path}: wanted a complete gzip file, got a damaged one ({error}). Fetch it again."
+            f"{path}: expected a complete gzip file, got a damaged one ({error}). Fetch it again."
         ) from error
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path}: wanted an idx file of bytes (00 00 08 …), got {raw[:4].hex(' ') or 'nothing'}")
+        raise ValueError(f"{path}: expected an idx file of bytes (00 00 08 …), got {raw[:4].hex(' ') or 'nothing'}")
     n_dims = raw[3]
     shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(n_dims))
     start, size = 4 + 4 * n_dims, int(np.prod(shape, dtype=np.int64))
     if len(raw) != start + size:
-        raise ValueError(f"{path}: wanted {start + size} bytes for shape {shape}, got {len(raw)}. Fetch it again.")
+        raise ValueError(f"{path}: expected {start + size} bytes for shape {shape}, got {len(raw)}. Fetch it again.")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=start).reshape(shape)
 
 
@@ -210,7 +210,7 @@ def fetch(name: str, data: Path | str | None = None, *, mirror: str | None = Non
     `mirror` is the address of a folder with the same files, where the usual servers cannot be reached.
     """
     if name not in _SOURCES:
-        raise ValueError(f"wanted one of {', '.join(_SOURCES)}, got {name!r}")
+        raise ValueError(f"expected one of {', '.join(_SOURCES)}, got {name!r}")
     source, root = _SOURCES[name], _data_folder(data, must_exist=False)
     if name == "cifar10" and (ready := root / "cifar-10-batches-py").is_dir():
         return ready
@@ -243,16 +243,16 @@ def _unpack_cifar10(root: Path) -> Path:
 def _data_folder(data: Path | str | None, *, must_exist: bool = True) -> Path:
     folder = data or os.environ.get("SMOOTHHESS_DATA")
     if not folder:
-        raise ValueError("wanted a folder of data sets: pass data=… (--data DIR) or set SMOOTHHESS_DATA")
+        raise ValueError("expected a folder of data sets: pass data=… (--data DIR) or set SMOOTHHESS_DATA")
     if must_exist and not Path(folder).is_dir():
         raise FileNotFoundError(f"the data folder {folder} does not exist")
     return Path(folder)
 
 
-def _missing(name: str, wanted: str, looked_in: Sequence[Path], folder: Path) -> FileNotFoundError:
+def _missing(name: str, files: str, looked_in: Sequence[Path], folder: Path) -> FileNotFoundError:
     places = ", ".join(str(place) for place in looked_in)
     command = f"python -m paper.datasets fetch {name} --data {folder}"
-    return FileNotFoundError(f"{name}: no {wanted} in {places}. Fetch it with: {command}")
+    return FileNotFoundError(f"{name}: no {files} in {places}. Fetch it with: {command}")
 
 
 def _split(name: str, train: Split, test: Split, n_val: int, classes: tuple[str, ...], source: str) -> ImageData:
@@ -260,7 +260,7 @@ def _split(name: str, train: Split, test: Split, n_val: int, classes: tuple[str,
         raise ValueError(f"{name}: n_val must lie between 0 and the {len(train)} training images, got {n_val}")
     for part in (train, test):
         if len(part) and not 0 <= int(part.targets.min()) <= int(part.targets.max()) < len(classes):
-            raise ValueError(f"{name}: wanted labels 0 to {len(classes) - 1}, got others. Fetch the data again.")
+            raise ValueError(f"{name}: expected labels 0 to {len(classes) - 1}, got others. Fetch the data again.")
     return ImageData(name, train[:-n_val], train[-n_val:], test, classes, source)
 
 
@@ -274,12 +274,12 @@ def _idx_data(key: str, name: str, classes: tuple[str, ...], data: Path, n_val: 
             raise _missing(key, f"{stem} (plain or .gz)", places, data)
         values, used = read_idx(path), path.parent
         if values.dim() != int(stem[-7]):
-            raise ValueError(f"{path}: wanted {stem[-7]} dimensions, got shape {tuple(values.shape)}")
+            raise ValueError(f"{path}: expected {stem[-7]} dimensions, got shape {tuple(values.shape)}")
         tensors.append(values)
     halves = []
     for images, labels in (tensors[:2], tensors[2:]):
         if len(images) != len(labels):
-            raise ValueError(f"{used}: wanted one label per image, got {len(labels)} for {len(images)}")
+            raise ValueError(f"{used}: expected one label per image, got {len(labels)} for {len(images)}")
         halves.append(Split(images[:, None].float() / 255, labels.long()))
     return _split(name, halves[0], halves[1], n_val, classes, f"idx files in {used}")
 
@@ -315,11 +315,11 @@ def _read_batch(path: Path, folder: Path) -> Split:
         pixels, labels = torch.from_numpy(np.asarray(pixels)), torch.tensor(labels)
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(
-            f"{path}: wanted an official CIFAR10 batch, got a damaged or foreign file ({error})"
+            f"{path}: expected an official CIFAR10 batch, got a damaged or foreign file ({error})"
         ) from error
     if pixels.dtype != torch.uint8 or pixels.shape != (len(labels), 3072):
         raise ValueError(
-            f"{path}: wanted uint8 data of {(len(labels), 3072)}, got {pixels.dtype} {tuple(pixels.shape)}"
+            f"{path}: expected uint8 data of {(len(labels), 3072)}, got {pixels.dtype} {tuple(pixels.shape)}"
         )
     return Split(pixels.reshape(-1, 3, 32, 32).float() / 255, labels.long())
 
@@ -336,14 +336,14 @@ def _read_jpegs(path: Path) -> tuple[Split, Split]:
         for part in ("train", "test"):
             stream, offsets, labels = (arrays[f"{part}_{key}"] for key in ("jpeg", "offsets", "labels"))
             if len(offsets) != len(labels) + 1 or offsets[-1] != len(stream):
-                raise ValueError(f"wanted {len(labels) + 1} {part} offsets up to {len(stream)}, got others")
+                raise ValueError(f"expected {len(labels) + 1} {part} offsets up to {len(stream)}, got others")
             images = torch.empty(len(labels), 3, 32, 32)
             for i, (start, end) in enumerate(pairwise(offsets)):
                 pixels = np.asarray(Image.open(io.BytesIO(stream[start:end].tobytes())).convert("RGB"))
                 images[i] = torch.from_numpy(pixels.transpose(2, 0, 1) / np.float32(255))
             halves.append(Split(images, torch.from_numpy(labels.astype(np.int64))))
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, OSError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path}: wanted JPEG copies of CIFAR10, got a damaged or foreign file ({error})") from error
+        raise ValueError(f"{path}: expected JPEG copies of CIFAR10, got a damaged or foreign file ({error})") from error
     return halves[0], halves[1]
 
 

@@ -29,14 +29,14 @@ def download(url: str, path: Path, md5: str, *, show_progress: bool = True, time
     """
     if path.exists():
         if (got := md5_of(path)) != md5:
-            raise ValueError(f"{path}: wanted MD5 {md5}, got {got}. Remove the file to fetch it again.")
+            raise ValueError(f"{path}: expected MD5 {md5}, got {got}. Remove the file to fetch it again.")
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     _fetch(url, part, show_progress=show_progress, timeout=timeout)
     if (got := md5_of(part)) != md5:
         part.unlink()
-        raise ValueError(f"{url}: wanted MD5 {md5}, got {got}. The download was discarded; run it again.")
+        raise ValueError(f"{url}: expected MD5 {md5}, got {got}. The download was discarded; run it again.")
     os.replace(part, path)
     return path
 

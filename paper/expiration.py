@@ -218,7 +218,7 @@ def simulate_visits(n: int, seed: int = 0, population: Population | None = None)
     (True, True)
     """
     if n < 1:
-        raise ValueError(f"wanted one visit or more, got {n}.")
+        raise ValueError(f"expected one visit or more, got {n}.")
     population = population or Population()
     parts: list[Visits] = []
     chunk = 0
@@ -229,8 +229,8 @@ def simulate_visits(n: int, seed: int = 0, population: Population | None = None)
         chunk += 1
         if chunk > 10 and sum(map(len, parts)) < chunk * CHUNK / 100:
             raise ValueError("fewer than one visit in a hundred fits the bounds of this population; widen them.")
-    whole = _stack(parts)
-    return _where(whole, torch.arange(len(whole)) < n)
+    stacked = _stack(parts)
+    return _where(stacked, torch.arange(len(stacked)) < n)
 
 
 def _stack(records: Sequence[Any]) -> Any:

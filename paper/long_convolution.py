@@ -26,7 +26,7 @@ class LongConv1d(nn.Conv1d):
     def of(layer: nn.Conv1d) -> LongConv1d:
         """Return the same layer, which shares the parameters of `layer`."""
         if (layer.stride, layer.dilation, layer.groups, layer.padding) != ((1,), (1,), 1, (0,)):
-            raise ValueError(f"wanted stride, dilation and groups 1 and no padding, got {layer}.")
+            raise ValueError(f"expected stride, dilation and groups 1 and no padding, got {layer}.")
         long = LongConv1d(layer.in_channels, layer.out_channels, layer.kernel_size[0], bias=False, device="meta")
         long.weight, long.bias = layer.weight, layer.bias
         long.train(layer.training)

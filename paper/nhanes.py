@@ -73,13 +73,13 @@ def parse_curve(points: str, factor: float, n_points: int) -> Tensor:
     try:
         changes = [int(point) for point in points.split(",") if point.strip()]
     except ValueError as error:
-        raise ValueError(f"wanted integers between commas ({error})") from error
+        raise ValueError(f"expected integers between commas ({error})") from error
     if len(changes) != n_points:
-        raise ValueError(f"wanted {n_points} points according to SPXPTS, got {len(changes)}")
+        raise ValueError(f"expected {n_points} points according to SPXPTS, got {len(changes)}")
     if changes and not LOWEST <= min(changes) <= max(changes) <= HIGHEST:
-        raise ValueError(f"wanted {LOWEST} to {HIGHEST} mL in 10 ms, got {min(changes)} to {max(changes)}")
+        raise ValueError(f"expected {LOWEST} to {HIGHEST} mL in 10 ms, got {min(changes)} to {max(changes)}")
     if not factor > 0:
-        raise ValueError(f"wanted a factor to body temperature and pressure above 0, got {factor}")
+        raise ValueError(f"expected a factor to body temperature and pressure above 0, got {factor}")
     return torch.tensor([0, *changes], dtype=torch.float64).cumsum(0) * (factor / 1_000)
 
 
@@ -143,7 +143,7 @@ def nhanes(data: Path | str | None = None, *, seed: int = 0) -> Spirograms:
 def _manoeuvre(record: Mapping[str, Any]) -> Manoeuvre:
     volumes = parse_curve(str(record["SPXRAW"]), float(record["SPAFACT"]), int(record["SPXPTS"]))
     if len(volumes) <= SHORTEST / RAW_STEP:
-        raise ValueError(f"wanted {SHORTEST:g} s or more, got {len(volumes) - 1} points")
+        raise ValueError(f"expected {SHORTEST:g} s or more, got {len(volumes) - 1} points")
     return Manoeuvre(
         participant=int(record["SEQN"]),
         number=int(record["SPAMANU"]),
@@ -172,14 +172,16 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
         inside = [name for name in archive.namelist() if name.lower().endswith(ENDINGS[:2])]
         if len(inside) != 1:
             names = ", ".join(archive.namelist()) or "nothing"
-            raise ValueError(f"{path}: wanted one .sas7bdat or .xpt file in it, got {names}. Download it again.")
+            raise ValueError(f"{path}: expected one .sas7bdat or .xpt file in it, got {names}. Download it again.")
         with archive.open(inside[0]) as stream:
             yield from _parsed(stream, Path(inside[0]).suffix.lower(), f"{path}/{inside[0]}")
 
 
 def _parsed(stream: IO[bytes], ending: str, name: str) -> Iterator[Mapping[str, Any]]:
     if ending not in FORMATS:
-        raise ValueError(f"{name}: wanted {', '.join(ENDINGS)}, got {ending or 'no ending'}. Download the file again.")
+        raise ValueError(
+            f"{name}: expected {', '.join(ENDINGS)}, got {ending or 'no ending'}. Download the file again."
+        )
     try:
         import pandas as pd  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -201,19 +203,19 @@ def _chunks(pd: Any, stream: IO[bytes], kind: str, name: str) -> Iterator[Any]:
                     chunk[numbers] = chunk[numbers].mask(chunk[numbers].abs() < LEAST, 0.0)
                     yield chunk
     except (ValueError, EOFError, UserWarning, struct.error) as error:
-        raise ValueError(f"{name}: wanted a complete SAS file ({error}); download it again") from error
+        raise ValueError(f"{name}: expected a complete SAS file ({error}); download it again") from error
 
 
 def _check(columns: Any, name: str) -> None:
     if missing := [field for field in FIELDS if field not in columns]:
-        raise ValueError(f"{name}: wanted the fields of SPXRAW, got none called {', '.join(missing)}.")
+        raise ValueError(f"{name}: expected the fields of SPXRAW, got none called {', '.join(missing)}.")
 
 
 def _find(data: Path | str | None) -> list[Path]:
     """Return one file for each available cycle, of the first available format."""
     folder = data or os.environ.get("SMOOTHHESS_DATA")
     if not folder:
-        raise ValueError("wanted a folder with NHANES curves: pass data=… (--data DIR) or set SMOOTHHESS_DATA")
+        raise ValueError("expected a folder with NHANES curves: pass data=… (--data DIR) or set SMOOTHHESS_DATA")
     places = [Path(folder) / "NHANES", Path(folder)]
     files = [file for place in places if place.is_dir() for file in sorted(place.iterdir())]
     found = []
@@ -222,7 +224,7 @@ def _find(data: Path | str | None) -> list[Path]:
         found += fitting[:1]
     if not found:
         raise FileNotFoundError(
-            f"no raw spirometry curves in {' or '.join(map(str, places))}: wanted {', '.join(CYCLES)} as "
+            f"no raw spirometry curves in {' or '.join(map(str, places))}: expected {', '.join(CYCLES)} as "
             f"{', '.join(ENDINGS)}. Download them from the examination data of NHANES at wwwn.cdc.gov/nchs/nhanes."
         )
     return found

@@ -46,7 +46,7 @@ class Options:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be between 0 and 2³² − 1, got {self.seed}.")
         if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"wanted a folder to write into, but {self.out} is a file. Pass another --out.")
+            raise ValueError(f"expected a folder to write into, but {self.out} is a file. Pass another --out.")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts

@@ -50,12 +50,12 @@ def published(
     >>> published(metric="pmse_mean", dataset="MNIST", network="mlp5", function="logit", epsilon=0.5, method="SG")
     Published(value=4.1e-05, note='', unit='mse', n_points=200)
     """
-    wanted = tuple(_plain(name) for name in (metric, dataset, network, function))
-    for place, (column, name) in enumerate(zip(_NAMES, wanted, strict=True)):
+    key = tuple(_plain(name) for name in (metric, dataset, network, function))
+    for place, (column, name) in enumerate(zip(_NAMES, key, strict=True)):
         known = {cell[place] for cell in _cells()}
         if name not in known:
-            raise ValueError(f"{column}: wanted one of {', '.join(sorted(known))}, got {name!r}.")
-    for radius, printed in _cells().get(wanted, {}).get(method, {}).items():
+            raise ValueError(f"{column}: expected one of {', '.join(sorted(known))}, got {name!r}.")
+    for radius, printed in _cells().get(key, {}).get(method, {}).items():
         if math.isclose(radius, epsilon):
             return printed
     return None

@@ -56,7 +56,7 @@ class Spirograms:
     def __post_init__(self) -> None:
         if not len(self.curves) == len(self.fev1) == len(self.coughs):
             raise ValueError(
-                f"wanted one FEV₁ and one tuple of coughs for each curve, got {len(self.curves)} curves, "
+                f"expected one FEV₁ and one tuple of coughs for each curve, got {len(self.curves)} curves, "
                 f"{len(self.fev1)} values and {len(self.coughs)} tuples."
             )
 
@@ -110,12 +110,12 @@ def fev1(volumes: Tensor, step: float = STEP, seconds: float = 1.0) -> Tensor:
     """
     n = max(1, round(SLOPE_WINDOW / step))
     if volumes.shape[-1] <= n:
-        raise ValueError(f"wanted more than {n} samples at {step:g} s, got {volumes.shape[-1]}.")
+        raise ValueError(f"expected more than {n} samples at {step:g} s, got {volumes.shape[-1]}.")
     slopes = (volumes[..., n:] - volumes[..., :-n]) / (n * step)
     steepest, j = slopes.max(-1)
     zero = j.to(volumes) * step - volumes.gather(-1, j[..., None])[..., 0] / steepest
     if bool((steepest <= 0).any()):
-        raise ValueError("wanted curves that rise somewhere; a curve without flow has no FEV₁. Leave it out.")
+        raise ValueError("expected curves that rise somewhere; a curve without flow has no FEV₁. Leave it out.")
     return _at(volumes, zero + seconds, step)
 
 
@@ -144,7 +144,7 @@ def find_coughs(volumes: Tensor, step: float = STEP) -> tuple[tuple[Coughing, ..
     ((Coughing(start=0.5, end=0.9),),)
     """
     if volumes.dim() != 2:
-        raise ValueError(f"wanted curves (N, T), got shape {tuple(volumes.shape)}.")
+        raise ValueError(f"expected curves (N, T), got shape {tuple(volumes.shape)}.")
     return tuple(_breaks(row, step) for row in flow(volumes.double(), step).clamp_min(0).tolist())
 
 

@@ -13,7 +13,7 @@ from paper.long_convolution import with_long_convolutions
 from paper.networks import SpirometryCNN
 from paper.options import Options, machine
 from paper.spirometry import Spirograms
-from paper.training import Recipe, mean_score, squared_error, train, warm_cosine
+from paper.training import Checkpoint, Recipe, mean_score, squared_error, train, warm_cosine
 from smoothhess.model.weight_files import load_weights, save_weights
 
 __all__ = ["NARROW", "WIDE", "Fitted", "fitted", "linear_mse", "recalibrate", "recipe"]
@@ -85,7 +85,7 @@ def fitted(spirograms: Spirograms, kernel: int, n_steps: int, options: Options) 
         known = {**numbers, "variance": variance}
         network.to(options.device).eval()
         return Fitted(network, kernel, int(notes["steps"]), **known, machine=notes.get("machine", ""))
-    checkpoint = path.with_name(path.name + ".checkpoint.safetensors")
+    checkpoint = Checkpoint.of(path, every=100)
     training = train(
         network,
         learn.as_split(),
@@ -93,7 +93,6 @@ def fitted(spirograms: Spirograms, kernel: int, n_steps: int, options: Options) 
         held_out={"test": test.as_split()},
         seed=options.seed,
         checkpoint=checkpoint,
-        checkpoint_every=100,
         device=options.device,
         show_progress=options.show_progress,
     )
@@ -109,7 +108,7 @@ def fitted(spirograms: Spirograms, kernel: int, n_steps: int, options: Options) 
         machine=machine(options.device),
     )
     _keep(result, path, options.seed)
-    checkpoint.unlink(missing_ok=True)
+    checkpoint.path.unlink(missing_ok=True)
     return result
 
 

@@ -6,6 +6,8 @@ Order of the data, augmentation and dropout depend only on (seed, step). So a ru
 its checkpoint gives the same numbers as one that was not.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import math
@@ -28,7 +30,18 @@ from paper.datasets import Split
 from paper.passes import Passes
 from smoothhess.model.weight_files import read_weights, save_tensors, save_weights
 
-__all__ = ["CIFAR10", "FOUR_QUADRANT", "IMAGE_MLP", "NESTED", "Recipe", "Training", "mean_score", "shortened", "train"]
+__all__ = [
+    "CIFAR10",
+    "FOUR_QUADRANT",
+    "IMAGE_MLP",
+    "NESTED",
+    "Checkpoint",
+    "Recipe",
+    "Training",
+    "mean_score",
+    "shortened",
+    "train",
+]
 
 AVERAGED = 100  # steps over which the loss of a run is averaged
 LOOKED_AT = 50  # steps between two checks of the loss
@@ -125,6 +138,19 @@ NESTED = _plane(200_000, 64, (40_000, 80_000, 120_000, 160_000))
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """The file from which an interrupted training resumes, written every `every` steps."""
+
+    path: Path
+    every: int = 1_000
+
+    @staticmethod
+    def of(weights: Path, every: int = 1_000) -> Checkpoint:
+        """The checkpoint in the folder of the file that the trained weights are written to."""
+        return Checkpoint(weights.with_name(weights.name + ".checkpoint.safetensors"), every)
+
+
+@dataclass(frozen=True)
 class Training:
     """Result of a training run: `loss` is the mean over its last 100 steps, `scores` are means by split."""
 
@@ -141,8 +167,7 @@ def train(
     *,
     held_out: Mapping[str, Split] | None = None,
     seed: int = 0,
-    checkpoint: Path | str | None = None,
-    checkpoint_every: int = 1_000,
+    checkpoint: Checkpoint | None = None,
     device: torch.device | str = "cpu",
     show_progress: bool = False,
 ) -> Training:
@@ -164,8 +189,8 @@ def train(
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = recipe.optimizer(network.parameters(), lr=recipe.rate(0))
     step, losses = 0, torch.zeros(0, device=device)
-    if checkpoint is not None and Path(checkpoint).exists():
-        step, last = _resume(Path(checkpoint), network, optimizer, recipe, seed)
+    if checkpoint is not None and checkpoint.path.exists():
+        step, last = _resume(checkpoint.path, network, optimizer, recipe, seed)
         losses = torch.tensor(last, device=device)
 
     inputs, targets = data.inputs.to(device), data.targets.to(device)
@@ -187,13 +212,13 @@ def train(
             optimizer.step()
             losses = torch.cat([losses[-(AVERAGED - 1) :], loss.float().reshape(1)])
             is_last = step + 1 == recipe.n_steps
-            keep = (step + 1) % checkpoint_every == 0 or is_last
-            if keep or step % LOOKED_AT == 0:  # each check synchronises with the device
+            keep = checkpoint is not None and ((step + 1) % checkpoint.every == 0 or is_last)
+            if keep or is_last or step % LOOKED_AT == 0:  # each check synchronises with the device
                 if not bool(losses.isfinite().all()):
                     raise FloatingPointError(f"the loss is not finite at step {step}; lower the learning rate")
                 steps.set_postfix(loss=f"{float(losses[-1]):.4g}")
-            if keep and checkpoint is not None:
-                _save(Path(checkpoint), network, optimizer, step + 1, losses.tolist(), recipe, seed)
+            if checkpoint is not None and keep:
+                _save(checkpoint.path, network, optimizer, step + 1, losses.tolist(), recipe, seed)
     network.eval()
     splits = {"train": data, **(held_out or {})}
     scores = {name: mean_score(network, split, recipe.score) for name, split in splits.items()}
@@ -260,10 +285,10 @@ def _identity(network: nn.Module, recipe: Recipe, seed: int) -> dict[str, int]:
 def _resume(path: Path, network: nn.Module, optimizer: Optimizer, recipe: Recipe, seed: int) -> tuple[int, list[float]]:
     tensors, metadata = read_weights(path)
     progress = json.loads(metadata.get("training", "{}"))
-    wanted = _identity(network, recipe, seed)
-    got = {key: progress.get(key) for key in wanted}
-    if got != wanted:
-        raise ValueError(f"{path}: wanted a checkpoint of {wanted}, got {got}. Pass another path to start over.")
+    expected = _identity(network, recipe, seed)
+    got = {key: progress.get(key) for key in expected}
+    if got != expected:
+        raise ValueError(f"{path}: expected a checkpoint of {expected}, got {got}. Pass another path to start over.")
     network.load_state_dict({k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")})
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -319,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     build, recipe, load = _RUNS[options.name]
     if options.steps is not None:
         recipe = changed(recipe, n_steps=options.steps)
-    checkpoint = options.out.with_name(options.out.name + ".checkpoint.safetensors")
+    checkpoint = Checkpoint.of(options.out)
     try:
         splits = load(options.data)
         with torch.random.fork_rng(devices=[]):
@@ -339,10 +364,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, f"{error}\n")
     scores = {name: repr(score) for name, score in training.scores.items()}
     save_weights(network, options.out, run=options.name, seed=str(options.seed), **scores)
-    checkpoint.unlink(missing_ok=True)
-    told = ", ".join(f"{name} {score:.6g}" for name, score in training.scores.items())
+    checkpoint.path.unlink(missing_ok=True)
+    words = ", ".join(f"{name} {score:.6g}" for name, score in training.scores.items())
     measure = "accuracy" if recipe.score is correct else "mean squared error"
-    print(f"{options.name}: {measure} {told}; {training.n_steps} steps, {training.seconds:.0f} s → {options.out}")
+    print(f"{options.name}: {measure} {words}; {training.n_steps} steps, {training.seconds:.0f} s → {options.out}")
 
 
 if __name__ == "__main__":

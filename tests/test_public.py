@@ -72,7 +72,7 @@ def test_import_adds_little_to_that_of_torch():
         taken.append(float(_printed(code)))
         if taken[-1] < 0.25:
             return
-    raise AssertionError(f"import smoothhess took {min(taken):.2f} of import torch, wanted less than 0.25")
+    raise AssertionError(f"import smoothhess took {min(taken):.2f} of import torch, expected less than 0.25")
 
 
 def _printed(code):

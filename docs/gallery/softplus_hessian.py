@@ -28,14 +28,14 @@ model.eval()
 
 radius = 0.5
 validation, x = images[1500:1520], images[1520:1560]
-target, wanted = model(validation).argmax(1), model(x).argmax(1)
+target, predicted = model(validation).argmax(1), model(x).argmax(1)
 sigma = select(model, validation, radius=radius, target=target, n_calls=256).best
 beta = select(model, validation, radius=radius, target=target, method="softplus", coarse_to_fine=True).best
 print(f"chosen on {len(validation)} validation images: σ = {sigma:.3f}, β = {beta:.3g}")
 
-smooth = sh.SmoothHess(model).attribute(x, target=wanted, sigma=sigma, n_calls=512)
+smooth = sh.SmoothHess(model).attribute(x, target=predicted, sigma=sigma, n_calls=512)
 print(f"relative error {float(smooth.relative_error.max()):.0%} at most")
-soft = baselines.softplus(model, x, wanted, beta=beta)
+soft = baselines.softplus(model, x, predicted, beta=beta)
 table = compare(
     model,
     x,
@@ -43,10 +43,10 @@ table = compare(
         "SmoothHess": smooth.taylor(),
         "SmoothGrad": smooth.taylor(1),
         "SoftPlus H+G": soft.taylor(),
-        "gradient": baselines.gradient(model, x, wanted).taylor(1),
+        "gradient": baselines.gradient(model, x, predicted).taylor(1),
     },
     [radius],
-    target=wanted,
+    target=predicted,
 )
 print(table)
 

@@ -39,12 +39,12 @@ def find(name: str) -> Callable[[Options], Outcome]:
     >>> find("nest")
     Traceback (most recent call last):
     ...
-    ValueError: wanted one of surface, four-quadrant, nested, ..., all, got 'nest'.
+    ValueError: expected one of surface, four-quadrant, nested, ..., all, got 'nest'.
     """
     if name == "all":
         return run_all
     if name not in EXPERIMENTS:
-        raise ValueError(f"wanted one of {', '.join(EXPERIMENTS)}, all, got {name!r}.")
+        raise ValueError(f"expected one of {', '.join(EXPERIMENTS)}, all, got {name!r}.")
     module, function = EXPERIMENTS[name]
     return getattr(import_module(f"{__name__}.{module}"), function)
 

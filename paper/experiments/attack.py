@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from paper.cells import Cells
-from paper.classifiers import CLASSIFIERS, Classifier, NoWeightsError, Source, wanted
+from paper.classifiers import CLASSIFIERS, Classifier, NoWeightsError, Source, selected
 from paper.experiments import Outcome
 from paper.experiments.attack_report import Chosen, Measured, Row, report
 from paper.methods import ATTACK, ATTACK_BETA, ATTACK_SIGMA2, Maker, Method, quiet
@@ -29,7 +29,7 @@ from paper.published import published
 from smoothhess import Interactions, Taylor
 from smoothhess.evaluate import post_hoc
 from smoothhess.evaluate.attack import AttackPath
-from smoothhess.linalg.trust_region.few_directions import beside
+from smoothhess.linalg.trust_region.few_directions import orthogonal_part
 from smoothhess.linalg.trust_region.lanczos import Product, Space
 from smoothhess.linalg.trust_region.scaling import eigenpairs
 from smoothhess.linalg.trust_region.spectrum import Spectrum
@@ -69,7 +69,7 @@ def run(options: Options) -> Outcome:
     started = time.perf_counter()
     done: list[Measured] = []
     skipped: list[str] = []
-    for sources in _by_dataset(wanted(options, CLASSIFIERS)):
+    for sources in _by_dataset(selected(options, CLASSIFIERS)):
         classifier = _first(sources, options, skipped)
         if classifier is not None:
             done.append(measure(classifier, options, size_of(classifier, options)))
@@ -328,7 +328,7 @@ def _krylov(gradient: Tensor, product: Product, size: int) -> Space:
     while basis.shape[1] < full:
         before = basis.shape[1]
         for row in block.unbind(1)[: full - before]:
-            basis = torch.cat([basis, beside(basis, row)[:, None]], 1)
+            basis = torch.cat([basis, orthogonal_part(basis, row)[:, None]], 1)
         block = product(basis[:, before:])
         images.append(block)
     image = torch.cat(images, 1)

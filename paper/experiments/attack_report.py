@@ -304,8 +304,8 @@ def _panel(ax: Axes, m: Measured) -> None:
     for i, epsilon in enumerate(m.epsilons):
         comparison = m.comparison(epsilon, m.chosen)
         base = m.published("attack_posthoc_accuracy", epsilon, OURS)[0]
-        told = "" if base is None else f"\n({base:.1f})"
-        labels.append(f"{epsilon:g}\n{100 * comparison.share(OURS, epsilon).value:.1f}{told}")
+        words = "" if base is None else f"\n({base:.1f})"
+        labels.append(f"{epsilon:g}\n{100 * comparison.share(OURS, epsilon).value:.1f}{words}")
         for k, (name, (colour, marker)) in enumerate(_LOOK.items()):
             apart, x = comparison.difference(name, OURS), i + 0.14 * (k - 2)
             value, error = 100 * float(apart.value[0]), 100 * float(apart.stderr[0])

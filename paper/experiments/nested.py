@@ -169,11 +169,11 @@ def findings(smooth: list[Row], soft: list[Row], fitted: Trained, device: str = 
         )
     lines.append(error_words(judged[0], ALLOWED))
     lines.append(agreement(smooth))
-    for place, wanted in (("inner", (1.0, 1.0, 0.0)), ("outer", (0.0, -5.0, 0.0))):
-        distance, beta = min((_apart(row, wanted), row["β"]) for row in soft)
-        ours, s2 = min((_apart(row, wanted), row["σ²"]) for row in smooth)
+    for place, goal in (("inner", (1.0, 1.0, 0.0)), ("outer", (0.0, -5.0, 0.0))):
+        distance, beta = min((_apart(row, goal), row["β"]) for row in soft)
+        ours, s2 = min((_apart(row, goal), row["σ²"]) for row in smooth)
         lines.append(
-            f"nearest to the {place} interactions {wanted}, largest difference of the three: SoftPlus {distance:.2f} "
+            f"nearest to the {place} interactions {goal}, largest difference of the three: SoftPlus {distance:.2f} "
             f"at β = {beta:.3g}, SmoothHess {ours:.2f} at σ² = {s2:.3g}"
         )
     return lines
@@ -240,5 +240,5 @@ def _zero_line(ax: Axes) -> None:
     ax.set_xscale("log")
 
 
-def _apart(row: Row, wanted: tuple[float, float, float]) -> float:
-    return max(abs(row[name] - value) for name, value in zip(ENTRIES, wanted, strict=True))
+def _apart(row: Row, goal: tuple[float, float, float]) -> float:
+    return max(abs(row[name] - value) for name, value in zip(ENTRIES, goal, strict=True))

@@ -15,7 +15,7 @@ from paper.cells import Cells
 from paper.datasets import Split, plane_grid
 from paper.networks import MLP
 from paper.options import Options
-from paper.training import Recipe, train
+from paper.training import Checkpoint, Recipe, train
 from smoothhess.model.weight_files import load_weights, save_weights
 
 __all__ = ["Trained", "open_cells", "trained"]
@@ -83,7 +83,7 @@ def trained(
         notes = load_weights(network, path)
         return Trained(network.to(options.device).eval(), int(notes["steps"]), float(notes["mse"]), planned)
     points = plane_grid() if points is None else points
-    checkpoint = path.with_name(path.name + ".checkpoint.safetensors")
+    checkpoint = Checkpoint.of(path)
     training = train(
         network,
         Split(points, target(points)),
@@ -95,7 +95,7 @@ def trained(
     )
     mse = training.scores["train"]
     save_weights(network, path, run=name, seed=str(options.seed), steps=str(training.n_steps), mse=repr(mse))
-    checkpoint.unlink(missing_ok=True)
+    checkpoint.path.unlink(missing_ok=True)
     return Trained(network, training.n_steps, mse, planned)
 
 

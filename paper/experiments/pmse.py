@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from paper.balls import SAMPLERS, Balls, Forms
 from paper.cells import Cells
-from paper.classifiers import CLASSIFIERS, NEURON_CLASS, RESNET101, Classifier, NoWeightsError, Source, wanted
+from paper.classifiers import CLASSIFIERS, NEURON_CLASS, RESNET101, Classifier, NoWeightsError, Source, selected
 from paper.experiments import Outcome
 from paper.experiments.pmse_report import Chosen, Measured, Record, report
 from paper.methods import PMSE, PMSE_BETA, RECIPE_CALLS, Maker, Method, choose, sigma_candidates
@@ -29,6 +29,8 @@ from paper.options import Options
 from paper.published import published
 from smoothhess import Interactions
 from smoothhess.evaluate import Selection
+from smoothhess.evaluate.ball_samples import BallSamples
+from smoothhess.model.model_call import ModelCall
 
 __all__ = ["EPSILONS", "Function", "Size", "measure", "run", "run_resnet101"]
 
@@ -83,7 +85,7 @@ class Function:
 
 def run(options: Options) -> Outcome:
     """Run all networks of the requested data sets."""
-    return _run(options, NAME, wanted(options, CLASSIFIERS), ("logit", "neuron"))
+    return _run(options, NAME, selected(options, CLASSIFIERS), ("logit", "neuron"))
 
 
 def run_resnet101(options: Options) -> Outcome:
@@ -99,7 +101,7 @@ def _run(options: Options, name: str, sources: Sequence[Source], functions: Sequ
     started = time.perf_counter()
     asked = [f for f in functions if options.function in (None, f)]
     if not asked:
-        raise ValueError(f"--function: wanted {' or '.join(functions)}, got {options.function!r}.")
+        raise ValueError(f"--function: expected {' or '.join(functions)}, got {options.function!r}.")
     done: list[Measured] = []
     skipped: list[str] = []
     for source in sources:
@@ -263,8 +265,8 @@ class _Bench:
                     make = self._maker(x, function, seed)
                     known: dict[tuple[str, int, float | None], tuple[Forms, dict[str, float]]] = {}
                     for epsilon in (e for f, e in missing if f == function):
-                        wanted = self._wanted(function, epsilon, chosen)
-                        records = [self._record(balls, make, function, epsilon, m, v, known) for m, v in wanted]
+                        candidates = self._candidates(function, epsilon, chosen)
+                        records = [self._record(balls, make, function, epsilon, m, v, known) for m, v in candidates]
                         self.cells.put(self._key(function, epsilon, images[number]), records)
                         bar.update()
 
@@ -273,7 +275,7 @@ class _Bench:
         """Batches are identified by their images, so that a run with more points resumes one with fewer."""
         return {"function": function.name, "epsilon": epsilon, "images": images}
 
-    def _wanted(self, function: Function, epsilon: float, chosen: Chosen) -> list[tuple[Method, float | None]]:
+    def _candidates(self, function: Function, epsilon: float, chosen: Chosen) -> list[tuple[Method, float | None]]:
         """Methods with every value of their parameter that a table needs, each once."""
         found: dict[tuple[Method, float | None], None] = {}
         for method in PMSE:
@@ -407,14 +409,11 @@ class _Bench:
     def _balls(self, inputs: Tensor, missing: Sequence[tuple[Function, float]], seed: int) -> Balls:
         functions = dict.fromkeys(f for f, _ in missing)
         return Balls.around(
-            self.classifier.readout,
-            inputs,
+            ModelCall(self.classifier.readout, inputs, internal_batch_size=self.classifier.rows),
             {f.name: f.target(self.classifier, inputs) for f in functions},
             sorted({e for _, e in missing}),
-            n_samples=self.size.samples,
+            BallSamples(self.size.samples, "ball", seed),
             n_exact=self.size.exact,
-            seed=seed,
-            rows=self.classifier.rows,
             precision="tf32" if self._is_rough else "float32",
             show_progress=self.options.show_progress,
         )

@@ -412,10 +412,10 @@ def _lowest(measured: Sequence[Measured], sampler: str) -> list[str]:
                 lost.append(
                     f"{function} at ε = {epsilon:g} ({second} is {1 / ratios[-1]:.2f} of it, {z:+.1f} paired se)"
                 )
-        told = f"; not lowest: {', '.join(lost)}" if lost else ""
+        exceptions = f"; not lowest: {', '.join(lost)}" if lost else ""
         lines.append(
             f"{m.classifier.title}, {words}: SH+SG is lowest in {won} of {len(cells)} cells, in {sure} of them by two "
-            f"paired standard errors; it is {min(ratios):.2f} to {max(ratios):.2f} of the next best{told}"
+            f"paired standard errors; it is {min(ratios):.2f} to {max(ratios):.2f} of the next best{exceptions}"
         )
     return lines
 
@@ -445,10 +445,10 @@ def _sharpness(measured: Sequence[Measured]) -> list[str]:
     for m in measured:
         for function in m.functions:
             chosen = [m.chosen[function, m.samplings[0], e, "SP H+G"] for e in m.epsilons]
-            told = ", ".join(f"{b:g}" for b in chosen)
+            words = ", ".join(f"{b:g}" for b in chosen)
             product = ", ".join(f"{b * e:.3g}" for b, e in zip(chosen, m.epsilons, strict=True))
             radii = ", ".join(f"{e:g}" for e in m.epsilons)
-            lines.append(f"{m.classifier.title}, {function}: β of SP H+G at ε = {radii} is {told}; β·ε = {product}")
+            lines.append(f"{m.classifier.title}, {function}: β of SP H+G at ε = {radii} is {words}; β·ε = {product}")
     return lines
 
 

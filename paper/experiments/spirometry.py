@@ -98,15 +98,17 @@ def run(options: Options) -> Outcome:
 
     cough, calm = _samples(test)
     others = [i for i in _early_coughs(test) if i not in (cough, calm)]
-    wanted = [cough, *others][:n_explained]
-    unseen = [i for i in range(len(test)) if i not in (*wanted, calm)][-size.n_select :]
+    explained = [cough, *others][:n_explained]
+    unseen = [i for i in range(len(test)) if i not in (*explained, calm)][-size.n_select :]
     choice = cells.compute({"sigma": "choice"}, lambda: _choose_sigma(wide.network, test.curves[unseen], size, options))
     sigma = choice["best"]
 
     explainer = _Explainer(test, sigma, options, folder, cells, size)
     samples = [explainer.sample(wide, i, name) for name, i in (("coughing", cough), ("calm", calm))]
     dense = {fit.kernel: explainer.result(fit, cough, "coughing").hessian[0].cpu() for fit in (narrow, wide)}
-    rows = [explainer.row(wide, narrow, i) for i in tqdm(wanted, desc="test curves", disable=not options.show_progress)]
+    rows = [
+        explainer.row(wide, narrow, i) for i in tqdm(explained, desc="test curves", disable=not options.show_progress)
+    ]
 
     scales = [explainer.scale_row(wide, narrow, cough, scale * ACCURACY) for scale in SCALES]
     profiles = {
@@ -151,8 +153,8 @@ def _samples(test: Spirograms) -> tuple[int, int]:
     calm = (~test.cough_within(EARLY)).nonzero()[:, 0].tolist()
     if not cough or not calm:
         raise ValueError(
-            f"wanted a test curve with one break before {EARLY:g} s and one without, got {len(cough)} and {len(calm)} "
-            f"among {len(test)}; use more curves."
+            f"expected a test curve with one break before {EARLY:g} s and one without, got {len(cough)} and {len(calm)}"
+            f" among {len(test)}; use more curves."
         )
     return cough[0], calm[0]
 
@@ -423,8 +425,8 @@ def findings(
 def _scales_told(scales: Sequence[Row]) -> str:
     """The comparison of kernels at other σ."""
     wide, narrow = f"reach, kernel {WIDE} (s)", f"reach, kernel {NARROW} (s)"
-    told = ", ".join(f"{row[wide]:.2f} and {row[narrow]:.2f} s at σ = {row['σ (L)']:g} L" for row in scales)
-    return f"reach on the coughing curve of the figure at other σ, kernels {WIDE} and {NARROW}: {told}"
+    text = ", ".join(f"{row[wide]:.2f} and {row[narrow]:.2f} s at σ = {row['σ (L)']:g} L" for row in scales)
+    return f"reach on the coughing curve of the figure at other σ, kernels {WIDE} and {NARROW}: {text}"
 
 
 def _interval_rows(samples: Sequence[Explained]) -> list[Row]:

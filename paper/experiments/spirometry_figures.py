@@ -62,8 +62,8 @@ def samples_figure(samples: Sequence[Explained], title: str, interval: float) ->
                 ax.axvspan(cough.start, cough.end, color=SHADE, linewidth=0, zorder=0)
         curve.plot(times, sample.curve, color=BLUE)
         curve.set(ylabel="volume (L)", ylim=(0, None))
-        told = "cough in the first 4 s" if sample.name == "coughing" else "no cough in the first 4 s"
-        curve.set_title(f"({chr(ord('a') + k)}) {told}", loc="left")
+        heading = "cough in the first 4 s" if sample.name == "coughing" else "no cough in the first 4 s"
+        curve.set_title(f"({chr(ord('a') + k)}) {heading}", loc="left")
         words = f"FEV₁ {sample.fev1:.2f} L\npredicted {sample.predicted:.2f} L"
         curve.text(0.99, 0.1, words, transform=curve.transAxes, ha="right", color=INK)
         if sample.coughs:

@@ -25,6 +25,8 @@ from paper.experiments import Outcome
 from paper.methods import PMSE, PMSE_BETA, Maker, Method, choose, sigma_candidates
 from paper.options import Options
 from paper.tables import COLUMN, print_style, save_figure, write_table
+from smoothhess.evaluate.ball_samples import BallSamples
+from smoothhess.model.model_call import ModelCall
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -159,7 +161,7 @@ def _first_right(classifier: Classifier, subject: str) -> int:
     for index in (test.targets == label).nonzero()[:, 0].tolist():
         if int(classifier.predicted(test.inputs[index : index + 1].to(classifier.device))) == label:
             return index
-    raise ValueError(f"wanted a test image of class {subject} that the network gets right, got none.")
+    raise ValueError(f"expected a test image of class {subject} that the network gets right, got none.")
 
 
 def segment(image: Tensor) -> Tensor:
@@ -171,12 +173,12 @@ def segment(image: Tensor) -> Tensor:
     pixels = image.permute(1, 2, 0).double().numpy()
     counts = []
     for compactness in (10.0, 5.0, 20.0, 40.0):  # by colour only, flat images are divided into too few segments
-        for wanted in range(SEGMENTS[0], 2 * SEGMENTS[1]):
-            found = torch.from_numpy(slic(pixels, n_segments=wanted, compactness=compactness, start_label=0))
+        for n_segments in range(SEGMENTS[0], 2 * SEGMENTS[1]):
+            found = torch.from_numpy(slic(pixels, n_segments=n_segments, compactness=compactness, start_label=0))
             counts.append(int(found.max()) + 1)
             if SEGMENTS[0] <= counts[-1] <= SEGMENTS[1]:
                 return found.long()
-    raise ValueError(f"wanted {SEGMENTS[0]} to {SEGMENTS[1]} super-pixels, SLIC made {min(counts)} to {max(counts)}.")
+    raise ValueError(f"expected {SEGMENTS[0]} to {SEGMENTS[1]} super-pixels, SLIC made {min(counts)} to {max(counts)}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,13 +199,10 @@ class _Bench:
         result = make(method, value)
         groups = result.groups(self.mask.to(self.x.device).expand(self.x.shape[1:]))
         balls = Balls.around(
-            self.classifier.readout,
-            self.x,
+            ModelCall(self.classifier.readout, self.x, internal_batch_size=self.classifier.rows),
             {"logit": target},
             [EPSILON],
-            n_samples=self.size.samples,
-            seed=self.options.seed,
-            rows=self.classifier.rows,
+            BallSamples(self.size.samples, "ball", self.options.seed),
             show_progress=self.options.show_progress,
         )
         if self.size.samples >= result.shape[1]:
@@ -278,8 +277,8 @@ def segment_rows(pictures: Sequence[Picture]) -> list[Row]:
 
 def findings(pictures: Sequence[Picture], classifier: Classifier, chosen: Mapping[str, float]) -> list[str]:
     """Summarise the figure in numbers."""
-    told = ", ".join(f"{TITLES[m.name]} {m.printed_parameter} = {m.printed(chosen[m.name]):.3g}" for m in METHODS)
-    lines = [f"{classifier.title}: {classifier.words}", f"chosen on validation images at ε = {EPSILON:g}: {told}"]
+    words = ", ".join(f"{TITLES[m.name]} {m.printed_parameter} = {m.printed(chosen[m.name]):.3g}" for m in METHODS)
+    lines = [f"{classifier.title}: {classifier.words}", f"chosen on validation images at ε = {EPSILON:g}: {words}"]
     for sampler in SAMPLERS:
         ratios = []
         for p in pictures:

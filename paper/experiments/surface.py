@@ -64,7 +64,7 @@ class Surface:
         """Index of this coordinate on the axis, which must contain it, since the Hessian changes between points."""
         apart = (self.axis - coordinate).abs()
         if float(apart.amin()) > 1e-9:
-            raise ValueError(f"wanted a coordinate of the grid, got {coordinate}; choose a step that divides it.")
+            raise ValueError(f"expected a coordinate of the grid, got {coordinate}; choose a step that divides it.")
         return int(apart.argmin())
 
     @classmethod
@@ -170,13 +170,13 @@ def findings(rows: list[Row], centre: dict[str, Any], fitted: Trained, surface: 
         warnings.simplefilter("ignore", UserWarning)  # the warning that it is zero everywhere, which is reported below
         flat = own_hessian(fitted.in_double, anywhere, 0).hessian.abs().amax()
     exact = surface.hessian[tuple(surface.index(value) for value in CENTRE)]
-    told = ", ".join(
+    words = ", ".join(
         f"{name} {centre['hessian'][i][j]:+.3f} ({float(exact[i, j]):+.3f})" for name, (i, j) in ENTRIES.items()
     )
     return [
         f"network: {'-'.join(map(str, WIDTHS))}, {fitted.words} at {N_POINTS} points",
         f"largest entry of the network's own Hessian at {len(rows)} points: {float(flat):g}",
-        f"SmoothHess at {CENTRE}, σ² = {SIGMA2:g} (exact in brackets): {told}",
+        f"SmoothHess at {CENTRE}, σ² = {SIGMA2:g} (exact in brackets): {words}",
         agreement(rows, "exact", reach=1.96),
     ]
 

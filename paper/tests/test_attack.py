@@ -85,11 +85,11 @@ def test_a_column_is_what_the_library_says(measured):
         "G": baselines.gradient(softmax, x, target).taylor(1),
         "random": baselines.random(softmax, x, target, seed=0).taylor(1),
     }
-    wanted = post_hoc(classifier.network, x, attackers, epsilon)
+    expected = post_hoc(classifier.network, x, attackers, epsilon)
     comparison = found.comparison(epsilon, found.chosen)
     for name in attackers:
         ours = comparison.after[comparison.methods.index(name), 0, :4]
-        assert torch.equal(ours, wanted.after[wanted.methods.index(name), 0]), name
+        assert torch.equal(ours, expected.after[expected.methods.index(name), 0]), name
 
 
 def test_paired_columns(measured):
@@ -170,16 +170,16 @@ def test_perturbed_inputs_are_exact_minima(result):
     found = attack.perturbed(result, 2, radii)
     for radius, points in zip(radii, found, strict=True):
         step = minimize_in_ball(result.gradient, result.hessian, radius)
-        wanted, ours = (_value(result, s) for s in (step, (points - result.inputs).flatten(1)))
-        torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-12)
+        expected, ours = (_value(result, s) for s in (step, (points - result.inputs).flatten(1)))
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-12)
 
 
 def test_32_dimensions_nearly_do(result):
     for radius, points in zip([0.1, 1.0], attack.perturbed(result, 2, [0.1, 1.0], exact=False), strict=True):
         step = minimize_in_ball(result.gradient, result.hessian, radius)
-        wanted, ours = (_value(result, s) for s in (step, (points - result.inputs).flatten(1)))
-        assert bool((ours >= wanted - 1e-12).all())
-        torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=0)
+        expected, ours = (_value(result, s) for s in (step, (points - result.inputs).flatten(1)))
+        assert bool((ours >= expected - 1e-12).all())
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=0)
 
 
 def test_the_hard_case_is_found():

@@ -58,8 +58,8 @@ def test_hue_turns_as_in_hsv():
     for i in range(4):
         for pixel, got in zip(images[i].flatten(1).T, turned[i].flatten(1).T, strict=True):
             h, s, v = colorsys.rgb_to_hsv(*pixel.tolist())
-            wanted = colorsys.hsv_to_rgb((h + turn[i].item()) % 1, s, v)
-            torch.testing.assert_close(got, torch.tensor(wanted), rtol=0, atol=1e-5)
+            expected = colorsys.hsv_to_rgb((h + turn[i].item()) % 1, s, v)
+            torch.testing.assert_close(got, torch.tensor(expected), rtol=0, atol=1e-5)
 
 
 def test_a_crop_of_everything_is_the_identity_and_windows_lie_inside():

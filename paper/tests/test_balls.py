@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from paper import balls as module
+from paper import balls as balls_module
 from paper.balls import SAMPLERS, Balls, Forms
 from paper.classifiers import Readout
 from paper.networks import MLP
 from smoothhess import SmoothHess, baselines
-from smoothhess.evaluate import compare
+from smoothhess.evaluate import ball_samples, compare
+from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.linalg.memory import ByteLimit
+from smoothhess.model.model_call import ModelCall
 
 RADII = [0.5, 1.0]
 
@@ -25,7 +27,7 @@ def network():
 
 def test_numbers_and_errors_are_those_of_compare(network):
     readout, x, targets = network
-    balls = Balls.around(readout, x, targets, RADII, n_samples=300, seed=4)
+    balls = Balls.around(ModelCall(readout, x), targets, RADII, BallSamples(300, "ball", 4))
     for function, target in targets.items():
         result = SmoothHess(readout).attribute(x, target, radius=0.5, n_calls=100)
         forms = {order: balls.forms(result.taylor(order)) for order in (1, 2)}
@@ -49,21 +51,23 @@ def test_numbers_and_errors_are_those_of_compare(network):
 
 def test_chunks_do_not_change_it(network, monkeypatch):
     readout, x, targets = network
-    whole = Balls.around(readout, x, targets, [0.5], n_samples=130, seed=1)
-    monkeypatch.setattr(module, "CHUNK", 21)
-    monkeypatch.setattr(module, "BATCH_INPUTS", ByteLimit(1 << 10))
-    parts = Balls.around(readout, x, targets, [0.5], n_samples=130, seed=1, rows=5)
-    torch.testing.assert_close(parts.directions, whole.directions, rtol=0, atol=0)
+    samples = BallSamples(130, "ball", 1)
+    full = Balls.around(ModelCall(readout, x), targets, [0.5], samples)
+    monkeypatch.setattr(ball_samples, "CHUNK_ROWS", 21)
+    for module in (balls_module, ball_samples):
+        monkeypatch.setattr(module, "BATCH_INPUTS", ByteLimit(1 << 10))
+    parts = Balls.around(ModelCall(readout, x, internal_batch_size=5), targets, [0.5], samples)
+    torch.testing.assert_close(parts.directions, full.directions, rtol=0, atol=0)
     taylor = baselines.softplus(readout, x, targets["logit"], beta=3.0).taylor()
-    for key, values in whole.truth.items():
+    for key, values in full.truth.items():
         torch.testing.assert_close(parts.truth[key], values, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(parts.forms(taylor).square, whole.forms(taylor).square, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(parts.forms(taylor).square, full.forms(taylor).square, rtol=1e-12, atol=1e-14)
 
 
 def test_rough_values_are_put_right_by_the_exact_ones(network):
     """As on a GPU with TF32: all values have a small error, and the first ones are also computed exactly."""
     readout, x, targets = network
-    exact = Balls.around(readout, x, targets, [0.5], n_samples=4_000, seed=2)
+    exact = Balls.around(ModelCall(readout, x), targets, [0.5], BallSamples(4_000, "ball", 2))
     rng = torch.Generator().manual_seed(0)
     rough = {key: v + 0.02 * torch.randn(v.shape, generator=rng).double() for key, v in exact.truth.items()}
     first = {key: v[:, :1_000] for key, v in exact.truth.items()}
@@ -79,7 +83,7 @@ def test_rough_values_are_put_right_by_the_exact_ones(network):
 
 def test_a_surrogate_of_first_order_has_no_square(network):
     readout, x, targets = network
-    balls = Balls.around(readout, x, targets, [0.5], n_samples=10)
+    balls = Balls.around(ModelCall(readout, x), targets, [0.5], BallSamples(10, "ball", 0))
     forms = balls.forms(baselines.gradient(readout, x, targets["logit"]).taylor(1))
     assert isinstance(forms, Forms)
     assert forms.square is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paper.classifiers import CLASSIFIERS, NoWeightsError, Readout, wanted
+from paper.classifiers import CLASSIFIERS, NoWeightsError, Readout, selected
 from paper.networks import MLP, image_mlp, resnet18
 from paper.options import Options
 from paper.tests.stand_ins import RECIPE, images, mlp_source, resnet_source, untrained
@@ -99,5 +99,5 @@ def test_the_papers_networks():
     assert [source.key for source in CLASSIFIERS] == ["mnist-authors", "mnist", "fmnist", "cifar10"]
     assert CLASSIFIERS[0].penultimate(net := image_mlp()) is net.f[-2]
     assert CLASSIFIERS[3].penultimate(net := resnet18(width=2)) is net.fc
-    with pytest.raises(ValueError, match="--dataset: wanted one of mnist, fmnist, cifar10, got 'nhanes'"):
-        wanted(Options(__import__("pathlib").Path("out"), dataset="nhanes"))
+    with pytest.raises(ValueError, match="--dataset: expected one of mnist, fmnist, cifar10, got 'nhanes'"):
+        selected(Options(__import__("pathlib").Path("out"), dataset="nhanes"))

@@ -35,7 +35,7 @@ def test_the_options_reach_the_experiment(asked, tmp_path, capsys):
     assert main([*words.split(), *folders]) == 0
     ((name, options),) = asked
     assert name == "pmse"
-    wanted = Options(
+    expected = Options(
         out=tmp_path / "o",
         data=tmp_path,
         device="cpu",
@@ -48,7 +48,7 @@ def test_the_options_reach_the_experiment(asked, tmp_path, capsys):
         steps=9,
         show_progress=False,
     )
-    assert options == wanted
+    assert options == expected
     assert options.weights == tmp_path / "c"
     said = capsys.readouterr().out
     assert "pmse is done" in said
@@ -118,14 +118,14 @@ def test_all_goes_on_after_a_failure_and_tells_it(monkeypatch, tmp_path):
     def find(name):
         def run(options):
             if name == "pmse":
-                raise ValueError("wanted a folder of data sets")
+                raise ValueError("expected a folder of data sets")
             done.append(name)
             return Outcome(name, [], [])
 
         return run
 
     monkeypatch.setattr(experiments, "find", find)
-    with pytest.raises(ValueError, match=r"1 of 8 experiments failed: pmse: wanted a folder"):
+    with pytest.raises(ValueError, match=r"1 of 8 experiments failed: pmse: expected a folder"):
         run_all(Options(tmp_path))
     assert done == [name for name in EXPERIMENTS if name != "pmse"]
 

@@ -35,9 +35,9 @@ def test_is_the_hessian_of_the_softened_network(case, form, probability):
     target = net(x).argmax(1)
     shape, truth = FORMS[form]
     found = softened(net, x, target, shape, probability=probability)
-    wanted = truth((lambda x: net(x).softmax(-1)) if probability else net, x, target, beta=3.0)
+    expected = truth((lambda x: net(x).softmax(-1)) if probability else net, x, target, beta=3.0)
     for name in ("hessian", "gradient", "output", "value"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-11, atol=1e-14)
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,8 +45,8 @@ def test_without_a_form_it_is_the_networks_own(case):
     net, x = CASES[case]
     target = net(x).argmax(1)
     found = softened(net, x, target, None, probability=True)
-    wanted = baselines.hessian(lambda x: net(x).softmax(-1), x, target)
-    torch.testing.assert_close(found.hessian, wanted.hessian, rtol=1e-11, atol=1e-14)
+    expected = baselines.hessian(lambda x: net(x).softmax(-1), x, target)
+    torch.testing.assert_close(found.hessian, expected.hessian, rtol=1e-11, atol=1e-14)
     assert not softened(net, x, target, None).hessian.any()
 
 

@@ -77,10 +77,10 @@ def test_damaged_idx_files_are_named(tmp_path):
     path.write_bytes(whole)
     assert read_idx(path).shape == (3, 4, 5)
     for raw, told in [
-        (whole[:-1], r"a: wanted 76 bytes for shape \(3, 4, 5\), got 75"),
+        (whole[:-1], r"a: expected 76 bytes for shape \(3, 4, 5\), got 75"),
         (whole + b"x", "got 77"),
-        (whole[:9], "wanted .* got 9"),
-        (b"GIF89a", "wanted an idx file .* got 47 49 46 38"),
+        (whole[:9], "expected .* got 9"),
+        (b"GIF89a", "expected an idx file .* got 47 49 46 38"),
         (b"", "got nothing"),
     ]:
         path.write_bytes(raw)
@@ -89,7 +89,7 @@ def test_damaged_idx_files_are_named(tmp_path):
     zipped = tmp_path / "a.gz"
     for raw in (gzip.compress(whole)[:-9], b"not gzip"):
         zipped.write_bytes(raw)
-        with pytest.raises(ValueError, match=r"a\.gz: wanted a complete gzip file"):
+        with pytest.raises(ValueError, match=r"a\.gz: expected a complete gzip file"):
             read_idx(zipped)
 
 
@@ -105,7 +105,7 @@ def test_inconsistent_idx_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="labels 0 to 9"):
         mnist(tmp_path, n_val=2)
     labels.write_bytes(idx(pixels(12, 1)))
-    with pytest.raises(ValueError, match=r"wanted 1 dimensions, got shape \(12, 1\)"):
+    with pytest.raises(ValueError, match=r"expected 1 dimensions, got shape \(12, 1\)"):
         mnist(tmp_path, n_val=2)
 
 
@@ -189,7 +189,7 @@ def test_cifar10_jpeg_copies_say_so(tmp_path):
     with pytest.raises(ValueError, match="7 train offsets"):
         cifar10(tmp_path)
     np.savez(path, **(arrays | {"train_jpeg": np.zeros_like(arrays["train_jpeg"])}))
-    with pytest.raises(ValueError, match=r"cifar10_jpeg\.npz: wanted JPEG copies"):
+    with pytest.raises(ValueError, match=r"cifar10_jpeg\.npz: expected JPEG copies"):
         cifar10(tmp_path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged or foreign"):
@@ -246,5 +246,5 @@ def test_the_command_fails_kindly(tmp_path, capsys, serve):
         datasets.main(["fetch", "mnist", "--data", str(tmp_path), "--mirror", serve({})])
     assert caught.value.code == 1
     assert "404" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="wanted one of mnist"):
+    with pytest.raises(ValueError, match="expected one of mnist"):
         fetch("imagenet", tmp_path)

@@ -38,7 +38,7 @@ def test_a_whole_part_needs_no_more_bytes(tmp_path, serve, md5):
 
 def test_wrong_contents_never_get_the_final_name(tmp_path, serve, md5):
     url = serve({"a.bin": CONTENT}) + "a.bin"
-    with pytest.raises(ValueError, match=f"wanted MD5 {md5(b'other')}, got {md5(CONTENT)}"):
+    with pytest.raises(ValueError, match=f"expected MD5 {md5(b'other')}, got {md5(CONTENT)}"):
         download(url, tmp_path / "a.bin", md5(b"other"), show_progress=False)
     assert list(tmp_path.iterdir()) == []
 

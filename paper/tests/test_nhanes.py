@@ -86,8 +86,8 @@ def test_coughing_efforts_with_the_best_fev1_of_their_visit(folder):
     assert found.source == "NHANES"
     assert "2 coughing efforts of 4 participants; 0 records left out" in found.note
     assert found.curves.shape == (2, N_SAMPLES)
-    wanted = sorted([1.1 * closed_form_fev1(3.2, 0.5), closed_form_fev1(4.0, 0.5)])
-    assert sorted(found.fev1.tolist()) == pytest.approx(wanted, abs=2e-3)  # points are whole mL
+    expected = sorted([1.1 * closed_form_fev1(3.2, 0.5), closed_form_fev1(4.0, 0.5)])
+    assert sorted(found.fev1.tolist()) == pytest.approx(expected, abs=2e-3)  # points are whole mL
     first = int(found.fev1.argmin())
     t = 0.05 * np.arange(N_SAMPLES)
     at_50_ms = np.interp(t, 0.01 * np.arange(len(COUGH)), COUGH)
@@ -145,7 +145,7 @@ def test_a_bad_record_is_left_out_and_counted(tmp_path, broken):
 
 
 def test_parse_curve_refuses_what_is_not_documented():
-    for points, n, match in [("1,2", 3, "wanted 3 points"), ("1,2.5", 2, "integers"), ("-64,2", 2, "-63 to 192")]:
+    for points, n, match in [("1,2", 3, "expected 3 points"), ("1,2.5", 2, "integers"), ("-64,2", 2, "-63 to 192")]:
         with pytest.raises(ValueError, match=match):
             parse_curve(points, 1.0, n)
 
@@ -154,8 +154,8 @@ def test_a_zip_holds_the_same_curves(folder, tmp_path):
     path = tmp_path / "SPXRAW_F.ZIP"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("spxraw_f.xpt", (folder / "NHANES" / "spxraw_f.xpt").read_bytes())
-    got, wanted = read_manoeuvres(path), read_manoeuvres(folder / "NHANES" / "spxraw_f.xpt")
-    assert [m.fev1 for m in got.manoeuvres] == [m.fev1 for m in wanted.manoeuvres]
+    got, expected = read_manoeuvres(path), read_manoeuvres(folder / "NHANES" / "spxraw_f.xpt")
+    assert [m.fev1 for m in got.manoeuvres] == [m.fev1 for m in expected.manoeuvres]
 
 
 def test_a_sas7bdat_holds_the_same_curves(folder, tmp_path):
@@ -166,14 +166,14 @@ def test_a_sas7bdat_holds_the_same_curves(folder, tmp_path):
     zipped = tmp_path / "SPXRAW_G.zip"
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("spxraw_g.sas7bdat", raw)
-    wanted = read_manoeuvres(folder / "NHANES" / "spxraw_f.xpt").manoeuvres
+    expected = read_manoeuvres(folder / "NHANES" / "spxraw_f.xpt").manoeuvres
     for file in (path, zipped):
         got = read_manoeuvres(file)
         assert got.n_left_out == 0
         assert [(m.participant, m.number, m.grade, m.fev1) for m in got.manoeuvres] == [
-            (m.participant, m.number, m.grade, m.fev1) for m in wanted
+            (m.participant, m.number, m.grade, m.fev1) for m in expected
         ]
-        assert all(torch.equal(a.curve, b.curve) for a, b in zip(got.manoeuvres, wanted, strict=True))
+        assert all(torch.equal(a.curve, b.curve) for a, b in zip(got.manoeuvres, expected, strict=True))
     assert len(nhanes(tmp_path)) == 2  # the same people in three cycles
 
 
@@ -196,20 +196,24 @@ def test_other_formats_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("SMOOTHHESS_DATA", raising=False)
     with pytest.raises(ValueError, match="--data DIR"):
         nhanes()
-    with pytest.raises(FileNotFoundError, match=r"wanted SPXRAW_E, SPXRAW_F, SPXRAW_G as \.xpt, \.sas7bdat, \.zip"):
+    with pytest.raises(FileNotFoundError, match=r"expected SPXRAW_E, SPXRAW_F, SPXRAW_G as \.xpt, \.sas7bdat, \.zip"):
         nhanes(tmp_path)
     for name, content, match in [
-        ("a.csv", b"SEQN,SPXRAW", r"wanted \.xpt, \.sas7bdat, \.zip, got \.csv"),
+        ("a.csv", b"SEQN,SPXRAW", r"expected \.xpt, \.sas7bdat, \.zip, got \.csv"),
         ("b.zip", b"PK no", "not a complete zip file"),
-        ("c.xpt", b"SEQN,SPXRAW\n1,2", "c.xpt: wanted a complete SAS file"),
-        ("d.xpt", b"HEADER RECORD*******LIBV8   HEADER RECORD!!!!!!!" + b"0" * 30, "d.xpt: wanted a complete SAS file"),
+        ("c.xpt", b"SEQN,SPXRAW\n1,2", "c.xpt: expected a complete SAS file"),
+        (
+            "d.xpt",
+            b"HEADER RECORD*******LIBV8   HEADER RECORD!!!!!!!" + b"0" * 30,
+            "d.xpt: expected a complete SAS file",
+        ),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=match):
             read_manoeuvres(tmp_path / name)
     with zipfile.ZipFile(tmp_path / "e.zip", "w") as archive:
         archive.writestr("readme.txt", "")
-    with pytest.raises(ValueError, match=r"wanted one \.sas7bdat or \.xpt file in it, got readme\.txt"):
+    with pytest.raises(ValueError, match=r"expected one \.sas7bdat or \.xpt file in it, got readme\.txt"):
         read_manoeuvres(tmp_path / "e.zip")
     (tmp_path / "f.xpt").write_bytes(xpt({"SEQN": [1.0]}, {"SEQN": 8}))
     with pytest.raises(ValueError, match="got none called SPATTYPE"):
@@ -221,10 +225,10 @@ def test_other_formats_are_refused(tmp_path, monkeypatch):
 def test_a_damaged_sas_file_is_refused(tmp_path):
     pytest.importorskip("pandas")
     (tmp_path / "x.sas7bdat").write_bytes(sas7bdat(table(RECORDS), LENGTHS)[:5_000])
-    with pytest.raises(ValueError, match="wanted a complete SAS file"):
+    with pytest.raises(ValueError, match="expected a complete SAS file"):
         read_manoeuvres(tmp_path / "x.sas7bdat")
     (tmp_path / "y.sas7bdat").write_bytes(sas7bdat({"SEQN": [1.0], "OTHER": ["a"]}, {"SEQN": 8, "OTHER": 8}))
-    with pytest.raises(ValueError, match="wanted the fields of SPXRAW"):
+    with pytest.raises(ValueError, match="expected the fields of SPXRAW"):
         read_manoeuvres(tmp_path / "y.sas7bdat")
 
 
@@ -245,5 +249,5 @@ def test_damaged_xpt_files_are_refused(tmp_path):
     for name, content in (("header", whole[: 9 * 80]), ("rows", whole[:-100])):
         path = tmp_path / f"{name}.xpt"
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}.xpt: wanted a complete SAS file"):
+        with pytest.raises(ValueError, match=f"{name}.xpt: expected a complete SAS file"):
             read_manoeuvres(path)

@@ -112,12 +112,12 @@ def test_a_cell_is_what_the_library_says(weights, tmp_path):
         "G": baselines.gradient(classifier.readout, x, target).taylor(1),
     }
     for sampler in ("radius", "ball"):
-        wanted = compare(
+        expected = compare(
             classifier.readout, x, surrogates, epsilon, target, n_samples=TINY.samples, sampling=sampler, seed=0
         )
         for m, name in enumerate(surrogates):
             record = found.best("logit", epsilon, name, sampler)
-            torch.testing.assert_close(record.errors[sampler][:3], wanted.errors[m, 0], rtol=1e-3, atol=1e-10)
+            torch.testing.assert_close(record.errors[sampler][:3], expected.errors[m, 0], rtol=1e-3, atol=1e-10)
     ours = found.best("logit", epsilon, "SH+SG", "radius")
     assert (ours.calls, ours.value) == (TINY.calls, sigma)
     assert len(ours.errors["radius"]) == 5
@@ -192,7 +192,7 @@ def test_a_run_of_more_points_goes_on_from_one_of_fewer(weights, tmp_path, monke
     pmse.measure(classifier, ("logit",), some, TINY)
     asked = []
     monkeypatch.setattr(
-        pmse.Balls, "around", lambda *a, f=pmse.Balls.around, **k: asked.append(len(a[1])) or f(*a, **k)
+        pmse.Balls, "around", lambda *a, f=pmse.Balls.around, **k: asked.append(len(a[0].inputs)) or f(*a, **k)
     )
     found = pmse.measure(classifier, ("logit",), replace(some, points=5), TINY)
     assert asked == [2]  # only the second batch
@@ -245,7 +245,7 @@ def test_resnet101_is_left_out_with_a_line(tmp_path):
     assert "python -m paper.training cifar10-resnet101" in slow.lines[0]
     for other in ({"function": "neuron"}, {"dataset": "mnist"}):
         assert "only the logits of CIFAR10" in pmse.run_resnet101(Options(tmp_path, **other)).lines[0]
-    with pytest.raises(ValueError, match="--function: wanted logit or neuron, got 'softmax'"):
+    with pytest.raises(ValueError, match="--function: expected logit or neuron, got 'softmax'"):
         pmse.run(Options(tmp_path, function="softmax"))
 
 

@@ -63,9 +63,9 @@ def test_what_was_not_printed_is_none_and_what_cannot_be_is_an_error():
     assert find(row, epsilon=0.3) is None
     assert find(row, method="random") is None
     assert find(row, dataset="CIFAR10") is None  # of the MLP
-    with pytest.raises(ValueError, match="dataset: wanted one of cifar10, fmnist, mnist, got 'svhn'"):
+    with pytest.raises(ValueError, match="dataset: expected one of cifar10, fmnist, mnist, got 'svhn'"):
         find(row, dataset="SVHN")
-    with pytest.raises(ValueError, match="metric: wanted one of"):
+    with pytest.raises(ValueError, match="metric: expected one of"):
         find(row, metric="pmse")
 
 

@@ -79,7 +79,7 @@ def test_coughs_of_known_times_are_found():
     assert find_coughs(exponential(T)[None]) == ((),)
     partly = exponential(T - 0.9 * (T - 0.6).clamp(0, 0.35))  # nearly shut: a tenth of the flow goes on
     assert find_coughs(partly[None]) == ((Coughing(0.6, 0.95),),)
-    with pytest.raises(ValueError, match=r"wanted curves \(N, T\)"):
+    with pytest.raises(ValueError, match=r"expected curves \(N, T\)"):
         find_coughs(T)
 
 
@@ -120,8 +120,8 @@ def test_long_convolutions_are_convolutions(taps, bias):
     for module in (layer, long):
         out = module(x)
         grads.append((out, *torch.autograd.grad((out * up).sum(), [x, *module.parameters()])))
-    for wanted, got in zip(*grads, strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-11, rtol=1e-11)
+    for expected, got in zip(*grads, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)
     assert long.weight is layer.weight
 
 

@@ -84,9 +84,9 @@ def test_interactions_are_plain_sums_over_pairs(stand_in, weights, tmp_path):
     mask = tiles(x[0]).expand(3, 32, 32).flatten()
     indicators = torch.stack([(mask == k).float() for k in (10, 0, 9, 19)])[None]
     soft = baselines.softplus(classifier.readout, x, classifier.predicted(x), beta=4.0, dense=False)
-    wanted = (soft.taylor().product(indicators) @ indicators.mT)[0, 0].double()  # by differentiating twice
+    expected = (soft.taylor().product(indicators) @ indicators.mT)[0, 0].double()  # by differentiating twice
     ours = torch.tensor([found["interactions"][k] for k in (10, 0, 9, 19)]).double()
-    torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_a_run_that_was_killed_goes_on(stand_in, weights, tmp_path, monkeypatch):

@@ -245,7 +245,7 @@ def test_training_is_kept_resumed_and_leaves_the_global_generator_alone(tmp_path
 
     def cut(*arguments, **further):
         counted = replace(arguments[2], loss=lambda *pair: _count(steps, 45) or recipe.loss(*pair))
-        return train(*arguments[:2], counted, **further, checkpoint_every=20)
+        return train(*arguments[:2], counted, **further | {"checkpoint": replace(further["checkpoint"], every=20)})
 
     with monkeypatch.context() as patch:
         patch.setattr(plane, "train", cut)
@@ -268,7 +268,9 @@ def test_training_is_kept_resumed_and_leaves_the_global_generator_alone(tmp_path
 def test_a_training_with_fewer_steps_equals_the_full_one_at_that_step(tmp_path, monkeypatch):
     recipe, sizes, points = shortened(FOUR_QUADRANT, 60), (2, 16, 1), datasets.plane_grid(0.5)
     train = plane.train
-    monkeypatch.setattr(plane, "train", lambda *a, **k: train(*a, **k, checkpoint_every=25))
+    monkeypatch.setattr(
+        plane, "train", lambda *a, checkpoint, **k: train(*a, checkpoint=replace(checkpoint, every=25), **k)
+    )
 
     def fit(steps, loss=recipe.loss):
         options = Options(tmp_path, steps=steps)

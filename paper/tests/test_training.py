@@ -13,7 +13,7 @@ from paper.augmentation import paper_augmentation
 from paper.datasets import Split, four_quadrant, mnist, plane_grid
 from paper.networks import MLP, VGG, image_mlp, plane_mlp
 from paper.tests.test_datasets import write_idx
-from paper.training import Recipe, mean_score, milestones, train
+from paper.training import Checkpoint, Recipe, mean_score, milestones, train
 from smoothhess.model.weight_files import load_weights
 
 pytestmark = pytest.mark.rounding
@@ -60,21 +60,21 @@ def interrupted_at(recipe, step):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, optimizer):
     recipe = dataclasses.replace(IMAGES, optimizer=optimizer)
     straight, resumed = classifier(), classifier()
-    wanted = train(straight, images(), recipe, seed=5)
-    options = {"seed": 5, "checkpoint": tmp_path / "c.safetensors", "checkpoint_every": 4}
+    expected = train(straight, images(), recipe, seed=5)
+    options = {"seed": 5, "checkpoint": Checkpoint(tmp_path / "c.safetensors", every=4)}
     with pytest.raises(PulledPlugError):
         train(resumed, images(), interrupted_at(recipe, 7), **options)
     another = classifier(seed=99)  # its own weights do not matter
     got = train(another, images(), recipe, **options)
     assert all(torch.equal(v, another.state_dict()[k]) for k, v in straight.state_dict().items())
-    assert (got.loss, got.scores) == (wanted.loss, wanted.scores)
+    assert (got.loss, got.scores) == (expected.loss, expected.scores)
     again = train(classifier(), images(), recipe, **options)  # finished: nothing is left to do
-    assert (again.loss, again.scores) == (wanted.loss, wanted.scores)
+    assert (again.loss, again.scores) == (expected.loss, expected.scores)
 
 
 def test_a_checkpoint_is_one_complete_safetensors_file(tmp_path):
     path = tmp_path / "deep" / "c.safetensors"
-    train(classifier(), images(), IMAGES, checkpoint=path, checkpoint_every=5)
+    train(classifier(), images(), IMAGES, checkpoint=Checkpoint(path, every=5))
     assert [p.name for p in path.parent.iterdir()] == ["c.safetensors"]
     with safe_open(path, "pt") as stored:
         names = set(stored.keys())
@@ -84,11 +84,11 @@ def test_a_checkpoint_is_one_complete_safetensors_file(tmp_path):
 
 def test_a_foreign_checkpoint_raises(tmp_path):
     path = tmp_path / "c.safetensors"
-    train(classifier(), images(), IMAGES, checkpoint=path)
-    with pytest.raises(ValueError, match=r"c\.safetensors: wanted .*'seed': 1.* got .*'seed': 0"):
-        train(classifier(), images(), IMAGES, checkpoint=path, seed=1)
+    train(classifier(), images(), IMAGES, checkpoint=Checkpoint(path))
+    with pytest.raises(ValueError, match=r"c\.safetensors: expected .*'seed': 1.* got .*'seed': 0"):
+        train(classifier(), images(), IMAGES, checkpoint=Checkpoint(path), seed=1)
     with pytest.raises(ValueError, match="n_parameters"):
-        train(VGG((2, 4)), images(), IMAGES, checkpoint=path)
+        train(VGG((2, 4)), images(), IMAGES, checkpoint=Checkpoint(path))
 
 
 def test_chance_depends_on_the_seed_alone():
@@ -135,7 +135,7 @@ def test_a_loss_that_explodes_stops_the_run(tmp_path):
     points = plane_grid(0.5)
     path = tmp_path / "c.safetensors"
     with pytest.raises(FloatingPointError, match="at step"):
-        train(plane_mlp((8, 8)), Split(points, four_quadrant(points)), recipe, checkpoint=path)
+        train(plane_mlp((8, 8)), Split(points, four_quadrant(points)), recipe, checkpoint=Checkpoint(path))
     assert not path.exists()
 
 

@@ -62,8 +62,8 @@ def test_the_closed_form_is_the_hessian_of_a_relu_network(dense, monkeypatch):
     torch.testing.assert_close(result.gradient, g, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(result.hessian, H, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(result[[2, 0]].hessian, H[[2, 0]], rtol=1e-9, atol=1e-12)
-    wanted = functional.cross_entropy(f(X), torch.tensor(LABELS), reduction="none").detach()
-    torch.testing.assert_close(result.output, wanted)
+    expected = functional.cross_entropy(f(X), torch.tensor(LABELS), reduction="none").detach()
+    torch.testing.assert_close(result.output, expected)
     values = torch.linalg.eigvalsh(result.hessian)
     assert (values > -1e-12).all()
     assert (values[:, : D - C + 1].abs() < 1e-12).all()  # rank below C
@@ -349,7 +349,7 @@ def test_buffers_are_put_back():
         ({"forward_func": lambda x: (x, x)}, ValueError, "got tuple"),
         ({"forward_func": lambda x: (x - 100).log()}, ValueError, "logits are NaN or infinite"),
         ({"target": 9}, ValueError, "target 9 is out of range"),
-        ({"target": [0, 1]}, ValueError, "wanted one target per example"),
+        ({"target": [0, 1]}, ValueError, "expected one target per example"),
         ({"of": "relu"}, ValueError, "of must be .*got 'relu'"),
         (
             {"of": hessian(lambda x: x.prod(1), X)},

@@ -25,9 +25,9 @@ def test_a_quadratic():
 
 def test_of_the_softened_network():
     f = OneHidden(4)
-    wanted = torch.func.vmap(torch.func.hessian(lambda x: nn.functional.softplus(x @ f.w.mT + f.b, 3.0) @ f.a))(X)
+    expected = torch.func.vmap(torch.func.hessian(lambda x: nn.functional.softplus(x @ f.w.mT + f.b, 3.0) @ f.a))(X)
     result = gradient_nid(f, X, of="softplus", beta=3.0)
-    torch.testing.assert_close(result.hessian, wanted.detach().square(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(result.hessian, expected.detach().square(), rtol=1e-9, atol=1e-12)
     assert result.note == "squares of softplus β = 3"
 
 

@@ -187,7 +187,7 @@ class TestProducts:
         products = self.make(f, x)
         hessian = torch.stack([torch.func.hessian(lambda x: (x**2).sum() * x[0])(row) for row in x])
         torch.testing.assert_close(products.dense(), hessian, **TIGHT)
-        assert not products.together
+        assert not products.batched
         assert products.passes == 3 * (1 + 4 + 2 * 4)
         torch.testing.assert_close(self.make(f, x, 2).dense(), hessian, **TIGHT)
 
@@ -227,9 +227,9 @@ class TestProducts:
             return x.prod(1)
 
         x = draw(7, 3)
-        wanted = self.make(lambda x: x.prod(1), x).dense()
+        expected = self.make(lambda x: x.prod(1), x).dense()
         products = self.make(f, x)
-        torch.testing.assert_close(products.dense(), wanted, **TIGHT)
+        torch.testing.assert_close(products.dense(), expected, **TIGHT)
         assert max(seen) == 7
         assert seen[-1] <= 2
         assert products.rows is not None
@@ -423,12 +423,12 @@ class TestAll:
 
 def test_matrices_that_do_not_fit_are_operators(monkeypatch):
     f, x = lambda x: x.prod(1), draw(2, 4)
-    wanted = baselines.hessian(f, x).hessian
+    expected = baselines.hessian(f, x).hessian
     for name, limit in (("MATRIX_FEATURES", 3), ("DENSE_HESSIANS", ByteLimit(8 * 31))):
         monkeypatch.setattr(import_module("smoothhess.baselines.hessian"), name, limit)
         result = baselines.hessian(f, x)
         assert callable(result.derivatives.curvature)
-        torch.testing.assert_close(result.hessian, wanted, **TIGHT)
+        torch.testing.assert_close(result.hessian, expected, **TIGHT)
         assert isinstance(baselines.hessian(f, x, dense=True).derivatives.curvature, torch.Tensor)
         monkeypatch.undo()
     with pytest.raises(TypeError, match="dense must be True, False or None"):

@@ -44,9 +44,9 @@ def test_a_quadratic(n_steps):
     f = lambda x: x @ b + ((x @ A) * x).sum(1) / 2
     result = integrated_hessians(f, X, baselines=START, n_steps=n_steps)
     move = X - START
-    wanted = move[:, :, None] * A * move[:, None] / 4  # ∫∫ αβ = 1/4
-    wanted = wanted + torch.diag_embed(move * (b + START @ A + move @ A / 4))
-    torch.testing.assert_close(result.hessian, wanted, rtol=1e-12, atol=1e-13)
+    expected = move[:, :, None] * A * move[:, None] / 4  # ∫∫ αβ = 1/4
+    expected = expected + torch.diag_embed(move * (b + START @ A + move @ A / 4))
+    torch.testing.assert_close(result.hessian, expected, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(result.value, f(X) - f(START), rtol=1e-12, atol=1e-13)
 
 
@@ -56,8 +56,8 @@ def test_a_monomial_is_shared_by_its_powers(powers):
     a = torch.tensor(powers).double()
     f = lambda x: (x**a).prod(1)
     result = integrated_hessians(f, X, n_steps=6)
-    wanted = torch.outer(a, a) * (f(X) / a.sum() ** 2)[:, None, None]
-    torch.testing.assert_close(result.hessian, wanted, rtol=1e-11, atol=1e-13)
+    expected = torch.outer(a, a) * (f(X) / a.sum() ** 2)[:, None, None]
+    torch.testing.assert_close(result.hessian, expected, rtol=1e-11, atol=1e-13)
 
 
 def test_additive_functions_have_no_cross_terms():
@@ -99,8 +99,8 @@ def test_the_double_sum(activation):
     f = net(4, 10, 10, 2, activation=activation)
     result = integrated_hessians(f, X, [1, 0, 1], baselines=START)
     for i, column in enumerate([1, 0, 1]):
-        wanted = double_sum(lambda x, c=column: f(x)[:, c], X[i], START[i])
-        torch.testing.assert_close(result.hessian[i], wanted, rtol=1e-8, atol=1e-10)
+        expected = double_sum(lambda x, c=column: f(x)[:, c], X[i], START[i])
+        torch.testing.assert_close(result.hessian[i], expected, rtol=1e-8, atol=1e-10)
 
 
 def test_the_double_sum_of_a_softened_network():
@@ -108,8 +108,8 @@ def test_the_double_sum_of_a_softened_network():
     soft = nn.Sequential(*[nn.Softplus(beta=4.0) if isinstance(m, nn.ReLU) else m for m in f])
     result = integrated_hessians(f, X, of="softplus", beta=4.0, n_steps=48)
     for i in range(len(X)):
-        wanted = double_sum(lambda x: soft(x)[:, 0], X[i], torch.zeros(4).double(), n=48)
-        torch.testing.assert_close(result.hessian[i], wanted, rtol=1e-7, atol=1e-9)
+        expected = double_sum(lambda x: soft(x)[:, 0], X[i], torch.zeros(4).double(), n=48)
+        torch.testing.assert_close(result.hessian[i], expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("of", ["own", "softplus"])
@@ -121,9 +121,9 @@ def test_row_sums_are_captums_integrated_gradients(of):
     options = {} if of == "own" else {"beta": 5.0}
     target = [2, 0, 1]
     result = integrated_hessians(f, X, target, baselines=START, of=of, n_steps=64, **options)
-    wanted = captum.attr.IntegratedGradients(theirs).attribute(X, START, target, n_steps=200)
-    torch.testing.assert_close(result.hessian.sum(2), wanted, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(result.gradient, wanted, rtol=1e-7, atol=1e-9)
+    expected = captum.attr.IntegratedGradients(theirs).attribute(X, START, target, n_steps=200)
+    torch.testing.assert_close(result.hessian.sum(2), expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(result.gradient, expected, rtol=1e-7, atol=1e-9)
 
 
 # --- completeness -----------------------------------------------------------------------------------------------------
@@ -186,12 +186,12 @@ def test_smooth_in_closed_form():
 
 
 def test_smooth_sampled_is_unbiased_and_every_point_has_draws_of_its_own():
-    f, wanted = OneHidden(4), smoothed_truth(OneHidden(4), X, 0.6, 6)
+    f, expected = OneHidden(4), smoothed_truth(OneHidden(4), X, 0.6, 6)
     options = {"of": "smooth", "sigma": 0.6, "n_calls": 40, "control": None, "shrink": False, "n_steps": 6}
     seeds, copies = [*range(60)], X[:1].expand(60, -1)  # as many runs as there are copies
     result = integrated_hessians(f, copies, seed=seeds, **options)
     runs = result.hessian
-    z = (runs.mean(0) - wanted[0]) / (runs.std(0) / 60**0.5)
+    z = (runs.mean(0) - expected[0]) / (runs.std(0) / 60**0.5)
     assert z.abs().max() < 4
     assert z.square().mean() < 2
     again = integrated_hessians(f, X[:1], seed=7, **options)
@@ -269,9 +269,9 @@ def test_a_function_in_the_place_of_a_name():
 def test_forms_of_the_baseline(baselines):
     f = net(4, 8, 1)
     image, g = X.reshape(3, 2, 2), lambda x: f(x.flatten(1))
-    wanted = integrated_hessians(f, X, baselines=0.5 * torch.ones_like(X)).hessian
+    expected = integrated_hessians(f, X, baselines=0.5 * torch.ones_like(X)).hessian
     result = integrated_hessians(g, image, baselines=baselines)
-    torch.testing.assert_close(result.hessian, wanted)
+    torch.testing.assert_close(result.hessian, expected)
     assert result.gradient.shape == (3, 2, 2)
 
 

@@ -36,8 +36,8 @@ def test_two_nodes_in_closed_form():
 @pytest.mark.parametrize("g", [np.exp, np.cos, lambda t: 1 / (1 + 4 * t), lambda t: np.tanh(3 * t - 1)])
 def test_against_an_adaptive_rule(g):
     t, w = logarithmic_rule(24)
-    wanted, _ = scipy.integrate.quad(lambda t: -math.log(t) * g(t), 0, 1, epsabs=1e-13)
-    assert abs(float((w * torch.from_numpy(np.asarray(g(t.numpy())))).sum()) - wanted) < 1e-10
+    expected, _ = scipy.integrate.quad(lambda t: -math.log(t) * g(t), 0, 1, epsabs=1e-13)
+    assert abs(float((w * torch.from_numpy(np.asarray(g(t.numpy())))).sum()) - expected) < 1e-10
 
 
 def test_equals_the_double_sum_it_replaces():

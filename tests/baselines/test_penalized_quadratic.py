@@ -69,8 +69,8 @@ def test_optimality_conditions():
 def test_without_l1_it_is_a_linear_system():
     g, H, quadratic, half = problem(d=80, rank=6)
     step, residual = maximize_penalized(quadratic, 0.0, 1.3 * half)
-    wanted = torch.linalg.solve(2.6 * half * torch.eye(80).double() - H, g)
-    torch.testing.assert_close(step, wanted, rtol=1e-9, atol=1e-11)
+    expected = torch.linalg.solve(2.6 * half * torch.eye(80).double() - H, g)
+    torch.testing.assert_close(step, expected, rtol=1e-9, atol=1e-11)
     assert residual.max() < 1e-10
 
 

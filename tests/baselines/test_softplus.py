@@ -151,8 +151,8 @@ class TestClosedForm:
         result = baselines.softplus(f, x, beta=beta)
         torch.testing.assert_close(result.value, torch.log1p(torch.exp(beta * s)) @ f.a / beta, **TIGHT)
         torch.testing.assert_close(result.gradient, (f.a * p) @ f.w, **TIGHT)
-        wanted = torch.einsum("bk,ki,kj->bij", f.a * beta * p * (1 - p), f.w, f.w)
-        torch.testing.assert_close(result.hessian, wanted, **TIGHT)
+        expected = torch.einsum("bk,ki,kj->bij", f.a * beta * p * (1 - p), f.w, f.w)
+        torch.testing.assert_close(result.hessian, expected, **TIGHT)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_sharp_corners_give_the_models_own_gradient(self, kind):
@@ -191,8 +191,8 @@ class TestForms:
     def test_tails_keep_their_digits_in_float32(self, form):
         z = torch.linspace(-10, 10, 201)
         for method in ("slope", "curvature"):
-            wanted = getattr(form, method)(z.double()).float()
-            torch.testing.assert_close(getattr(form, method)(z), wanted, rtol=2e-5, atol=1e-37)
+            expected = getattr(form, method)(z.double()).float()
+            torch.testing.assert_close(getattr(form, method)(z), expected, rtol=2e-5, atol=1e-37)
 
     def test_twice_through_vmap(self):
         """The replacement works inside torch.func's transforms, and is differentiable twice by them."""
@@ -251,8 +251,8 @@ class TestRefusals:
             BASELINES[kind](OneHidden(3), draw(1, 3), beta=beta)
 
     def test_beta_of_other_libraries(self):
-        wanted = baselines.softplus(OneHidden(3), draw(1, 3), beta=2).hessian
-        assert torch.equal(baselines.softplus(OneHidden(3), draw(1, 3), beta=torch.tensor(2.0)).hessian, wanted)
+        expected = baselines.softplus(OneHidden(3), draw(1, 3), beta=2).hessian
+        assert torch.equal(baselines.softplus(OneHidden(3), draw(1, 3), beta=torch.tensor(2.0)).hessian, expected)
 
     def test_nothing_to_soften(self):
         net = seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)))

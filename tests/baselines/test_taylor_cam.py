@@ -99,8 +99,8 @@ def test_places_of_a_quadratic():
     result = taylor_cam(model, "relu", X, dims=(2, 3))
     A = model.relu(model.conv(X)).detach().flatten(2) / 16  # (B, K, places), what each place adds to the means
     p = A.sum(2)
-    wanted = torch.einsum("bk,bku->bu", model.b + p @ model.A, A)
-    torch.testing.assert_close(result.gradient.flatten(1), wanted, rtol=1e-11, atol=1e-13)
+    expected = torch.einsum("bk,bku->bu", model.b + p @ model.A, A)
+    torch.testing.assert_close(result.gradient.flatten(1), expected, rtol=1e-11, atol=1e-13)
     pairs = torch.einsum("bku,kl,blv->buv", A, model.A, A)
     torch.testing.assert_close(result.hessian, pairs, rtol=1e-10, atol=1e-13)
     assert result.feature_shape == (4, 4)
@@ -115,21 +115,21 @@ def test_places_of_a_quadratic():
 def test_first_order_is_captums_gradient_times_activation(layer):
     model = places(nn.Tanh(), nn.GELU())
     target = [2, 0, 1]
-    wanted = captum.attr.LayerGradientXActivation(model, model[layer]).attribute(X, target).detach()
+    expected = captum.attr.LayerGradientXActivation(model, model[layer]).attribute(X, target).detach()
     channels = taylor_cam(model, model[layer], X, target)
-    torch.testing.assert_close(channels.gradient, wanted.sum((2, 3)), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(channels.gradient, expected.sum((2, 3)), rtol=1e-10, atol=1e-12)
     over = taylor_cam(model, model[layer], X, target, dims=(-1, -2))
-    torch.testing.assert_close(over.gradient, wanted.sum(1), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(over.gradient, expected.sum(1), rtol=1e-10, atol=1e-12)
     units = taylor_cam(model, model[layer], X, target, dims=(1, 2, 3))
-    torch.testing.assert_close(units.gradient, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(units.gradient, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_grad_cam_where_the_rest_pools():
     model = Pooled()
-    wanted = captum.attr.LayerGradCam(model, model.relu).attribute(X)[:, 0].detach()
+    expected = captum.attr.LayerGradCam(model, model.relu).attribute(X)[:, 0].detach()
     result = taylor_cam(model, model.relu, X, dims=(2, 3))
     # Grad-CAM takes the mean of the gradient over places where this takes the gradient: the same behind a mean
-    torch.testing.assert_close(result.gradient, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(result.gradient, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_second_order_by_torch_func():
@@ -139,8 +139,8 @@ def test_second_order_by_torch_func():
     whole = taylor_cam(model, "2", X, 1, dims=(1, 2, 3))
     for i in range(len(X)):
         F = lambda s, i=i: model[3:](A[i : i + 1] * s.reshape(1, K, *s.shape[1:] or (1, 1)))[0, 1]
-        wanted = torch.func.hessian(F)(torch.ones(K).double()).detach()
-        torch.testing.assert_close(result.hessian[i], wanted, rtol=1e-9, atol=1e-12)
+        expected = torch.func.hessian(F)(torch.ones(K).double()).detach()
+        torch.testing.assert_close(result.hessian[i], expected, rtol=1e-9, atol=1e-12)
         units = torch.func.hessian(F)(torch.ones(K, 3, 3).double()).detach().reshape(45, 45)
         torch.testing.assert_close(whole.hessian[i], units, rtol=1e-9, atol=1e-12)
     blocks = whole.groups(torch.arange(K)[:, None, None].expand(K, 3, 3))
@@ -156,8 +156,8 @@ def test_softened_behind_the_layer_only():
     tail = nn.Sequential(nn.Softplus(beta=4.0), *model[4:])
     for i in range(len(X)):
         F = lambda s, i=i: tail(A[i : i + 1] * s[None, :, None, None])[0, 1]
-        wanted = torch.func.hessian(F)(torch.ones(K).double()).detach()
-        torch.testing.assert_close(result.hessian[i], wanted, rtol=1e-9, atol=1e-12)
+        expected = torch.func.hessian(F)(torch.ones(K).double()).detach()
+        torch.testing.assert_close(result.hessian[i], expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(result.output, model(X)[:, 1].detach())
     change = (model(X) - shut(model, model[2], X, 0.0))[:, 1].detach()
     torch.testing.assert_close(result.value, change)

@@ -287,19 +287,19 @@ def test_the_table_of_pairs_is_that_of_top_pairs_and_can_be_sorted(sample, open_
         return page.tab.eval_on_selector_all("#pairs tbody tr", "(rows) => rows.map((row) => ({...row.dataset}))")
 
     page.tab.click("#more-pairs")
-    found, wanted = rows(), strongest(it.result)
+    found, pairs = rows(), strongest(it.result)
     assert len(found) == 60
-    assert [row["pair"] for row in found] == [f"{p.i},{p.j}" for p in wanted[:60]]
-    for row, p in zip(found, wanted, strict=False):
+    assert [row["pair"] for row in found] == [f"{p.i},{p.j}" for p in pairs[:60]]
+    for row, p in zip(found, pairs, strict=False):
         assert float(row["value"]) == pytest.approx(p.value, rel=1e-5)
         assert float(row["effect"]) == pytest.approx(p.effect, rel=1e-5)
         assert float(row["q"]) == pytest.approx(p.q_value, rel=1e-5, abs=1e-30)
     page.tab.click('th button[data-column="value"]')
     values = [float(row["value"]) for row in rows()]
     assert values == sorted(values, reverse=True)
-    assert values[0] == pytest.approx(max(p.value for p in wanted), rel=1e-5)
+    assert values[0] == pytest.approx(max(p.value for p in pairs), rel=1e-5)
     page.tab.click('th button[data-column="value"]')
-    assert float(rows()[0]["value"]) == pytest.approx(min(p.value for p in wanted), rel=1e-5)
+    assert float(rows()[0]["value"]) == pytest.approx(min(p.value for p in pairs), rel=1e-5)
     assert page.tab.get_attribute('th:has(button[data-column="value"])', "aria-sort") == "ascending"
     page.tab.fill("input[type=search]", "texture error")
     column = it.options["names"].index("texture error")
@@ -364,8 +364,8 @@ def test_switches(sample, open_page):
     page.tab.click('#features button[data-feature="0"]')
     page.tab.check("#only")
     page.settle()
-    wanted = {p.j if p.i == 0 else p.i for p in strongest(it.result) if p.significant and 0 in (p.i, p.j)}
-    assert set(page.partners()) == wanted
+    partners = {p.j if p.i == 0 else p.i for p in strongest(it.result) if p.significant and 0 in (p.i, p.j)}
+    assert set(page.partners()) == partners
     page.tab.uncheck("#only")
     page.tab.check('input[name="unit"][value="unit"]')
     page.settle()

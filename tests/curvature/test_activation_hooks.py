@@ -363,9 +363,9 @@ def test_replacing_equals_a_twin_with_other_modules(name, smooth):
         (gradient,) = torch.autograd.grad(forward(point)[0, 0], point, create_graph=True)
         return gradient, torch.autograd.grad((gradient * points(*point.shape, seed=2)).sum(), point)[0]
 
-    for got, wanted in zip(gradient_and_hvp(replaced), gradient_and_hvp(twin), strict=True):
-        assert wanted.abs().max() > 0
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    for got, expected in zip(gradient_and_hvp(replaced), gradient_and_hvp(twin), strict=True):
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["MLP", "VGG", "ResNet-18", "U-net"])

@@ -74,9 +74,9 @@ def test_results_whose_pilots_disagree_go_together(x):
     assert {one.control for one in ones} == {None, "kink"}
     for order in (ones, ones[::-1]):
         whole = Interactions.cat(order)
-        wanted = batch if order is ones else batch[[5, 4, 3, 2, 1, 0]]
-        torch.testing.assert_close(whole.hessian, wanted.hessian, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(whole.control_weights, wanted.control_weights, rtol=1e-6, atol=1e-9)
+        expected = batch if order is ones else batch[[5, 4, 3, 2, 1, 0]]
+        torch.testing.assert_close(whole.hessian, expected.hessian, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(whole.control_weights, expected.control_weights, rtol=1e-6, atol=1e-9)
     for i, one in enumerate(ones):
         longer = SmoothHess(net).more(batch[i], 40)
         torch.testing.assert_close(longer.hessian, SmoothHess(net).more(one, 40).hessian, rtol=1e-6, atol=1e-9)

@@ -48,8 +48,8 @@ def test_moments_against_scipy(name, tau):
 
         options = {"points": kinks or None, "limit": 400, "epsabs": 1e-10}
         assert float(lean[0, i]) == pytest.approx(quad(change, -8.5, 8.5, **options)[0], abs=1e-7)
-        wanted = quad(lambda t: t * change(t), -8.5, 8.5, **options)[0] / tau
-        assert float(bend[0, i]) == pytest.approx(wanted, abs=1e-7 / tau)
+        expected = quad(lambda t: t * change(t), -8.5, 8.5, **options)[0] / tau
+        assert float(bend[0, i]) == pytest.approx(expected, abs=1e-7 / tau)
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
@@ -64,9 +64,9 @@ def test_units_that_do_not_move_have_no_moments(name):
 def test_slope_change_is_the_difference_of_slopes(name):
     f = CALLS[name]
     pre, moved = torch.tensor([[-1.0, 0.3, 2.0]]).double(), torch.tensor([[0.4, -0.7, 1.0]]).double()
-    wanted = [[slope(f, b) - slope(f, a) for a, b in zip(pre[0].tolist(), moved[0].tolist(), strict=True)]]
+    expected = [[slope(f, b) - slope(f, a) for a, b in zip(pre[0].tolist(), moved[0].tolist(), strict=True)]]
     got = slope_change(record(f, pre).calls[0], moved, pre)
-    torch.testing.assert_close(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
 
 
 def test_too_narrow_for_the_rule_is_said():

@@ -204,7 +204,7 @@ def test_other_versions_and_things_that_are_no_store(copy, tmp_path):
     with pytest.raises(ValueError, match="version 2 of the format"):
         job.run(copy)
     manifest.write_text(json.dumps({**about, "format": "photos"}))
-    with pytest.raises(ValueError, match="wanted format 'smoothhess.store', got 'photos'"):
+    with pytest.raises(ValueError, match="expected format 'smoothhess.store', got 'photos'"):
         Store(copy)
     manifest.write_text("{")
     with pytest.raises(ValueError, match=r"store.json is damaged"):

@@ -57,8 +57,8 @@ class TestContract:
 
 def test_draws_are_numpys_normals():
     """The stream is documented, not accidental: block b of seed s is SeedSequence(s, spawn_key=(b,))."""
-    wanted = np.random.default_rng(np.random.SeedSequence(5, spawn_key=(1,))).standard_normal((3, 4))
-    assert np.array_equal(find_design("antithetic").rows(5, 64, 67, 4).z.numpy(), wanted)
+    expected = np.random.default_rng(np.random.SeedSequence(5, spawn_key=(1,))).standard_normal((3, 4))
+    assert np.array_equal(find_design("antithetic").rows(5, 64, 67, 4).z.numpy(), expected)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 5, 64, 1025])
@@ -72,11 +72,11 @@ def test_one_orthogonal_block_resolves_the_identity(k):
 def test_mixed_rows_are_rounds_of_scipys_cosine_transform_with_signs_and_permutations(k):
     from scipy.fft import dct
 
-    rng, wanted = np.random.default_rng(np.random.SeedSequence(4, spawn_key=(2,))), np.eye(k)
+    rng, expected = np.random.default_rng(np.random.SeedSequence(4, spawn_key=(2,))), np.eye(k)
     for _ in range(3):
         signs, order = rng.choice([-1.0, 1.0], k), rng.permutation(k)
-        wanted = (dct(wanted, norm="ortho", axis=1) * signs)[:, order]
-    np.testing.assert_allclose(_mixed_rows((4, 2), 0, k, k, EXACT), wanted, atol=1e-12)
+        expected = (dct(expected, norm="ortho", axis=1) * signs)[:, order]
+    np.testing.assert_allclose(_mixed_rows((4, 2), 0, k, k, EXACT), expected, atol=1e-12)
 
 
 def test_mixed_directions_are_uniform_enough():
@@ -122,11 +122,11 @@ def test_many_streams_are_the_streams_one_by_one(name, k, start, count):
 
 def test_threads_do_not_change_the_draws():
     seeds, like, threads = range(50), torch.empty(0, dtype=torch.float64), torch.get_num_threads()
-    wanted = torch.stack([pilot_rows(seed, 8, 30) for seed in seeds])
+    expected = torch.stack([pilot_rows(seed, 8, 30) for seed in seeds])
     try:
         for count in (1, 4):
             torch.set_num_threads(count)
-            assert torch.equal(pilot_stack(seeds, 8, 30, like), wanted)
+            assert torch.equal(pilot_stack(seeds, 8, 30, like), expected)
     finally:
         torch.set_num_threads(threads)
 

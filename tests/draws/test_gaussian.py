@@ -43,8 +43,8 @@ def test_covariances_are_what_was_asked_for():
     q = torch.tensor([[3.0, 4.0, 0.0], [1.0, 0.0, 0.0]]).double()
     first, second = torch.tensor([0.6, 0.8, 0.0]).double(), torch.tensor([0.8, -0.6, 0.0]).double()
     rest = torch.tensor([0.0, 0.0, 1.0]).double()
-    wanted = 0.25 * first.outer(first) + 0.01 * second.outer(second) + 0.04 * rest.outer(rest)
-    torch.testing.assert_close(covariance(Eigenbasis(q, [0.5, 0.1], rest=0.2), 3), wanted)
+    expected = 0.25 * first.outer(first) + 0.01 * second.outer(second) + 0.04 * rest.outer(rest)
+    torch.testing.assert_close(covariance(Eigenbasis(q, [0.5, 0.1], rest=0.2), 3), expected)
     matrix = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
     torch.testing.assert_close(covariance(Dense(matrix), 2), matrix)
     assert covariance(Diagonal([1.0, 0.0, 2.0]), 3).diagonal().tolist() == [1.0, 0.0, 4.0]

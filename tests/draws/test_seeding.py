@@ -14,10 +14,10 @@ def keys():
 
 def test_the_same_numbers_as_numpy():
     for key, found in zip(keys(), generators(states(keys())), strict=True):
-        wanted = np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
-        assert found.bit_generator.state == wanted.bit_generator.state
-        assert np.array_equal(found.standard_normal(3), wanted.standard_normal(3))
-        assert np.array_equal(found.chisquare(5, 3), wanted.chisquare(5, 3))
+        expected = np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
+        assert found.bit_generator.state == expected.bit_generator.state
+        assert np.array_equal(found.standard_normal(3), expected.standard_normal(3))
+        assert np.array_equal(found.chisquare(5, 3), expected.chisquare(5, 3))
 
 
 @pytest.mark.parametrize("odd", [[(7,)], [(2**128, 3)], [(1, 2**32)], [(2**200 + 5, 2**40)]])

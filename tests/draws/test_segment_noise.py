@@ -49,11 +49,11 @@ def relu_truth(net, x):
 
 def test_the_covariance_is_one_shift_for_each_segment():
     gaussian = noise(PARTS, SIGMAS)
-    wanted = sum(s**2 * row.outer(row) for s, row in zip(SIGMAS, inside(), strict=True))
-    torch.testing.assert_close(covariance(gaussian, D), wanted)
-    eigenvalues = torch.linalg.eigvalsh(wanted)[-K:]
+    expected = sum(s**2 * row.outer(row) for s, row in zip(SIGMAS, inside(), strict=True))
+    torch.testing.assert_close(covariance(gaussian, D), expected)
+    eigenvalues = torch.linalg.eigvalsh(expected)[-K:]
     torch.testing.assert_close(gaussian.precisions(D).sort().values, (1 / eigenvalues).flip(0))
-    torch.testing.assert_close(gaussian.precision_diagonal(D), torch.linalg.pinv(wanted, hermitian=True).diagonal())
+    torch.testing.assert_close(gaussian.precision_diagonal(D), torch.linalg.pinv(expected, hermitian=True).diagonal())
     assert gaussian.rank(D) == K
 
 
@@ -79,9 +79,9 @@ def test_a_segment_without_noise_stays_still():
     result = Plain(lambda x: x.flatten(1) @ slope + (x.flatten(1) @ matrix * x.flatten(1)).sum(1) / 2).attribute(
         points(1), gaussian=gaussian, feature_mask=PARTS, n_calls=2 * (K - 1)
     )
-    wanted = inside() @ matrix @ inside().T
-    wanted[3], wanted[:, 3] = 0, 0
-    torch.testing.assert_close(result.hessian[0], wanted)
+    expected = inside() @ matrix @ inside().T
+    expected[3], expected[:, 3] = 0, 0
+    torch.testing.assert_close(result.hessian[0], expected)
     assert not bool(result.stderr()[0, 3].any())
 
 
@@ -152,18 +152,18 @@ def test_a_quadratic_is_exact_from_one_block():
 @pytest.mark.parametrize("control", [None, "kink"])
 def test_relu_units_have_their_closed_form(control):
     net, x = OneHidden(D, width=30), points(2)
-    wanted, slope = relu_truth(net, x)
+    expected, slope = relu_truth(net, x)
     options = {"gaussian": noise(PARTS, SIGMAS), "n_calls": 240 * K, "control": control}
     result = SmoothHess(net).attribute(x, feature_mask=PARTS, **options)
     if control is not None:  # each unit flips by itself: the closed form is exact
-        torch.testing.assert_close(result.hessian, wanted, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(result.hessian, expected, rtol=1e-6, atol=1e-9)
         return
-    z = (result.hessian - wanted) / result.stderr()
+    z = (result.hessian - expected) / result.stderr()
     assert float(z.abs().max()) < 4.5
     assert 0.5 < float(z.square().mean()) < 2
     z = (result.gradient - slope) / result.gradient_stderr
     assert float(z.abs().max()) < 4.5
-    off = float((result.hessian - wanted).norm() / wanted.norm())
+    off = float((result.hessian - expected).norm() / expected.norm())
     assert 0.4 * off < float(result.relative_error.mean()) < 2.5 * off
     grouped = SmoothHess(net).attribute(x, shrink=False, **options).groups(PARTS)
     torch.testing.assert_close(grouped.hessian, result.hessian)

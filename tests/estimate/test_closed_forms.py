@@ -186,9 +186,9 @@ def test_orthogonal_rows_have_the_promised_covariance():
     Plain(f).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=200 * d)
     rows = torch.cat(seen)
     rows = rows[(rows != 0).any(1)]
-    wanted = (d + 2) / d * covariance(gaussian, d)
-    spread = wanted.diagonal().max() * (2 / len(rows)) ** 0.5
-    assert (rows.mT @ rows / len(rows) - wanted).abs().max() < 5 * spread
+    expected = (d + 2) / d * covariance(gaussian, d)
+    spread = expected.diagonal().max() * (2 / len(rows)) ** 0.5
+    assert (rows.mT @ rows / len(rows) - expected).abs().max() < 5 * spread
 
 
 @pytest.mark.slow
@@ -250,12 +250,12 @@ def test_calls_for_predicts_the_calls(norm, design):
     x = 0.3 * torch.ones(1, d, dtype=torch.float64)
     truth = net.truth(x, gaussian).hessian[0]
     size = torch.linalg.matrix_norm(truth, 2 if norm == "op" else "fro")
-    wanted = float(repeated(net, x, gaussian, 1200, design).calls_for(0.05, norm).median())
-    n = 2 * round(wanted / 2)
+    expected = float(repeated(net, x, gaussian, 1200, design).calls_for(0.05, norm).median())
+    n = 2 * round(expected / 2)
     error = repeated(net, x, gaussian, n, design, seeds=60).hessian - truth
     reached = torch.linalg.matrix_norm(error, 2 if norm == "op" else "fro") / size
     needed = n * (float(reached.square().mean().sqrt()) / 0.05) ** 2
-    assert 0.7 <= wanted / needed <= 1.3
+    assert 0.7 <= expected / needed <= 1.3
 
 
 @pytest.mark.parametrize("d", [1, 2])

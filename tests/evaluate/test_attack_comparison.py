@@ -274,10 +274,14 @@ OTHER = Taylor(POINTS.flip(0), torch.zeros(6).double(), torch.ones(6, 2).double(
         ({"inputs": POINTS.float()}, ValueError, r"must be made around these inputs, \(6, 2\) torch.float32"),
         ({"attackers": {"a": AttackPath.of(OTHER)}}, ValueError, "must be made around these inputs"),
         ({"attackers": {"a": AttackPath.of(own_score())}, "bounds": (-9, 9)}, ValueError, "already has bounds"),
-        ({"radii": []}, ValueError, r"wanted at least one radius and each once, got \[\]"),
-        ({"radii": [1, 1.0]}, ValueError, r"wanted at least one radius and each once"),
+        ({"radii": []}, ValueError, r"expected at least one radius and each once, got \[\]"),
+        ({"radii": [1, 1.0]}, ValueError, r"expected at least one radius and each once"),
         ({"radii": -1}, ValueError, "radius must be a positive number, .*, got -1"),
-        ({"forward_func": lambda x: x @ W}, ValueError, r"wanted scores \(N, C\) of at least two classes, got \(6,\)"),
+        (
+            {"forward_func": lambda x: x @ W},
+            ValueError,
+            r"expected scores \(N, C\) of at least two classes, got \(6,\)",
+        ),
         ({"forward_func": lambda x: (x, x)}, TypeError, "the model must return one tensor of scores"),
         ({"forward_func": lambda x: linear(x).log()}, ValueError, "the model's output is NaN or infinite"),
         ({"forward_func": lambda x: linear(x)[:1]}, ValueError, r"one class for each row, \(6,\), got \(1,\)"),
@@ -300,13 +304,13 @@ def test_what_is_refused(changes, error, text):
 
 def test_names_and_radii_that_are_not_there():
     found = contest()
-    with pytest.raises(ValueError, match=r"wanted one of the methods 'H\+G', 'G', got 'H'"):
+    with pytest.raises(ValueError, match=r"expected one of the methods 'H\+G', 'G', got 'H'"):
         found.share("H", 0.2)
-    with pytest.raises(ValueError, match="wanted one of the methods"):
+    with pytest.raises(ValueError, match="expected one of the methods"):
         found.difference("G", "H")
-    with pytest.raises(ValueError, match="wanted one of the methods"):
+    with pytest.raises(ValueError, match="expected one of the methods"):
         found.to_markdown(against="H")
-    with pytest.raises(ValueError, match=r"wanted one of the radii 0.2, 0.6, 1.2, got 0.5"):
+    with pytest.raises(ValueError, match=r"expected one of the radii 0.2, 0.6, 1.2, got 0.5"):
         found.share("G", 0.5)
 
 

@@ -142,7 +142,7 @@ def test_the_unit_of_the_function_does_not_matter(size):
         ((0, 1, 2), "got tuple"),
         ((0, "1"), "high is str"),
         ((torch.zeros(4), 1), r"broadcast against the inputs \(6, 5\); low is a tensor \(4,\)"),
-        ((0.5, 1), r"of 6 inputs lie outside the bounds, wanted low ≤ input ≤ high everywhere"),
+        ((0.5, 1), r"of 6 inputs lie outside the bounds, expected low ≤ input ≤ high everywhere"),
         ((0, float("nan")), r"6 of 6 inputs lie outside the bounds"),
         ((1, 0), r"6 of 6 inputs lie outside"),
     ],

@@ -176,8 +176,8 @@ def test_an_estimate_serves_as_a_surrogate():
     [
         ({"surrogates": {}}, "at least one, got dict without entries"),
         ({"surrogates": [1]}, r"surrogates must be a mapping \{name: surrogate\} with at least one, got list"),
-        ({"radii": []}, "wanted at least one radius and each once, got \\[\\]"),
-        ({"radii": [1.0, 1]}, r"wanted at least one radius and each once, got \[1.0, 1.0\]"),
+        ({"radii": []}, "expected at least one radius and each once, got \\[\\]"),
+        ({"radii": [1.0, 1]}, r"expected at least one radius and each once, got \[1.0, 1.0\]"),
         ({"radii": [0.5, -1]}, "radius must be a positive number, .*, got -1"),
         ({"radii": "1"}, "radius must be a positive number, .*, got '1'"),
         ({"sampling": "sphere"}, "sampling must be"),
@@ -192,11 +192,11 @@ def test_what_is_refused(changes, text):
 
 def test_names_and_radii_that_are_not_there():
     compared = table(n_samples=50)
-    with pytest.raises(ValueError, match="wanted one of the methods 'SH\\+SG', 'SG', 'G', got 'H'"):
+    with pytest.raises(ValueError, match="expected one of the methods 'SH\\+SG', 'SG', 'G', got 'H'"):
         compared.mean("H", 1.0)
-    with pytest.raises(ValueError, match="wanted one of the methods"):
+    with pytest.raises(ValueError, match="expected one of the methods"):
         compared.difference("G", "H")
-    with pytest.raises(ValueError, match=r"wanted one of the radii 0.3, 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"expected one of the radii 0.3, 1, got 0.5"):
         compared.mean("G", 0.5)
 
 
@@ -216,7 +216,7 @@ def test_a_table_beside_one_method():
     assert f"({float(apart.value[1]):+.2g} ± {float(apart.stderr[1]):.1g}) |" in lines[4]
     assert "(" not in lines[3]
     assert lines[:2] == compared.to_markdown().splitlines()[:2]
-    with pytest.raises(ValueError, match="wanted one of the methods"):
+    with pytest.raises(ValueError, match="expected one of the methods"):
         compared.to_markdown(against="H")
     pair = {"a": lambda p: p.sum(-1), "b": lambda p: 0 * p.sum(-1)}
     assert "nan" not in compare(F, X[:1], pair, 1.0, n_samples=50).to_markdown(against="a")

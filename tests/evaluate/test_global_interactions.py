@@ -329,7 +329,7 @@ def test_the_model_is_borrowed_and_the_global_rng_does_not_move():
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"batches": []}, ValueError, "wanted at least one batch, got none"),
+        ({"batches": []}, ValueError, "expected at least one batch, got none"),
         ({"batches": 3}, TypeError, "batches must be a tensor or an iterable of batches, got int"),
         ({"batches": [{"x": X}]}, TypeError, "a batch must be a tensor, or a tuple that begins with one, got dict"),
         ({"batches": [("a", X)]}, TypeError, "a tuple that begins with str"),
@@ -345,7 +345,7 @@ def test_the_model_is_borrowed_and_the_global_rng_does_not_move():
         ({"seed": -1}, ValueError, "seed must be an integer, 0 or more, got -1"),
         ({"first_record": 1.5}, ValueError, "first_record must be an integer"),
         ({"target": "best"}, ValueError, 'target must be "predicted", a function or indices'),
-        ({"target": [0, 1]}, ValueError, "wanted one target per example, got 2 targets for 40"),
+        ({"target": [0, 1]}, ValueError, "expected one target per example, got 2 targets for 40"),
         ({"feature_mask": torch.zeros(40, 3).long()}, ValueError, "feature_mask must have the shape of one input"),
         ({"sigma": None}, ValueError, "exactly one"),
     ],

@@ -144,7 +144,7 @@ def test_saved_and_loaded(tmp_path):
     with pytest.raises(ValueError, match="not a safetensors file"):
         GlobalInteractions.load(tmp_path / "text")
     write_atomically(tmp_path / "other", {"a": torch.zeros(1)}, {"format": "smoothhess.result.interactions"})
-    with pytest.raises(ValueError, match="wanted a file written by GlobalInteractions.save"):
+    with pytest.raises(ValueError, match="expected a file written by GlobalInteractions.save"):
         GlobalInteractions.load(tmp_path / "other")
 
 
@@ -161,10 +161,10 @@ def test_shown_as_a_table():
     ("options", "text"),
     [
         ({"by": "median"}, "by must be 'square', 'abs', 'mean', got 'median'"),
-        ({"k": 0}, "wanted k ≥ 1 and 0 < q < 1, got k=0"),
+        ({"k": 0}, "expected k ≥ 1 and 0 < q < 1, got k=0"),
         ({"q": 1.0}, "0 < q < 1"),
         ({"names": ["a"]}, "names must have one name per feature, 4, got 1"),
-        ({"scales": torch.ones(3)}, "wanted one scale per feature, 4, got 3"),
+        ({"scales": torch.ones(3)}, "expected one scale per feature, 4, got 3"),
         ({"level": 1.5}, "level must lie between 0 and 1"),
     ],
 )

@@ -1,14 +1,13 @@
 """P_MSE against closed forms, and what must not change it."""
 
 import math
-from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
 
 from smoothhess import SmoothHess, Taylor
-from smoothhess.evaluate import compare, perturbation_mse
+from smoothhess.evaluate import ball_samples, compare, perturbation_mse
 from tests.truths import OneHidden, quadratic
 
 TRUTHS = {"ball": lambda d: d / (d + 4), "radius": lambda d: 1 / 5}  # E|δ|⁴ in the unit ball
@@ -102,9 +101,7 @@ def test_batch_size_changes_nothing(rows):
 
 
 def test_no_more_points_at_once_than_asked_for_and_no_more_in_all(monkeypatch):
-    module = import_module("smoothhess.evaluate.perturbation_mse")
-
-    monkeypatch.setattr(module, "CHUNK_ROWS", 40)
+    monkeypatch.setattr(ball_samples, "CHUNK_ROWS", 40)
     seen, held = [], []
 
     def f(x):
@@ -228,7 +225,7 @@ def test_works_without_gradients_and_after_an_error_they_are_back():
         ({"inputs": X.long()}, TypeError, "inputs must be float32 or float64"),
         ({"target": 7}, ValueError, r"target 7 is out of range for an output of shape"),
         ({"target": None}, ValueError, r"without a target the output must be \(N,\) or \(N, 1\)"),
-        ({"target": [0, 1]}, ValueError, "wanted one target per example, got 2 targets for 4"),
+        ({"target": [0, 1]}, ValueError, "expected one target per example, got 2 targets for 4"),
         ({"surrogate": 3}, TypeError, "surrogate 'surrogate' must be a Taylor or a callable .*, got int"),
         (
             {"surrogate": SmoothHess(square).attribute(X, sigma=1.0, n_calls=20)},

@@ -188,7 +188,7 @@ def test_reading_it():
     assert "Sanity of SmoothHess of 6 example(s) × 8 features, Isotropic σ = 0.354" in text
     assert len(text.splitlines()) == 2 + 6 + 1
     assert len(report.to_markdown().splitlines()) == 2 + 6
-    with pytest.raises(KeyError, match="wanted one of 'seeds: top 10"):
+    with pytest.raises(KeyError, match="expected one of 'seeds: top 10"):
         report["nothing"]
     assert isinstance(report, Sanity)
     assert isinstance(report.checks[0], Check)

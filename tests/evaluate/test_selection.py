@@ -179,8 +179,8 @@ def test_ties():
     assert chosen.best == 3.0
     assert chosen.tied.tolist() == [False, True, True, False]
     torch.testing.assert_close(chosen.difference[:, None], offset)
-    wanted = (chosen.per_point - chosen.per_point[2]).std(1) / math.sqrt(50)
-    torch.testing.assert_close(chosen.difference_stderr, wanted)
+    expected = (chosen.per_point - chosen.per_point[2]).std(1) / math.sqrt(50)
+    torch.testing.assert_close(chosen.difference_stderr, expected)
     assert (chosen.stderr > 10 * chosen.difference_stderr).all()
     one = Selection("m", "σ", "attack", 1.0, torch.tensor([1.0, 2.0, 3.0]), torch.eye(3)[:, :1], None, 3)
     assert one.best == 2.0  # the first of equal ones
@@ -358,7 +358,7 @@ def test_reading_it():
         ({"method": lambda v: baselines.gradient(NET, X + 1)}, ValueError, "made around these inputs"),
         ({"method": lambda v: baselines.gradient(NET, X), "n_calls": 5}, TypeError, "takes no options, got n_calls"),
         ({"method": lambda v: baselines.gradient(NET, X), "values": None}, ValueError, "values must be given"),
-        ({"score": "attack"}, ValueError, r"wanted scores \(N, C\) of at least two classes"),
+        ({"score": "attack"}, ValueError, r"expected scores \(N, C\) of at least two classes"),
         (
             {"method": lambda v: Attribution.make(X, X.sum(1), X, torch.eye(5).expand(12, 5, 5))},
             ValueError,

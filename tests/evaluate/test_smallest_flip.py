@@ -151,7 +151,7 @@ def test_reading_it():
         ({"n_radii": 1.5}, TypeError, "n_radii must be an integer, got float"),
         ({"surrogate": W}, TypeError, "surrogate must be a result"),
         ({"surrogate": AttackPath.of(own_score()), "bounds": (-9, 9)}, ValueError, "already has bounds"),
-        ({"forward_func": lambda x: x @ W}, ValueError, r"wanted scores \(N, C\)"),
+        ({"forward_func": lambda x: x @ W}, ValueError, r"expected scores \(N, C\)"),
     ],
 )
 def test_what_is_refused(changes, error, text):

@@ -14,5 +14,5 @@ def test_chunks_merge_to_the_whole():
     assert moments.n == 101
     torch.testing.assert_close(moments.mean, values.mean(2).T, rtol=1e-14, atol=0)
     for place in range(4):
-        wanted = torch.cov(values[:, place]) / 101
-        torch.testing.assert_close(moments.covariance_of_mean[place], wanted, rtol=1e-9, atol=0)
+        expected = torch.cov(values[:, place]) / 101
+        torch.testing.assert_close(moments.covariance_of_mean[place], expected, rtol=1e-9, atol=0)

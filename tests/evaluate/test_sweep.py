@@ -123,11 +123,11 @@ def test_a_change_is_the_difference_of_the_unbiased_estimates(n_calls, control):
     scales = sweep(net, X, SIGMAS, n_calls=n_calls, control=control)
     change = scales.difference(2, 0)
     assert isinstance(change, Change)
-    wanted = scales[2].unshrunk().hessian - scales[0].unshrunk().hessian
-    torch.testing.assert_close(change.hessian, wanted, rtol=1e-9, atol=1e-12)
+    expected = scales[2].unshrunk().hessian - scales[0].unshrunk().hessian
+    torch.testing.assert_close(change.hessian, expected, rtol=1e-9, atol=1e-12)
     u, v = torch.randn(5, generator=torch.Generator().manual_seed(0)).double(), torch.ones(5).double()
-    torch.testing.assert_close(change.bilinear(u, v).value, torch.einsum("d,bde,e->b", u, wanted, v))
-    torch.testing.assert_close(change.row(1).value, wanted[:, 1])
+    torch.testing.assert_close(change.bilinear(u, v).value, torch.einsum("d,bde,e->b", u, expected, v))
+    torch.testing.assert_close(change.row(1).value, expected[:, 1])
     back = scales.difference(0, 2)
     torch.testing.assert_close(back.hessian, -change.hessian)
     torch.testing.assert_close(back.stderr(), change.stderr())
@@ -189,13 +189,13 @@ def test_gaussians_of_one_shape_can_be_compared():
     net = deep()
     scales = sweep(net, X, [0.2 * scale, 0.4 * scale], n_calls=40, control=None)
     assert torch.allclose(scales.sigmas, torch.tensor([0.2, 0.4]).double() * scale.square().mean().sqrt())
-    wanted = scales[0].unshrunk().hessian - scales[1].unshrunk().hessian
-    torch.testing.assert_close(scales.difference(0, 1).hessian, wanted)
+    expected = scales[0].unshrunk().hessian - scales[1].unshrunk().hessian
+    torch.testing.assert_close(scales.difference(0, 1).hessian, expected)
     root = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double()
     covariance = root @ root.mT + torch.eye(5)
     dense = sweep(net, X, [Dense(0.1 * covariance), Dense(0.2 * covariance)], n_calls=40, control=None)
-    wanted = dense[0].unshrunk().hessian - dense[1].unshrunk().hessian
-    torch.testing.assert_close(dense.difference(0, 1).hessian, wanted)
+    expected = dense[0].unshrunk().hessian - dense[1].unshrunk().hessian
+    torch.testing.assert_close(dense.difference(0, 1).hessian, expected)
     other = sweep(net, X, [Isotropic(0.2), Diagonal([0.1, 0.2, 0.3, 0.4, 0.5])], n_calls=40)
     with pytest.raises(ValueError, match="differ only in their scale, c·Σ; these two differ in shape"):
         other.difference(0, 1)

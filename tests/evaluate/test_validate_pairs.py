@@ -40,9 +40,9 @@ def test_second_differences_of_a_quadratic_are_its_hessian():
         assert torch.equal(kind.breaks_at, torch.full((3, 15), torch.inf).double())
     # the entries themselves, at the Gaussian's radius along both features
     for b, row in enumerate(result.top_pairs(15)):
-        wanted = torch.tensor([A[p.i, p.j] * 1.5**2 for p in row])
-        torch.testing.assert_close(found.form[b], wanted.double())
-        torch.testing.assert_close(found.second[1, b], wanted.double())
+        expected = torch.tensor([A[p.i, p.j] * 1.5**2 for p in row])
+        torch.testing.assert_close(found.form[b], expected.double())
+        torch.testing.assert_close(found.second[1, b], expected.double())
     assert found.labels[0][0] == " × ".join(result.top_pairs(1)[0][0].names)
     assert "none of them breaks up to step 50" in found.summary
 
@@ -52,11 +52,11 @@ def test_directions_of_all_shapes():
     result = exact(square, x, A.expand(3, -1, -1))
     rng = torch.Generator().manual_seed(0)
     u, v = (torch.randn(3, 4, 2, 3, generator=rng).double() for _ in range(2))
-    wanted = torch.einsum("bpi,ij,bpj->bp", u.flatten(2), A, v.flatten(2))
+    expected = torch.einsum("bpi,ij,bpj->bp", u.flatten(2), A, v.flatten(2))
     whole = validate_pairs(square, result, directions=(u, v), steps=[1.0])
-    torch.testing.assert_close(whole.second[0], wanted)
-    torch.testing.assert_close(whole.central[0], wanted)
-    torch.testing.assert_close(whole.form, wanted)
+    torch.testing.assert_close(whole.second[0], expected)
+    torch.testing.assert_close(whole.central[0], expected)
+    torch.testing.assert_close(whole.form, expected)
     assert whole.labels[2] == ("direction 0", "direction 1", "direction 2", "direction 3")
     for left, right in [(u[0], v[0]), (u[0].flatten(1), v[0].flatten(1)), (u[0, 0], v[0])]:
         part = validate_pairs(square, result, directions=(left, right), steps=[1.0])
@@ -153,8 +153,8 @@ def test_groups_are_moved_as_a_whole():
     torch.testing.assert_close(length, torch.full_like(length, 1.5))
     pair = result.top_pairs(1)[0][0]
     one, two = ((mask == g).double() for g in (pair.i, pair.j))
-    wanted = (one / one.norm() * 1.5) @ A @ (two / two.norm() * 1.5)
-    torch.testing.assert_close(found.second[1, 0, 0], wanted)
+    expected = (one / one.norm() * 1.5) @ A @ (two / two.norm() * 1.5)
+    torch.testing.assert_close(found.second[1, 0, 0], expected)
     # with a direction a step of 1 is the whole move
     away = SmoothHess(square).attribute(X[:1], radius=1.5, n_calls=36).groups(mask, X[0])
     found = validate_pairs(square, away, 3, steps=[1.0])
@@ -227,8 +227,8 @@ def test_ranks_are_those_of_scipy():
     b = torch.randn(5, 20, generator=rng).double() + 0.2 * a
     rho = spearman(a, b)
     for i in range(5):
-        wanted = stats.spearmanr(a[i].numpy(), b[i].numpy())
-        assert float(rho[i]) == pytest.approx(wanted.statistic, abs=1e-12)
+        expected = stats.spearmanr(a[i].numpy(), b[i].numpy())
+        assert float(rho[i]) == pytest.approx(expected.statistic, abs=1e-12)
         assert ranks(a[i]).tolist() == stats.rankdata(a[i].numpy()).tolist()
     assert spearman(a[0], torch.ones(20)).isnan()
 
@@ -298,5 +298,5 @@ def test_which_results_are_refused():
     attribution = Attribution.make(X, square(X), X, A.expand(3, -1, -1), method="some index")
     with pytest.raises(ValueError, match=r"an attribution \(some index\) is not a Hessian"):
         validate_pairs(square, attribution)
-    with pytest.raises(TypeError, match="wanted a result of attribute, .* got Tensor"):
+    with pytest.raises(TypeError, match="expected a result of attribute, .* got Tensor"):
         validate_pairs(square, A)

@@ -214,6 +214,6 @@ def test_batch_norms_with_a_quicker_way_back(monkeypatch):
     monkeypatch.setattr("smoothhess.model.gradients.may_pay", lambda _: False)
     plain = SmoothHess(net).attribute(x.cuda(), **options)
     for name in ("hessian", "gradient", "value"):
-        wanted = getattr(here, name)
+        expected = getattr(here, name)
         for found in (quick, plain):
-            torch.testing.assert_close(getattr(found, name).cpu(), wanted, rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(getattr(found, name).cpu(), expected, rtol=1e-8, atol=1e-10)

@@ -188,9 +188,9 @@ def test_interactions_between_two_inputs_by_putting_them_side_by_side():
     f = lambda x, y: (x * y).sum(1)  # ∂²f/∂x_i∂y_j = 1 where i = j
     both = lambda z: f(*z.chunk(2, dim=1))
     result = sh.SmoothHess(both).attribute(torch.zeros(1, 6).double(), sigma=0.5, n_calls=2000, shrink=False)
-    wanted = torch.zeros(6, 6).double()
-    wanted[:3, 3:] = wanted[3:, :3] = torch.eye(3)
-    assert bool(((result.hessian[0] - wanted).abs() <= 5 * result.stderr()[0] + 1e-9).all())
+    expected = torch.zeros(6, 6).double()
+    expected[:3, 3:] = expected[3:, :3] = torch.eye(3)
+    assert bool(((result.hessian[0] - expected).abs() <= 5 * result.stderr()[0] + 1e-9).all())
 
 
 def test_models_in_ordered_dictionaries_and_wrappers_are_seen():

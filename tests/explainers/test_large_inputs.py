@@ -139,8 +139,8 @@ def test_a_few_directions_of_a_large_input_never_make_a_matrix_of_its_features()
     for u, v in ((0, 1), (2, 2)):
         found = result.bilinear(directions[u], directions[v]).value
         torch.testing.assert_close(found, weight[u, v].reshape(1), rtol=1e-8, atol=1e-10)
-    wanted = ((directions.mT @ weight) * directions.mT).sum(1)
-    torch.testing.assert_close(result.diagonal().value[0].flatten(), wanted, rtol=1e-6, atol=1e-12)
+    expected = ((directions.mT @ weight) * directions.mT).sum(1)
+    torch.testing.assert_close(result.diagonal().value[0].flatten(), expected, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(result.eigh(k).values.sort()[0][0], torch.linalg.eigvalsh(weight), rtol=1e-6, atol=1e-9)
     assert float(result.relative_error) < 1e-3
     with pytest.raises(ValueError, match="30000 features are more than the .* that are kept in factored form"):

@@ -62,8 +62,8 @@ def test_the_model_sees_exactly_n_calls_perturbed_rows(design, internal_batch_si
     moved = delta[(delta != 0).any(1)]
     assert len(moved) == n
     assert len(delta) == n + 2  # the input itself: alone, and among others
-    wanted = 0.09 * torch.eye(5) * (7 / 5 if design == "orthogonal" else 1)
-    assert (moved.mT @ moved / n - wanted).abs().max() < 6 * 0.09 * (2 / n) ** 0.5 * 2
+    expected = 0.09 * torch.eye(5) * (7 / 5 if design == "orthogonal" else 1)
+    assert (moved.mT @ moved / n - expected).abs().max() < 6 * 0.09 * (2 / n) ** 0.5 * 2
     assert (result.n_calls.tolist(), result.n_passes.tolist()) == ([n], [n + 2])
 
 
@@ -342,8 +342,8 @@ class TestStopping:
 def test_smooth_hvp():
     net, x = OneHidden(5), batch(2)
     v = torch.linspace(-1, 1, 5).double()
-    wanted = Plain(net).attribute(x, sigma=0.3, n_calls=100).hessian @ v
-    torch.testing.assert_close(smooth_hvp(net, x, v, sigma=0.3, n_calls=100, control=None, shrink=False), wanted)
+    expected = Plain(net).attribute(x, sigma=0.3, n_calls=100).hessian @ v
+    torch.testing.assert_close(smooth_hvp(net, x, v, sigma=0.3, n_calls=100, control=None, shrink=False), expected)
     leaf = x.clone().requires_grad_()
     (g,) = torch.autograd.grad(net(leaf).sum(), leaf, create_graph=True)
     own = torch.autograd.grad(g @ v, leaf, torch.ones(2).double(), allow_unused=True)[0] if g.requires_grad else None

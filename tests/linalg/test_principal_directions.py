@@ -54,8 +54,8 @@ def test_products_that_fail_are_repaired_or_replaced(wrong, monkeypatch):
     rng = torch.Generator().manual_seed(0)
     rows = torch.randn(200, 60, generator=rng).double() * torch.logspace(0, -2, 60).double()
     moments = rows.mT @ rows
-    wanted, noise = _powered(moments, mixing(60)), torch.randn(60, 60, generator=rng).double()
+    expected, noise = _powered(moments, mixing(60)), torch.randn(60, 60, generator=rng).double()
     monkeypatch.setattr(principal_directions, "cholesky_qr", lambda rows: (cholesky_qr(rows)[0] + wrong * noise, None))
     found = _powered(moments, mixing(60))
     torch.testing.assert_close(found.mT @ found, torch.eye(60).double(), rtol=0, atol=1e-9)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3 if wrong == 1e-6 else 1e-9)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 if wrong == 1e-6 else 1e-9)

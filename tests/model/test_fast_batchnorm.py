@@ -46,10 +46,10 @@ def test_values_and_gradients_are_torchs(affine, frozen):
     net = network(affine).eval().requires_grad_(not frozen)
     x = torch.randn(4, 2, 8, 8).double()
     value, gradient = differentiated(net, x, norms := QuickNorms())
-    wanted_value, wanted = differentiated(net, x)
+    expected_value, expected = differentiated(net, x)
     assert norms.count == 1
-    assert torch.equal(value, wanted_value)
-    torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-14)
+    assert torch.equal(value, expected_value)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
     assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -59,9 +59,9 @@ def test_half_precision(dtype):
     x = torch.randn(4, 2, 8, 8)
     with torch.autocast("cpu", dtype):
         _, gradient = differentiated(net, x, QuickNorms())
-    _, wanted = differentiated(net, x)
+    _, expected = differentiated(net, x)
     assert gradient.dtype == torch.float32
-    assert float((gradient - wanted).norm() / wanted.norm()) < 5 * torch.finfo(dtype).eps
+    assert float((gradient - expected).norm() / expected.norm()) < 5 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("options", [{}, {"track_running_stats": False}])
@@ -161,12 +161,12 @@ def test_an_attribution_takes_the_quicker_way_where_it_is_the_same(make, quick, 
     net = make().eval()
     x = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     ask = {"sigma": 0.3, "n_calls": 64, "control": None}
-    wanted = SmoothHess(net).attribute(x, **ask)
+    expected = SmoothHess(net).attribute(x, **ask)
     monkeypatch.setattr(gradients, "may_pay", lambda points: points.ndim == 4)
     explainer = SmoothHess(net)
     found = explainer.attribute(x, **ask)
     for name in ("hessian", "gradient", "value"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
     if quick is not None:
         assert explainer.capacity.fast_batchnorm(InputKind.of(x)) is quick
     assert torch.equal(explainer.attribute(x, **ask).hessian, found.hessian)  # what was found out is kept

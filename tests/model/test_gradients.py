@@ -51,9 +51,9 @@ def by_autograd(f, x):
 def test_targets(target, index):
     f = net()
     value, gradient = Oracle(f, X, target)(X, OWNER)
-    wanted = by_autograd(lambda r, i: f(r)[0, index[i]], X)
-    torch.testing.assert_close(value, wanted[0])
-    torch.testing.assert_close(gradient, wanted[1])
+    expected = by_autograd(lambda r, i: f(r)[0, index[i]], X)
+    torch.testing.assert_close(value, expected[0])
+    torch.testing.assert_close(gradient, expected[1])
 
 
 def test_targets_in_outputs_of_more_dimensions():
@@ -77,7 +77,7 @@ def test_scalar_outputs_need_no_target(f):
         (4, ValueError, r"target 4 is out of range for an output of shape \(3, 4\)"),
         ([0, 1], ValueError, "got 2 targets for 3 examples"),
         ([], ValueError, "target is empty"),
-        ((0, 1), ValueError, r"target has 2 index\(es\) per example but the output has shape \(3, 4\). Wanted 1"),
+        ((0, 1), ValueError, r"target has 2 index\(es\) per example but the output has shape \(3, 4\). Expected 1"),
         (torch.tensor([0.5]), TypeError, "must hold integers"),
         ("cat", TypeError, "target must be None, an int, .* got str"),
         (True, TypeError, "got bool"),
@@ -193,9 +193,9 @@ class ConvNet(nn.Module):
 def test_neurons_agree_with_captum(to_input):
     model = net()
     captum = NeuronGradient(model, model[1])
-    wanted = captum.attribute(X.clone().requires_grad_(), 4, attribute_to_neuron_input=to_input)
+    expected = captum.attribute(X.clone().requires_grad_(), 4, attribute_to_neuron_input=to_input)
     _, gradient = Oracle(Neuron(model, model[1], 4, to_input), X)(X, OWNER)
-    torch.testing.assert_close(gradient, wanted.detach())
+    torch.testing.assert_close(gradient, expected.detach())
 
 
 def test_conv_maps_and_in_place_activations():
@@ -383,23 +383,23 @@ def test_examples_that_do_not_fit_together_go_in_parts(monkeypatch, seed, mask):
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(2)).double()
     args = torch.linspace(1, 2, 7).double(), torch.ones(2).double()
     target, options = [0, 1, 0, 1, 0, 1, 1], {"sigma": 0.5, "tol": 0.3, "seed": seed, "feature_mask": mask}
-    wanted = SmoothHess(model).attribute(x, target, args, control="kink", **options)
+    expected = SmoothHess(model).attribute(x, target, args, control="kink", **options)
     monkeypatch.setattr(Kinks, "see", staticmethod(crowded))
     explainer = SmoothHess(model)
     found = explainer.attribute(x, target, args, control="kink", **options)
     assert model.frozen == [7, 4, 2, 2, 2, 1]
     for name in ("hessian", "gradient", "relative_error", "n_calls", "output", "target", "n_passes"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
-    assert found.status == wanted.status
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    assert found.status == expected.status
     model.frozen.clear()
     again = explainer.attribute(x, target, args, control="kink", **options)
     assert model.frozen == [2, 2, 2, 1]  # found once
-    torch.testing.assert_close(again.hessian, wanted.hessian)
+    torch.testing.assert_close(again.hessian, expected.hessian)
     grown = SmoothHess(model).more(found, 40, args)
     assert model.frozen[4:] == [7, 4, 2, 2, 2, 1]
     monkeypatch.setattr(Kinks, "see", staticmethod(see))
     for name in ("hessian", "n_calls", "n_passes"):
-        torch.testing.assert_close(getattr(grown, name), getattr(SmoothHess(model).more(wanted, 40, args), name))
+        torch.testing.assert_close(getattr(grown, name), getattr(SmoothHess(model).more(expected, 40, args), name))
     monkeypatch.setattr(Kinks, "see", staticmethod(crowded))
     model.most = 0
     with pytest.raises(torch.OutOfMemoryError):
@@ -463,7 +463,7 @@ class Sloped(nn.Module):
 def test_models_whose_graph_cannot_be_watched():
     """torch.func.grad refuses the hooks that tell what a pass keeps."""
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).double()
-    found, wanted = (SmoothHess(Sloped(f).eval()).attribute(x, sigma=0.5, n_calls=32) for f in (True, False))
-    torch.testing.assert_close(found.hessian, wanted.hessian)
-    found, wanted = (baselines.hessian(Sloped(f).eval(), x).hessian for f in (True, False))
-    torch.testing.assert_close(found, wanted)
+    found, expected = (SmoothHess(Sloped(f).eval()).attribute(x, sigma=0.5, n_calls=32) for f in (True, False))
+    torch.testing.assert_close(found.hessian, expected.hessian)
+    found, expected = (baselines.hessian(Sloped(f).eval(), x).hessian for f in (True, False))
+    torch.testing.assert_close(found, expected)

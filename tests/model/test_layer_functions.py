@@ -70,7 +70,7 @@ def test_any_layer_can_be_taken(model):
 def test_the_model_is_given_back_as_it_was(model):
     inside = Embedded(model, "words")
     inside(inside.embed(IDS), IDS)
-    with pytest.raises(ValueError, match="wanted embeddings of the shape that the layer returns"):
+    with pytest.raises(ValueError, match="expected embeddings of the shape that the layer returns"):
         inside(torch.zeros(1, 2, 6).double(), IDS)
     assert not any(m._forward_hooks for m in model.modules())
     assert torch.equal(model(IDS), model.tail(model.words(IDS)))

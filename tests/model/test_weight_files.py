@@ -76,7 +76,7 @@ def test_bad_files_are_named_and_nothing_is_executed(tmp_path, monkeypatch):
         load_weights(network, tmp_path / "trap.pth")
     assert not (tmp_path / "trapped").exists()
     torch.save({"epoch": 3}, tmp_path / "other.pth")
-    with pytest.raises(ValueError, match="wanted a state dict of tensors"):
+    with pytest.raises(ValueError, match="expected a state dict of tensors"):
         load_weights(network, tmp_path / "other.pth")
     save_weights(network, tmp_path / "a.safetensors")
     for ending in (".safetensors", ".pth"):

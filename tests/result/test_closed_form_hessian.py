@@ -103,8 +103,8 @@ def test_taylor_and_bad_input():
     closed = SmoothHess(net).closed_form(x, sigma=0.3)
     point = torch.full((1, 1, 5), 0.1).double()
     step = point[:, 0]
-    wanted = closed.output + (closed.gradient * step).sum() + step[0] @ closed.hessian[0] @ step[0] / 2
-    torch.testing.assert_close(closed.taylor()(point)[0], wanted)
+    expected = closed.output + (closed.gradient * step).sum() + step[0] @ closed.hessian[0] @ step[0] / 2
+    torch.testing.assert_close(closed.taylor()(point)[0], expected)
     with pytest.raises(ValueError, match="closed form cannot be computed: no ReLU-like or smooth activation was seen"):
         SmoothHess(nn.Linear(5, 1).double()).closed_form(x, sigma=0.3)
     with pytest.raises(ValueError, match="check_calls must be even"):

@@ -42,12 +42,12 @@ class TestReadings:
     def test_products_and_the_dense_matrix(self, form):
         result, h = make(form)
         v = draw(2, *SHAPE, seed=5)
-        wanted = torch.einsum("bij,bj->bi", h, v.flatten(1))
-        torch.testing.assert_close(result @ v, wanted.reshape(2, *SHAPE), **TIGHT)
+        expected = torch.einsum("bij,bj->bi", h, v.flatten(1))
+        torch.testing.assert_close(result @ v, expected.reshape(2, *SHAPE), **TIGHT)
         torch.testing.assert_close(result @ v[0], (h @ v[0].flatten()).reshape(2, *SHAPE), **TIGHT)
         torch.testing.assert_close(result @ torch.eye(D).double(), h, **TIGHT)
         torch.testing.assert_close(result.hessian, h, **TIGHT)
-        torch.testing.assert_close(result @ v, wanted.reshape(2, *SHAPE), **TIGHT)  # now by the matrix
+        torch.testing.assert_close(result @ v, expected.reshape(2, *SHAPE), **TIGHT)  # now by the matrix
 
     def test_nothing_is_uncertain(self, form):
         result, _ = make(form, n_passes=3.0)
@@ -76,8 +76,8 @@ class TestReadings:
             assert all(torch.equal(end, row.value) for end in row.interval())
         torch.testing.assert_close(result.diagonal().value.flatten(1), h.diagonal(dim1=1, dim2=2), **TIGHT)
         u, v = draw(D, seed=6), draw(2, *SHAPE, seed=7)
-        wanted = torch.einsum("i,bij,bj->b", u, h, v.flatten(1))
-        torch.testing.assert_close(result.bilinear(u, v).value, wanted, **TIGHT)
+        expected = torch.einsum("i,bij,bj->b", u, h, v.flatten(1))
+        torch.testing.assert_close(result.bilinear(u, v).value, expected, **TIGHT)
         assert not result.bilinear(u, v).stderr.any()
 
     def test_groups_are_sums(self, form):
@@ -105,9 +105,9 @@ class TestReadings:
         result, h = make(form)
         values, vectors = result.eigh(3)
         assert vectors.shape == (2, 3, *SHAPE)
-        wanted = torch.linalg.eigvalsh(h)
-        wanted = wanted.gather(1, wanted.abs().argsort(dim=1, descending=True)[:, :3])
-        torch.testing.assert_close(values, wanted, rtol=1e-9, atol=1e-10)
+        expected = torch.linalg.eigvalsh(h)
+        expected = expected.gather(1, expected.abs().argsort(dim=1, descending=True)[:, :3])
+        torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-10)
         flat = vectors.flatten(2)
         torch.testing.assert_close(flat @ h, values[..., None] * flat, rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(flat @ flat.mT, torch.eye(3).double().expand(2, 3, 3), rtol=1e-9, atol=1e-9)
@@ -162,9 +162,9 @@ class TestReadings:
         result, h = make(form)
         if form != "zero":
             values = eigsh(result[1].to_scipy(), k=2, which="LM", v0=torch.ones(D).double().numpy())[0]
-            wanted = torch.linalg.eigvalsh(h[1])
-            wanted = wanted[wanted.abs().argsort(descending=True)[:2]].sort().values
-            torch.testing.assert_close(torch.from_numpy(values).sort().values, wanted, rtol=1e-9, atol=1e-10)
+            expected = torch.linalg.eigvalsh(h[1])
+            expected = expected[expected.abs().argsort(descending=True)[:2]].sort().values
+            torch.testing.assert_close(torch.from_numpy(values).sort().values, expected, rtol=1e-9, atol=1e-10)
 
     def test_to_another_device(self, form):
         result, h = make(form)
@@ -377,8 +377,8 @@ class TestKrylov:
         rows = (draw(2, 5, 300, seed=3) * torch.logspace(-8, 3, 5).double()[:, None]).to(dtype)
         found, tiny = krylov._by_products(rows), 20 * torch.finfo(dtype).eps
         torch.testing.assert_close(found @ found.mT, torch.eye(5, dtype=dtype).expand(2, 5, 5), rtol=0, atol=tiny)
-        wanted = torch.linalg.qr(rows.mT)[0].mT
-        torch.testing.assert_close((found * wanted).sum(-1).abs(), torch.ones(2, 5, dtype=dtype), rtol=0, atol=tiny)
+        expected = torch.linalg.qr(rows.mT)[0].mT
+        torch.testing.assert_close((found * expected).sum(-1).abs(), torch.ones(2, 5, dtype=dtype), rtol=0, atol=tiny)
         for row in (0.0, rows[1, 0] - 2 * rows[1, 1]):
             rows[1, 4] = row
             assert krylov._by_products(rows) is None
@@ -392,8 +392,8 @@ class TestKrylov:
         h = torch.stack([torch.diag(torch.linspace(1, 2, 350)), torch.zeros(350, 350)]).double()
         for k in (2, 350):
             values, vectors = leading_eigenpairs(lambda r: r @ h, torch.zeros(2, 350).double(), k, 1e-10, cheap)
-            wanted = torch.stack([torch.linspace(2, 1, 350)[:k], torch.zeros(k)]).double()
-            torch.testing.assert_close(values, wanted, rtol=0, atol=1e-8 if k == 2 else 1e-12)
+            expected = torch.stack([torch.linspace(2, 1, 350)[:k], torch.zeros(k)]).double()
+            torch.testing.assert_close(values, expected, rtol=0, atol=1e-8 if k == 2 else 1e-12)
             eye = torch.eye(k).double().expand(2, k, k)
             torch.testing.assert_close(vectors @ vectors.mT, eye, rtol=0, atol=1e-11)
 
@@ -404,9 +404,9 @@ class TestKrylov:
         spectrum = torch.cat([torch.tensor([9.0, 9.0, -9.0, 5.0]), torch.linspace(-3, 3, 56)]).double()
         h = ((q * spectrum) @ q.mT).to(dtype)
         values, vectors = leading_eigenpairs(lambda rows: rows @ h, torch.zeros(3, 60, dtype=dtype), k)
-        wanted = spectrum[spectrum.abs().argsort(descending=True)[:k]].abs().to(dtype)
+        expected = spectrum[spectrum.abs().argsort(descending=True)[:k]].abs().to(dtype)
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(values.abs(), wanted.expand(3, k), rtol=1e3 * eps, atol=1e3 * eps)
+        torch.testing.assert_close(values.abs(), expected.expand(3, k), rtol=1e3 * eps, atol=1e3 * eps)
         torch.testing.assert_close(vectors @ h, values[..., None] * vectors, rtol=0, atol=2e4 * eps)
         torch.testing.assert_close(
             vectors @ vectors.mT, torch.eye(k, dtype=dtype).expand(3, k, k), rtol=0, atol=1e3 * eps

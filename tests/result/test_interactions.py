@@ -31,9 +31,9 @@ class TestOperator:
         eye = torch.eye(12).double()
         torch.testing.assert_close(result @ eye.expand(2, 12, 12), dense, **TIGHT)
         v = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)).double()
-        wanted = torch.einsum("bij,bj->bi", dense, v.flatten(1))
-        torch.testing.assert_close(result @ v, wanted.reshape(2, 3, 4), **TIGHT)
-        torch.testing.assert_close(result @ v.flatten(1), wanted, **TIGHT)
+        expected = torch.einsum("bij,bj->bi", dense, v.flatten(1))
+        torch.testing.assert_close(result @ v, expected.reshape(2, 3, 4), **TIGHT)
+        torch.testing.assert_close(result @ v.flatten(1), expected, **TIGHT)
         torch.testing.assert_close(result @ v[0], (dense @ v[0].flatten()).reshape(2, 3, 4), **TIGHT)
         torch.testing.assert_close(result @ v[0].flatten(), dense @ v[0].flatten(), **TIGHT)
 
@@ -72,30 +72,30 @@ class TestOperator:
     def test_eigenpairs(self, kind, n_calls):
         dense = make(n_calls, kind).hessian
         values, vectors = make(n_calls, kind).eigh(3)
-        wanted = torch.linalg.eigvalsh(dense)
-        order = wanted.abs().argsort(dim=1, descending=True)[:, :3]
-        torch.testing.assert_close(values, wanted.gather(1, order), **TIGHT)
+        expected = torch.linalg.eigvalsh(dense)
+        order = expected.abs().argsort(dim=1, descending=True)[:, :3]
+        torch.testing.assert_close(values, expected.gather(1, order), **TIGHT)
         assert vectors.shape == (2, 3, 3, 4)
         flat = vectors.flatten(2)
         torch.testing.assert_close(flat @ dense, values[..., None] * flat, rtol=1e-7, atol=1e-9)
 
     def test_eigenpairs_by_products_alone(self, kind, n_calls, monkeypatch):
-        wanted = make(n_calls, kind).eigh(3)
+        expected = make(n_calls, kind).eigh(3)
         monkeypatch.setattr(interactions, "ROW_SPAN", ByteLimit(0))
         monkeypatch.setattr(interactions, "ROW_SPAN_FOR_FEW", ByteLimit(0))
         result = make(n_calls, kind)
         found = result.eigh(3)
-        torch.testing.assert_close(found.values, wanted.values, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(found.values, expected.values, rtol=1e-3, atol=1e-6)
         assert float(result.eigh_residuals(found).max()) <= 1.1 * interactions.EIGH_TOLERANCE
-        assert float(make(n_calls, kind).eigh_residuals(wanted).max()) < 1e-9
-        turned = interactions.Eigenpairs(wanted.values, wanted.vectors.roll(1, -1))
+        assert float(make(n_calls, kind).eigh_residuals(expected).max()) < 1e-9
+        turned = interactions.Eigenpairs(expected.values, expected.vectors.roll(1, -1))
         assert float(result.eigh_residuals(turned).min()) > 1e-3
 
     def test_scipy(self, kind, n_calls):
         one = make(n_calls, kind)[1]
         values = eigsh(one.to_scipy(), k=2, which="LM", v0=torch.ones(12).double().numpy())[0]
-        wanted = one.eigh(2).values[0].sort().values
-        torch.testing.assert_close(torch.from_numpy(values).sort().values, wanted, rtol=1e-6, atol=1e-9)
+        expected = one.eigh(2).values[0].sort().values
+        torch.testing.assert_close(torch.from_numpy(values).sort().values, expected, rtol=1e-6, atol=1e-9)
 
     def test_save_and_load_are_exact(self, kind, n_calls, tmp_path):
         result = (
@@ -310,18 +310,18 @@ class TestGroupings:
         inner, v = torch.arange(12).flip(0), torch.linspace(1, 2, 12).double()
         outer = torch.arange(12) // 4
         nested = explainer.more(first.groups(inner, v).groups(outer), 60)
-        wanted = explainer.more(first, 60).groups(inner, v).groups(outer)
-        torch.testing.assert_close(nested.hessian, wanted.hessian, **TIGHT)
-        torch.testing.assert_close(nested.stderr(), wanted.stderr(), rtol=1e-6, atol=1e-9)
+        expected = explainer.more(first, 60).groups(inner, v).groups(outer)
+        torch.testing.assert_close(nested.hessian, expected.hessian, **TIGHT)
+        torch.testing.assert_close(nested.stderr(), expected.stderr(), rtol=1e-6, atol=1e-9)
         assert nested.r2.isnan().all()
 
     def test_masks_are_repeated_over_channels(self):
         x = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(0)).double()
         result = Plain(OneHidden(12)).attribute(x, sigma=0.3, n_calls=50)
         pixels = torch.arange(4).reshape(2, 2)
-        wanted = result.groups(pixels.expand(3, 2, 2)).hessian
+        expected = result.groups(pixels.expand(3, 2, 2)).hessian
         for mask in (pixels, pixels[None], pixels[None, None]):
-            torch.testing.assert_close(result.groups(mask).hessian, wanted, **TIGHT)
+            torch.testing.assert_close(result.groups(mask).hessian, expected, **TIGHT)
 
 
 def test_a_budget_that_ran_out_stays_said():

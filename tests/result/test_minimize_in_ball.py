@@ -148,8 +148,8 @@ def test_nearly_hard_cases_keep_all_digits(tiny):
     """The multiplier is so close to the pole that λ − |w| is lost in λ; the distance itself is not."""
     w, a = torch.tensor([-1.0, 1.0]).double(), torch.tensor([tiny, 2.0], dtype=torch.float64)
     y, multiplier = minimize_diagonal(w, a, torch.tensor(2.0).double())
-    wanted = torch.tensor([-(3**0.5), -1.0], dtype=torch.float64)
-    torch.testing.assert_close(y, wanted, rtol=2 * tiny + 1e-14, atol=0)
+    expected = torch.tensor([-(3**0.5), -1.0], dtype=torch.float64)
+    torch.testing.assert_close(y, expected, rtol=2 * tiny + 1e-14, atol=0)
     assert float(multiplier) == pytest.approx(1.0, rel=tiny)
     # and where the rest of the step ends exactly on the sphere: μ³ ≈ tiny²
     y, _ = minimize_diagonal(w, a, torch.tensor(1.0).double())
@@ -275,13 +275,13 @@ def test_a_krylov_space_that_misses_a_direction_is_found_out(monkeypatch):
     g = torch.ones(1, d).double()
     g[0, 0] = 0.0
     H = torch.diag(w)[None]
-    beside = lanczos.beside
+    orthogonal_part = lanczos.orthogonal_part
 
     def blind(basis, vector):
         blinded = vector if bool(vector.any()) else torch.linspace(-1, 1, d).double()[None]
-        return beside(basis, blinded.index_fill(1, torch.tensor(0), 0.0))
+        return orthogonal_part(basis, blinded.index_fill(1, torch.tensor(0), 0.0))
 
-    monkeypatch.setattr(lanczos, "beside", blind)
+    monkeypatch.setattr(lanczos, "orthogonal_part", blind)
     radius = torch.full((1,), 100.0).double()
     _, proven = certified.minimize_certified(g, H, radius)
     assert not proven.any()
@@ -424,13 +424,13 @@ def test_exact_results_and_operators():
     rng = generator(11)
     x, A = normal(2, 4, rng=rng), normal(2, 4, 4, rng=rng)
     H, g = A + A.mT, normal(2, 4, rng=rng)
-    wanted = minimize_in_ball(g, H, 0.8)
+    expected = minimize_in_ball(g, H, 0.8)
     for result in (
         Exact.make(x, x.sum(1), g, H),
         Exact.make(x, x.sum(1), g, operator=lambda rows: rows @ H),
         Exact.make(x, x.sum(1), g, H).taylor().product,
     ):
-        torch.testing.assert_close(minimize_in_ball(g, result, 0.8), wanted, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(minimize_in_ball(g, result, 0.8), expected, rtol=1e-12, atol=1e-14)
     flat = minimize_in_ball(g, Exact.make(x, x.sum(1), g), 0.8)
     torch.testing.assert_close(flat, -0.8 * g / g.norm(dim=1, keepdim=True))
 
@@ -540,8 +540,8 @@ def test_cuda_gives_what_the_cpu_gives():
 
 def test_keep_is_the_fewest_eigenvectors_that_hold_the_share():
     w = torch.tensor([[4.0, -3.0, 2.0, -1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]).double()
-    for keep, wanted in [(0.3, [1, 1, 1]), (0.4, [1, 1, 1]), (0.41, [2, 1, 1]), (0.9, [3, 1, 1]), (1.0, [4, 1, 1])]:
-        assert count_kept(w, keep).tolist() == wanted, keep
+    for keep, expected in [(0.3, [1, 1, 1]), (0.4, [1, 1, 1]), (0.41, [2, 1, 1]), (0.9, [3, 1, 1]), (1.0, [4, 1, 1])]:
+        assert count_kept(w, keep).tolist() == expected, keep
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.8, 0.98, 1.0])
@@ -556,9 +556,9 @@ def test_keep_drops_the_rest_of_the_gradient(keep):
         k = int((held < keep * held[-1]).sum()) + 1
         V, w = vectors[b][:, order[:k]], values[b][order[:k]]
         small = minimize_in_ball((V.mT @ g[b])[None], torch.diag(w)[None], 0.9)[0]
-        wanted = objective((V.mT @ g[b])[None], torch.diag(w)[None], small[None])
+        expected = objective((V.mT @ g[b])[None], torch.diag(w)[None], small[None])
         torch.testing.assert_close(
-            objective(g[b : b + 1], H[b : b + 1], step[b : b + 1]), wanted, rtol=1e-10, atol=1e-13
+            objective(g[b : b + 1], H[b : b + 1], step[b : b + 1]), expected, rtol=1e-10, atol=1e-13
         )
         torch.testing.assert_close(V @ (V.mT @ step[b]), step[b], rtol=1e-10, atol=1e-12)  # nothing outside
     best = objective(g, H, minimize_in_ball(g, H, 0.9))
@@ -576,9 +576,9 @@ def test_keep_with_one_eigenvector_and_no_gradient():
 def test_keep_of_results_and_callables():
     x = normal(2, 8, rng=generator(13))
     result = SmoothHess(net).attribute(x, sigma=0.3, n_calls=100)
-    wanted = minimize_in_ball(result.gradient, result.hessian, 0.5, keep=0.9)
+    expected = minimize_in_ball(result.gradient, result.hessian, 0.5, keep=0.9)
     for hessian in (result, result.taylor().product):
-        torch.testing.assert_close(minimize_in_ball(result.gradient, hessian, 0.5, keep=0.9), wanted)
+        torch.testing.assert_close(minimize_in_ball(result.gradient, hessian, 0.5, keep=0.9), expected)
 
 
 # --- what the residual sees -------------------------------------------------------------------------------------------
@@ -633,13 +633,13 @@ def test_residual_has_no_scale(scale):
     rng = generator(15)
     g, H, v = normal(30, 4, rng=rng), normal(30, 4, 4, rng=rng), normal(30, 4, rng=rng) / 3
     H = H + H.mT
-    wanted = kkt_residual(g, H, 1.0, v)
+    expected = kkt_residual(g, H, 1.0, v)
     for changed in (
         kkt_residual(scale * g, scale * H, 1.0, v),
         kkt_residual(scale * g, H, scale, scale * v),
         kkt_residual(g, H / scale, scale, scale * v),
     ):
-        torch.testing.assert_close(changed, wanted, rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(changed, expected, rtol=1e-9, atol=1e-14)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -52,16 +52,16 @@ def test_equals_keep_their_order():
 def test_q_values_of_some_are_those_of_all():
     p = torch.rand(3, 200, generator=torch.Generator().manual_seed(1)).double() ** 4
     p[:, 20:40] = p[:, :1]  # equals
-    wanted = torch.stack([benjamini_hochberg(row) for row in p])
-    torch.testing.assert_close(_q_values(p, p[:, ::7]), wanted[:, ::7])
+    expected = torch.stack([benjamini_hochberg(row) for row in p])
+    torch.testing.assert_close(_q_values(p, p[:, ::7]), expected[:, ::7])
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 41])
 def test_the_least_from_some_places_on(monkeypatch, n):
     numbers = torch.rand(3, n, generator=torch.Generator().manual_seed(2))
     places = torch.arange(n).expand(3, -1)
-    wanted = torch.stack([numbers[:, i:].amin(1) for i in range(n)], 1)
-    assert torch.equal(_least_from(numbers, places), wanted)
+    expected = torch.stack([numbers[:, i:].amin(1) for i in range(n)], 1)
+    assert torch.equal(_least_from(numbers, places), expected)
     monkeypatch.setattr(pairs, "STRETCH", 4)
     found = torch.cat([_least_from(numbers, places[:, i : i + 1]) for i in range(n)], 1)
-    assert torch.equal(found, wanted)
+    assert torch.equal(found, expected)

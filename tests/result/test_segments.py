@@ -231,6 +231,6 @@ def test_words(tmp_path):
         ("mask:nowhere.png", "no mask at"),
     ],
 )
-def test_wrong_words_are_refused_with_what_was_wanted(words, says):
+def test_wrong_words_are_refused_with_what_was_expected(words, says):
     with pytest.raises((ValueError, FileNotFoundError), match=says):
         segments.parse(words, torch.zeros(1, 28, 28))

@@ -208,7 +208,7 @@ def test_directions_that_are_not_there_are_refused(which):
 
 
 def test_several_directions_want_as_many_axes():
-    with pytest.raises(ValueError, match="wanted 2 Axes, one for each panel, got 1"):
+    with pytest.raises(ValueError, match="expected 2 Axes, one for each panel, got 1"):
         picture((4, 5), 40).plot("eigen", which=[0, 1], ax=Figure().add_subplot())
 
 

@@ -20,7 +20,8 @@ from smoothhess import baselines
 from smoothhess.estimate import student_t
 from smoothhess.result.exact import Attribution, Exact
 from smoothhess.view import report as page_module
-from smoothhess.view.report import encoding, feature_layout, html, payload, quality_levels, report
+from smoothhess.view.report import encoding, feature_layout, html, quality_levels, report
+from smoothhess.view.report.payload import PageOptions
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -51,6 +52,10 @@ def network(shape, outputs=1, seed=0):
 def result_of(shape, batch=1, n_calls=200, **options):
     inputs = torch.rand(batch, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     return sh.SmoothHess(network(shape)).attribute(inputs, sigma=0.5, n_calls=n_calls, **options)
+
+
+def payload(result, **options):
+    return page_module.payload(result, PageOptions(**options))
 
 
 def floats(text):
@@ -224,7 +229,7 @@ def test_a_sweep_is_grouped_as_the_result_is():
 
 
 def test_a_sweep_of_other_inputs_is_refused(table):
-    with pytest.raises(ValueError, match="same inputs: wanted .2, 4., got .1, 4."):
+    with pytest.raises(ValueError, match="same inputs: expected .2, 4., got .1, 4."):
         payload(table, sweep=[sh.SmoothHess(one_pair).attribute(table.inputs[:1], sigma=0.1, n_calls=100)])
 
 

@@ -97,7 +97,7 @@ def test_one_axes_is_divided_and_three_are_used():
     draw(whole)
     three = Figure().subplots(3, 1)
     assert view.series(result, ax=three) is three[0]
-    with pytest.raises(ValueError, match="wanted 3 Axes, one for each panel, got 2"):
+    with pytest.raises(ValueError, match="expected 3 Axes, one for each panel, got 2"):
         view.series(result, ax=list(three[:2]))
 
 

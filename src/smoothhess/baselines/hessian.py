@@ -15,7 +15,7 @@ from torch import Tensor
 
 from smoothhess.baselines.hessian_vector_products import HessianProducts
 from smoothhess.linalg.memory import DENSE_HESSIANS
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Exact
 
@@ -59,17 +59,8 @@ def hessian(
              [3., 0., 1.],
              [2., 1., 0.]]])
     """
-    result = second_order(
-        forward_func,
-        forward_func,
-        inputs,
-        target,
-        additional_forward_args,
-        feature_mask=feature_mask,
-        dense=dense,
-        internal_batch_size=internal_batch_size,
-        method="hessian",
-    )
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    result = second_order(call, forward_func, feature_mask=feature_mask, dense=dense, method="hessian")
     if result.note:
         warnings.warn(
             f"{result.note}. For interactions use SmoothHess(model).attribute, or the softened network of "
@@ -80,31 +71,18 @@ def hessian(
 
 
 def second_order(
-    model: Callable[..., Any],
-    function: Callable[..., Any],
-    inputs: Tensor,
-    target: Any,
-    additional_forward_args: Any,
-    *,
-    feature_mask: Tensor | None,
-    dense: bool | None,
-    internal_batch_size: int | None,
-    method: str,
+    call: ModelCall, function: Callable[..., Any], *, feature_mask: Tensor | None, dense: bool | None, method: str
 ) -> Exact:
     """Gradient and Hessian of `function`, which is the model or its softened form; `output` is the model's f(x)."""
-    check_inputs(inputs)
     if dense is not None and not isinstance(dense, bool):
         raise TypeError(f"dense must be True, False or None (if it fits), got {type(dense).__name__}.")
-    inputs, softened = inputs.detach(), function is not model
-    rows = check_batch_size(internal_batch_size)
-    oracle = Oracle(function, inputs, target, additional_forward_args, rows)
+    inputs, softened = call.inputs, function is not call.forward_func
+    oracle = call.oracle(function)
     everyone = torch.arange(len(inputs), device=inputs.device)
-    products = HessianProducts(oracle, inputs, model, rows)
-    with borrowed(model, inputs.device):
+    products = HessianProducts(oracle, inputs, call.forward_func, call.internal_batch_size)
+    with borrowed(call.forward_func, inputs.device):
         value, slope = oracle(inputs, everyone)
-        output = value
-        if softened:
-            output = Oracle(model, inputs, target, additional_forward_args, rows).values(inputs, everyone)
+        output = call.oracle().values(inputs, everyone) if softened else value
     zero = not softened and products.vanish()
     result = Exact.make(
         inputs,

@@ -46,7 +46,7 @@ class HessianProducts:
         everyone = torch.arange(len(inputs), device=inputs.device)
         self.examples = everyone if examples is None else examples  # (B,) indices into the oracle's inputs
         self.rows = rows  # examples × directions per pass; None until the memory of one is measured
-        self.together = True  # whether the backward pass is batched over directions
+        self.batched = True  # whether the backward pass is batched over directions
         self.checked = False  # whether the graph of a gradient was checked
         self.passes = 0.0  # cost in units of a gradient call, summed over examples
 
@@ -90,13 +90,13 @@ class HessianProducts:
         """Products (b, n, d) at b inputs that fit into memory."""
         directions = rows.reshape(*rows.shape[:2], *inputs.shape[1:]).transpose(0, 1)  # (n, b, *shape)
         found = None
-        if self.together:
+        if self.batched:
             graph = self._gradient(inputs, owner)
             try:
                 found = self._backwards(*graph, directions)
             except (RuntimeError, TypeError, ValueError) as error:
                 reraise_out_of_memory(error)
-                self.together = False
+                self.batched = False
         if found is None:
             found = self._one_by_one(inputs, owner, directions)
         if not torch.isfinite(found).all():

@@ -151,7 +151,7 @@ class _Problem:
 
 def _solve(apply: Callable[[Tensor], Tensor], rhs: Tensor, tol: float) -> Tensor:
     """apply⁻¹ rhs for a positive definite `apply`, by conjugate gradients, each row to the relative residual `tol`."""
-    solved, left = torch.zeros_like(rhs), rhs
+    solved, residual = torch.zeros_like(rhs), rhs
     along, energy = rhs, rhs.square().sum(1, keepdim=True)
     enough = energy * tol**2
     for _ in range(min(MOST_PRODUCTS, 4 * rhs.shape[1] + 10)):
@@ -160,8 +160,8 @@ def _solve(apply: Callable[[Tensor], Tensor], rhs: Tensor, tol: float) -> Tensor
             break
         image = apply(along)
         stride = torch.where(going, energy / (along * image).sum(1, keepdim=True), 0.0)
-        solved, left = solved + stride * along, left - stride * image
-        after = left.square().sum(1, keepdim=True)
-        along = left + torch.where(going, after / energy, 0.0) * along
+        solved, residual = solved + stride * along, residual - stride * image
+        after = residual.square().sum(1, keepdim=True)
+        along = residual + torch.where(going, after / energy, 0.0) * along
         energy = torch.where(going, after, energy)
     return solved

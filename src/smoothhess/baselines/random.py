@@ -54,5 +54,5 @@ def _generators(seed: Any, batch: int) -> list[torch.Generator]:
     if isinstance(seed, int) or getattr(seed, "ndim", None) == 0:
         return [torch_generator(int(seed))] * batch
     if len(seed) != batch:
-        raise ValueError(f"wanted one seed, or one per example: {batch}, got {len(seed)}.")
+        raise ValueError(f"expected one seed, or one per example: {batch}, got {len(seed)}.")
     return [torch_generator(int(s)) for s in seed]

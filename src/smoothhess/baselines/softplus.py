@@ -11,6 +11,7 @@ from torch import Tensor
 
 from smoothhess.baselines.hessian import second_order
 from smoothhess.baselines.softened_activations import check_beta, soften
+from smoothhess.model.model_call import ModelCall
 from smoothhess.result.exact import Exact
 
 
@@ -50,14 +51,10 @@ def softplus(
     """
     form = Softplus(check_beta(beta))
     return second_order(
-        forward_func,
+        ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size),
         soften(forward_func, form),
-        inputs,
-        target,
-        additional_forward_args,
         feature_mask=feature_mask,
         dense=dense,
-        internal_batch_size=internal_batch_size,
         method=f"softplus β = {form.beta:g}",
     )
 

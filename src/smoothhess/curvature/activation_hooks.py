@@ -193,8 +193,8 @@ _SAME_PATH = "The network must take the same path for every input."
 def _refuse_opaque(forward: Callable[..., Any]) -> None:
     if is_opaque(forward):
         raise ValueError(
-            "wanted a model whose activation calls can be intercepted, got one that is, entirely or in part, scripted "
-            "or compiled. Pass the original module."
+            "expected a model whose activation calls can be intercepted, got one that is, entirely or in part, "
+            "scripted or compiled. Pass the original module."
         )
 
 

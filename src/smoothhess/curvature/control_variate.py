@@ -217,15 +217,15 @@ class Pilot:
 def _weights(odd: Tensor, linear: Tensor, residual: Tensor, always: bool) -> Tensor:
     """μ and β of each example, (b, 2); β = 0 if further rows reduce the variance more than frozen passes."""
     fields = torch.stack([linear, residual], 1).flatten(2).double()  # (b, 2, P k)
-    wanted = odd.flatten(1).double()
+    target = odd.flatten(1).double()
     square = fields @ fields.mT
     ridge = RIDGE * square.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
     system = square + ridge[:, None, None] * torch.eye(2, dtype=torch.float64, device=odd.device)
-    right = (fields @ wanted[..., None])[..., 0] + ridge[:, None]
+    right = (fields @ target[..., None])[..., 0] + ridge[:, None]
     both = torch.linalg.solve(system, right).clamp(-2, 2)
     both[:, 1].clamp_(0, 1.5)
     single = right[:, 0] / system[:, 0, 0]
-    left = (wanted - (both[:, None] @ fields)[:, 0]).square().sum(1)
-    without = (wanted - single[:, None] * fields[:, 0]).square().sum(1)
-    pays = (left * (2 + FLIPS_PER_PAIR) < without * 2) | always
+    with_flips = (target - (both[:, None] @ fields)[:, 0]).square().sum(1)
+    without_flips = (target - single[:, None] * fields[:, 0]).square().sum(1)
+    pays = (with_flips * (2 + FLIPS_PER_PAIR) < without_flips * 2) | always
     return torch.where(pays[:, None], both, torch.stack([single.clamp(-2, 2), torch.zeros_like(single)], 1))

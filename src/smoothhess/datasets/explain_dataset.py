@@ -21,7 +21,7 @@ from tqdm import tqdm
 from smoothhess.datasets.disk_budget import SMALL, Room, Sizes
 from smoothhess.datasets.job_settings import described
 from smoothhess.datasets.record_batches import Pack, batches, count, packs
-from smoothhess.datasets.record_explainer import Question
+from smoothhess.datasets.record_explainer import CheckedExplainer, Question
 from smoothhess.datasets.store import shard_files
 from smoothhess.datasets.store.job_manifest import begin, known_store, refuse_other_job
 from smoothhess.datasets.store.record import KEEP, Rows, rows_of
@@ -36,7 +36,7 @@ from smoothhess.linalg.memory import in_batches
 
 
 def explain_dataset(
-    explainer: SmoothHess | NeuronSmoothHess | Explain,
+    explainer: SmoothHess | NeuronSmoothHess | CheckedExplainer | Explain,
     loader: Any,
     store: str | Path | Store,
     *,
@@ -128,7 +128,7 @@ def explain_dataset(
     arriving = batches(loader, key, batch_target, additional_forward_args)
     head = next(arriving, None)
     if head is None:
-        raise ValueError("wanted at least one batch, got none. An iterator can be used only once: pass a new one.")
+        raise ValueError("expected at least one batch, got none. An iterator can be used only once: pass a new one.")
     sizes = question.sizes(head.inputs)
     keep = keep or ("hessian" if sizes.features <= SMALL else "pairs")
     _refuse_many_features(sizes, keep, n_pairs, summary)
@@ -152,7 +152,7 @@ def explain_dataset(
     if known is not None:
         refuse_other_job(known, settings, pack_size)
     room = Room(path, sizes.summary_bytes() if summary else 0, max_bytes)
-    room.refuse(sizes.record_bytes(keep, n_pairs), _left(total, known))
+    room.refuse(sizes.record_bytes(keep, n_pairs), _n_new(total, known))
     path.mkdir(exist_ok=True)
     with shard_files.only_writer(path, rank):
         if known is None:
@@ -167,7 +167,7 @@ def explain_dataset(
         every = itertools.chain([head], arriving)
         waiting = packs(every, known.pack_size, (rank, world_size), digests.get, run.check_same_function)
         with tqdm(total=total, initial=len(known), desc="records", disable=not show_progress, leave=False) as bar:
-            run.through(waiting, bar, lambda per_record, n: room.refuse(per_record, max(_left(total, known) - n, 0)))
+            run.through(waiting, bar, lambda per_record, n: room.refuse(per_record, max(_n_new(total, known) - n, 0)))
     return Store(path)
 
 
@@ -263,7 +263,7 @@ class _Run:
                 warnings.warn(text, warning.category, stacklevel=2)
 
 
-def _left(total: int | None, known: Store | None) -> int:
+def _n_new(total: int | None, known: Store | None) -> int:
     """Number of records that are not stored yet; 1 where the number of records is unknown."""
     return 1 if total is None else max(total - (0 if known is None else len(known)), 0)
 

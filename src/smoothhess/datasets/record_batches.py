@@ -157,13 +157,13 @@ class Batch:
             yield start // size, slice(start - self.first, stop - self.first)
             start = stop
 
-    def pack(self, rows: slice, digests: list[int], wanted: list[int]) -> Pack:
-        """The wanted records among these rows as a pack."""
-        index = torch.tensor([rows.start + i for i in wanted])
+    def pack(self, rows: slice, digests: list[int], indices: list[int]) -> Pack:
+        """The records at `indices` of these rows as a pack."""
+        index = torch.tensor([rows.start + i for i in indices])
         target, args = self.rows, self.arguments
         return Pack(
             [self.first + i for i in index.tolist()],
-            [digests[i] for i in wanted],
+            [digests[i] for i in indices],
             self.inputs[index.to(self.inputs.device)],
             None if target is None else [target[i] for i in index.tolist()],
             None
@@ -211,11 +211,11 @@ def packs(
             if number % world_size != rank:
                 continue
             digests = record_digests(batch.inputs[rows])
-            wanted = []
+            missing = []
             for i, digest in enumerate(digests):
                 known = stored(batch.first + rows.start + i)
                 if known is None:
-                    wanted.append(i)
+                    missing.append(i)
                 elif known == digest:
                     stored_pack = stored_pack or partial(batch.pack, rows, digests, [i])
                 else:
@@ -224,11 +224,11 @@ def packs(
                         "The loader must return the same records in the same order each time: no shuffling, no random "
                         "augmentation, the same data. For other data use another store."
                     )
-            if wanted and stored_pack is not None and not begun:
+            if missing and stored_pack is not None and not begun:
                 check(stored_pack())
-            begun = begun or bool(wanted)
-            if wanted:
-                waiting.append(batch.pack(rows, digests, wanted))
+            begun = begun or bool(missing)
+            if missing:
+                waiting.append(batch.pack(rows, digests, missing))
             if batch.first + rows.stop == (number + 1) * size and waiting:
                 yield Pack.cat(waiting)
                 waiting = []
@@ -261,7 +261,7 @@ def _items(loader: Any) -> Iterable[Any]:
         )
     if isinstance(loader, Dataset):
         raise TypeError(
-            "a data set returns single records, wanted batches. Use DataLoader(dataset, batch_size=256), or "
+            "a data set returns single records, expected batches. Use DataLoader(dataset, batch_size=256), or "
             "batch_size=None where it returns batches itself."
         )
     if isinstance(loader, str | Mapping) or not isinstance(loader, Iterable):

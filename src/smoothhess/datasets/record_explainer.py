@@ -32,16 +32,27 @@ _NEURON = ("neuron_selector", "attribute_to_neuron_input")
 
 
 @dataclass(frozen=True, eq=False)
+class CheckedExplainer:
+    """An explainer, and a function that is called before each pack of records and may raise."""
+
+    explainer: SmoothHess | NeuronSmoothHess | Explain
+    check: Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
 class Question:
     """An explainer and its options, the same for all records."""
 
     explainer: SmoothHess | Explain
     options: Options  # the seed is replaced by one per record; for a function, only feature_mask is used
     about: dict[str, Any]  # the same as JSON values, for the settings of a store
+    check: Callable[[], None] | None = None  # called before each pack of records
 
     @staticmethod
     def make(explainer: Any, options: dict[str, Any]) -> Question:
         """Validate the explainer and the options of the user."""
+        if isinstance(explainer, CheckedExplainer):
+            return replace(Question.make(explainer.explainer, options), check=explainer.check)
         options = dict(options)
         mask = options.pop("feature_mask", None)
         mask = None if mask is None else torch.as_tensor(mask)
@@ -104,6 +115,8 @@ class Question:
 
     def explain(self, pack: Pack, seeds: list[int]) -> Interactions:
         """Explain the records of a pack; `seeds` has one seed per record."""
+        if self.check is not None:
+            self.check()
         if isinstance(self.explainer, SmoothHess):
             options = replace(self.options, seed=seeds)
             return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options.arguments())

@@ -143,7 +143,7 @@ def pilot_stack(seeds: Sequence[int], rows: int, k: int, like: Tensor) -> torch.
 
 def _stack(keys: Sequence[tuple[int, ...]], rows: int, k: int, like: Tensor) -> Tensor:
     """`_normals` in the dtype of `like`, in chunks that limit the memory for float64."""
-    step = _together(rows, k, like.device)
+    step = _streams_per_chunk(rows, k, like.device)
     parts = [keys[i : i + step] for i in range(0, len(keys), step)]
     return torch.cat([_normals(part, rows, k, like.device).to(like) for part in parts])
 
@@ -154,7 +154,7 @@ def _pilot(seed: int, rows: int, k: int) -> Tensor:
     return pilot_rows(seed, rows, k)
 
 
-def _together(rows: int, k: int, device: torch.device) -> int:
+def _streams_per_chunk(rows: int, k: int, device: torch.device) -> int:
     """Number of streams per chunk of float64 numbers."""
     return FLOAT64_CHUNK.items(8 * rows * k, device)
 
@@ -252,7 +252,7 @@ class Orthogonal(Design):
         for index in range(start // k, -(-(start + count) // k)):
             low, high = max(start - index * k, 0), min(start + count - index * k, k)
             keys = [(seed, index) for seed, _ in streams]
-            step = _together(high, k, like.device)
+            step = _streams_per_chunk(high, k, like.device)
             parts = [_blocks(keys[i : i + step], low, high, k, like) for i in range(0, len(keys), step)]
             pieces.append([torch.cat(found) for found in zip(*parts, strict=True)])
         return Draws(*(torch.cat(found, 1) for found in zip(*pieces, strict=True)))

@@ -123,7 +123,7 @@ class Gaussian(ABC):
         """The Gaussian whose class is named `kind` and whose fields are `state`."""
         classes = {c.__name__: c for c in (Isotropic, Diagonal, Dense, Eigenbasis, SegmentShift)}
         if kind not in classes:
-            raise ValueError(f"wanted a Gaussian of kind {sorted(classes)}, got {kind!r}.")
+            raise ValueError(f"expected a Gaussian of kind {sorted(classes)}, got {kind!r}.")
         made = object.__new__(classes[kind])
         for f in fields(made):
             object.__setattr__(made, f.name, state[f.name])
@@ -466,7 +466,9 @@ class Eigenbasis(Gaussian):
             raise ValueError(f"directions must be (k, *input shape), got shape {tuple(vectors.shape)}.")
         vectors = vectors.reshape(len(vectors), -1)
         if len(sigmas) != len(vectors):
-            raise ValueError(f"wanted one sigma per direction, got {len(vectors)} directions and {len(sigmas)} sigmas.")
+            raise ValueError(
+                f"expected one sigma per direction, got {len(vectors)} directions and {len(sigmas)} sigmas."
+            )
         if (sigmas <= 0).any() or rest < 0:
             raise ValueError(
                 "sigmas must be positive and rest not negative. To freeze a direction, leave it out and use rest=0."

@@ -141,24 +141,24 @@ class Replicates:
             lift = torch.zeros_like(lift)
         if self.size == 1:  # the norm of a single row's estimate needs no matrix
             score = score.expand(batch, *score.shape[1:])
-            whole = squared_norm(score, odd, lift.sum(1)) / self.weight.clamp_min(1)
+            of_sum = squared_norm(score, odd, lift.sum(1)) / self.weight.clamp_min(1)
             rows, moved = (t.reshape(-1, 1, t.shape[-1]) for t in (score, odd))
             squares = squared_norm(rows, moved, lift.reshape(-1)).reshape(batch, -1).sum(1)
         else:
-            whole, squares = (torch.zeros_like(self.weight) for _ in range(2))
+            of_sum, squares = (torch.zeros_like(self.weight) for _ in range(2))
             for examples, ends in self.alike:
                 s, g, c = score if len(score) == 1 else score[examples], odd[examples], lift[examples]
                 last = max((b for _, b in ends), default=0)
-                whole[examples] = squared_norm(s[:, :last], g[:, :last], c[:, :last].sum(1)) / max(last, 1)
+                of_sum[examples] = squared_norm(s[:, :last], g[:, :last], c[:, :last].sum(1)) / max(last, 1)
                 for a, b in ends:
                     squares[examples] += squared_norm(s[:, a:b], g[:, a:b], c[:, a:b].sum(1)) / (b - a)
-        left = squares - whole
+        spread = squares - of_sum
 
         def of_rows() -> Tensor:
             rows, moved = (t.expand(batch, *t.shape[1:]).reshape(-1, 1, t.shape[-1]) for t in (score, odd))
             return squared_norm(rows, moved, lift.reshape(-1)).reshape(batch, -1).sum(1)
 
-        return self._per_mean(torch.where(left > 1e-12 * squares, left, 0.0)) + self._of_loose(of_rows)
+        return self._per_mean(torch.where(spread > 1e-12 * squares, spread, 0.0)) + self._of_loose(of_rows)
 
     def _per_mean(self, squares: Tensor) -> Tensor:
         shape = (-1, *[1] * (squares.ndim - 1))

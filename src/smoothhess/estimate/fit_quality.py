@@ -87,8 +87,8 @@ def zero_score(noise: Noise) -> Tensor:
 def _one_sided_norm(score: Tensor, odd: Tensor, push: Callable[[Tensor], Tensor]) -> Tensor:
     """‖L⁺ᵀ sym SᵀG‖²_F of rows S and G, (B,)."""
     if odd.shape[1] >= odd.shape[2]:
-        whole = symmetric(score.double().mT @ odd.double())
-        return push(whole.to(odd.dtype)).double().square().sum((-1, -2))
+        matrix = symmetric(score.double().mT @ odd.double())
+        return push(matrix.to(odd.dtype)).double().square().sum((-1, -2))
     s, y, a, g = (t.double() for t in (score, odd, push(score), push(odd)))
     square = (a @ a.mT) * (y @ y.mT) + (g @ g.mT) * (s @ s.mT) + 2 * (a @ g.mT) * (y @ s.mT)
     return square.sum((-1, -2)) / 4

@@ -35,14 +35,14 @@ class MeanVariance:
             known = (self.replicates.df > 0).reshape(-1, *[1] * (units.ndim - 1))
             return torch.where(known, units, torch.inf), self.replicates.df
         rest = rows if exact is None else rows - exact.to(rows)
-        alone, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
+        independent, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
             radial = self.correction.radial.sqrt() * self.features.rank / 2  # depends on the same lengths as the rest
-            alone = (alone.sqrt() + radial).square() + self._as_independent(exact) * self._incomplete_share
-        total = [t.reshape(len(t), -1).sum(1) for t in (units, alone)]
+            independent = (independent.sqrt() + radial).square() + self._as_independent(exact) * self._incomplete_share
+        total = [t.reshape(len(t), -1).sum(1) for t in (units, independent)]
         by_blocks, by_rows = (student_t.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.replicates.df, df))
         by_units = (self.replicates.df >= LEAST_BLOCKS - 1) & (by_blocks * total[0] < by_rows * total[1])
-        value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, alone)
+        value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, independent)
         chosen = torch.where(by_units, self.replicates.df, df)
         return torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf), chosen
 

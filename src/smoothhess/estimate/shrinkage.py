@@ -142,9 +142,9 @@ class Part:
 
     def dense(self) -> Tensor:
         """The whitened Hessian, (b, k, k) float64."""
-        whole = self.basis.combined(self.basis.combined(self.damped).mT)
-        whole.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
-        return symmetric(whole if self.known is None else whole.add_(self.known.dense()))
+        dense = self.basis.combined(self.basis.combined(self.damped).mT)
+        dense.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
+        return symmetric(dense if self.known is None else dense.add_(self.known.dense()))
 
     def select(self, index: Tensor) -> Part:
         """The examples at `index`."""
@@ -191,14 +191,14 @@ class Shrunk:
         weight = ((total - common) / (total + error2 - 2 * common).clamp_min(_TINY)).clamp(0, 1)
         weight = torch.where(known & (total > 0), weight, 1.0)
         served = torch.lerp(unbiased, denoised, weight[:, None, None])
-        left = (1 - weight).square() * total + weight.square() * error2 + 2 * weight * (1 - weight) * common
-        left = torch.where(known, left, risk)
+        error_after = (1 - weight).square() * total + weight.square() * error2 + 2 * weight * (1 - weight) * common
+        error_after = torch.where(known, error_after, risk)
         size = served.square().sum((-1, -2))
         seen2 = unbiased.square().sum((-1, -2)) - total  # unbiased estimate of ‖H‖²
-        told = known & (seen2 > 2 * deviation)
+        is_large = known & (seen2 > 2 * deviation)
         # E‖D‖² is smaller than ‖H‖² by about the error of D, which must be small compared with ‖D‖²
-        mostly = ~known | ((weight > MOSTLY) & (2 * left < size))
-        return Shrunk(served, left, torch.where(told, seen2, torch.where(mostly, size + left, 0.0)))
+        mostly = ~known | ((weight > MOSTLY) & (2 * error_after < size))
+        return Shrunk(served, error_after, torch.where(is_large, seen2, torch.where(mostly, size + error_after, 0.0)))
 
     def select(self, index: Tensor) -> Shrunk:
         """The examples at `index`."""
@@ -305,12 +305,12 @@ def _entrywise_error(
     def norm2(x: Tensor) -> Tensor:
         return product(x, x)
 
-    left = (1 - factor) * s
-    left.diagonal(dim1=-2, dim2=-1).add_(shift[:, None])
+    removed = (1 - factor) * s
+    removed.diagonal(dim1=-2, dim2=-1).add_(shift[:, None])
     own = gram.diagonal(dim1=-2, dim2=-1).square() * noise.diagonal(dim1=-2, dim2=-1)
     kept = factor.diagonal(dim1=-2, dim2=-1)
     diagonal = ((kept.square() - (1 - kept).square()) * own).sum(-1)
-    error2 = norm2(left) - norm2((1 - factor) * a) + norm2(factor * a) + diagonal
+    error2 = norm2(removed) - norm2((1 - factor) * a) + norm2(factor * a) + diagonal
     served, sampled = (torch.diag_embed(c[:, None].expand_as(kept)) for c in (offset - shift, offset))
     common = product(factor * s + served, s + sampled) - product(factor * a, a) - (kept * own).sum(-1)
     return error2.clamp_min(0), common
@@ -498,9 +498,9 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
             turned = part.dense() @ inner(directions[None], directions[None])
             return (turned * turned.mT).sum((-1, -2)), (turned * part.dense()).sum((-1, -2))
         half = gaussian.push(part.dense().to(dtype))
-        whole = gaussian.push(half.mT)
+        full = gaussian.push(half.mT)
         norm2, explained = (
-            torch.linalg.vector_norm(m, dim=(-1, -2), dtype=torch.float64).square() for m in (whole, half)
+            torch.linalg.vector_norm(m, dim=(-1, -2), dtype=torch.float64).square() for m in (full, half)
         )
         return norm2, explained
     c, core, rows = part.constant, basis.combine @ part.damped @ basis.combine.mT, basis.rows
@@ -535,17 +535,17 @@ def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
     size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
     parted = matrices / torch.where(size > 0, size, 1.0) + torch.diag(spread) * (CUT / 10)
     factors = torch.linalg.cholesky_ex(parted).L.mT
-    values, vectors = (torch.cat(found) for found in zip(*map(_together, factors.split(64)), strict=True))
+    values, vectors = (torch.cat(found) for found in zip(*map(_batched_eigenpairs, factors.split(64)), strict=True))
     return values * size[..., 0], vectors
 
 
-def _together(factors: Tensor) -> tuple[Tensor, Tensor]:
+def _batched_eigenpairs(factors: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenpairs of RᵀR for a batch of factors R; a batch that fails is halved, a single factor uses eigh."""
     try:
         _, roots, rows = torch.linalg.svd(factors, driver="gesvda")
     except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
         if len(factors) > 1:
-            halves = [_together(half) for half in factors.split(-(-len(factors) // 2))]
+            halves = [_batched_eigenpairs(half) for half in factors.split(-(-len(factors) // 2))]
             values, vectors = (torch.cat(found) for found in zip(*halves, strict=True))
             return values, vectors
         values, vectors = torch.linalg.eigh(factors.mT @ factors)

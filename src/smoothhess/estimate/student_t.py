@@ -7,6 +7,7 @@ Only functions of the distribution belong here; the degrees of freedom are compu
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def two_sided_p(t: Tensor, df: Tensor) -> Tensor:
     tensor(0.0734, dtype=torch.float64)
     """
     if df.numel() == 1 and t.numel() >= MANY:
-        return Tails(df.reshape(1))(t.reshape(1, -1)).reshape(t.shape)
+        return Tails.of(df.reshape(1))(t.reshape(1, -1)).reshape(t.shape)
     t, df = torch.broadcast_tensors(t.double().abs(), df.double())
     return torch.where(df >= NORMAL_FROM, torch.erfc(t / math.sqrt(2)), _beta_tail(t, df.clamp_max(NORMAL_FROM)))
 
@@ -44,41 +45,47 @@ def _beta_tail(t: Tensor, df: Tensor) -> Tensor:
     return torch.as_tensor(betainc(df.cpu().numpy() / 2, 0.5, x.cpu().numpy())).to(t)
 
 
+@dataclass(frozen=True, eq=False)
 class Tails:
     """Two-sided p-values from tables, for many t of a few examples with different degrees of freedom.
 
     log p is a smooth function of asinh t with a known derivative, so cubic Hermite interpolation is accurate to 1e-7.
 
-    >>> Tails(torch.tensor([10.0, torch.inf]))(torch.tensor([[2.0], [2.0]]))
+    >>> Tails.of(torch.tensor([10.0, torch.inf]))(torch.tensor([[2.0], [2.0]]))
     tensor([[0.0734],
             [0.0455]], dtype=torch.float64)
     """
 
-    def __init__(self, df: Tensor) -> None:
-        self.df = df.double()[:, None]  # (b, 1)
-        finite = self.df.clamp_max(NORMAL_FROM)
-        self.top = (finite * torch.expm1((2 * FAR / finite).clamp_max(60.0))).sqrt()
-        u = torch.linspace(0, 1, NODES, dtype=torch.float64, device=df.device) * torch.asinh(self.top)
+    df: Tensor  # (b, 1) degrees of freedom
+    top: Tensor  # (b, 1) largest |t| of the table
+    step: Tensor  # (b, 1) distance of two nodes in asinh t
+    pieces: Tensor  # (b, 4, NODES − 1) coefficients of log p in each interval
+
+    @staticmethod
+    def of(df: Tensor) -> Tails:
+        """Compute the tables for degrees of freedom (b,)."""
+        df = df.double()[:, None]
+        finite = df.clamp_max(NORMAL_FROM)
+        top = (finite * torch.expm1((2 * FAR / finite).clamp_max(60.0))).sqrt()
+        u = torch.linspace(0, 1, NODES, dtype=torch.float64, device=df.device) * torch.asinh(top)
         node = torch.sinh(u)
-        p = two_sided_p(node, self.df)
-        self.step = u[:, 1:2]
-        value, slope = p.log(), -2 * _density(node, self.df) * torch.cosh(u) / p * self.step
+        p = two_sided_p(node, df)
+        step = u[:, 1:2]
+        value, slope = p.log(), -2 * _density(node, df) * torch.cosh(u) / p * step
         (a, b), (m, n) = ((c[:, :-1], c[:, 1:]) for c in (value, slope))  # at both ends of each interval
-        self.pieces = torch.stack([a, m, 3 * (b - a) - 2 * m - n, 2 * (a - b) + m + n], 1)  # (b, 4, NODES − 1)
+        return Tails(df, top, step, torch.stack([a, m, 3 * (b - a) - 2 * m - n, 2 * (a - b) + m + n], 1))
 
     def __getitem__(self, rows: slice) -> Tails:
-        part = object.__new__(Tails)
-        part.__dict__.update({name: t[rows] for name, t in vars(self).items()})
-        return part
+        return Tails(self.df[rows], self.top[rows], self.step[rows], self.pieces[rows])
 
     def __call__(self, t: Tensor) -> Tensor:
         """P(|T| ≥ |t|) for each of (b, n)."""
         t = t.double().abs()
         inside = t < self.top  # False for t beyond the table, infinity and NaN
         place = torch.asinh(torch.where(inside, t, 0.0)).div_(self.step).clamp_max_(NODES - 1.001)
-        left = place.long()
-        x = place.sub_(left)
-        constant, first, second, third = (c.gather(1, left) for c in self.pieces.unbind(1))
+        interval = place.long()
+        x = place.sub_(interval)
+        constant, first, second, third = (c.gather(1, interval) for c in self.pieces.unbind(1))
         for lower in (second, first, constant):
             third = torch.addcmul(lower, third, x, out=lower)
         found = third.exp_()

@@ -75,6 +75,7 @@ class AttackPath:
     taylor: Taylor
     box: Box | None
     sign: int  # 1 lowers the surrogate, −1 raises it
+    prepared: Spectrum | None = None  # the result of `widened`; None: computed when it is needed
 
     @staticmethod
     def of(
@@ -117,9 +118,7 @@ class AttackPath:
         """The same path, prepared for these radii; of use where H is too large for an eigendecomposition."""
         if self.taylor.product is None:
             return self
-        ready = replace(self)
-        ready.__dict__["_spectrum"] = self._spectrum.widened(list(radii))
-        return ready
+        return replace(self, prepared=self._spectrum.widened(list(radii)))
 
     def change(self, step: Tensor) -> tuple[Tensor, Tensor]:
         """Change of the surrogate at displacements (B, d): the gradient's part Gᵀδ and the Hessian's ½δᵀHδ, (B,)."""
@@ -160,6 +159,8 @@ class AttackPath:
 
     @cached_property
     def _spectrum(self) -> Spectrum:
+        if self.prepared is not None:
+            return self.prepared
         product = self.taylor.product
         assert product is not None
         owner = getattr(product, "__self__", None)  # the result behind a Taylor, whose Hessian may be low-rank

@@ -101,7 +101,7 @@ class AttackComparison:
         6
         """
         if not comparisons:
-            raise ValueError("wanted at least one comparison, got none.")
+            raise ValueError("expected at least one comparison, got none.")
         first = comparisons[0]
         if len({(c.methods, c.radii) for c in comparisons}) != 1:
             raise ValueError("comparisons can be concatenated only when methods and radii agree.")
@@ -154,12 +154,12 @@ class AttackComparison:
 
     def _outcomes(self, name: str, radius: float) -> Tensor:
         if radius not in self.radii:
-            raise ValueError(f"wanted one of the radii {', '.join(f'{r:g}' for r in self.radii)}, got {radius!r}.")
+            raise ValueError(f"expected one of the radii {', '.join(f'{r:g}' for r in self.radii)}, got {radius!r}.")
         return self.unchanged[self._method(name), self.radii.index(radius)]
 
     def _method(self, name: str) -> int:
         if name not in self.methods:
-            raise ValueError(f"wanted one of the methods {', '.join(map(repr, self.methods))}, got {name!r}.")
+            raise ValueError(f"expected one of the methods {', '.join(map(repr, self.methods))}, got {name!r}.")
         return self.methods.index(name)
 
 
@@ -269,7 +269,7 @@ def _largest(output: Any) -> Tensor:
         )
     if output.ndim != 2 or output.shape[1] < 2:
         raise ValueError(
-            f"wanted scores (N, C) of at least two classes, got {tuple(output.shape)}. Pass decide=, from the output "
+            f"expected scores (N, C) of at least two classes, got {tuple(output.shape)}. Pass decide=, from the output "
             "to classes (N,): for one logit, lambda out: out.flatten() > 0."
         )
     if not torch.isfinite(output).all():
@@ -290,10 +290,10 @@ def _checked(
     if isinstance(attacker, AttackPath):
         check_centre(name, attacker.taylor, inputs)
     elif isinstance(attacker, Tensor):
-        wanted, given = (len(radii), *inputs.shape), attacker
-        if given.shape != wanted:
+        expected, given = (len(radii), *inputs.shape), attacker
+        if given.shape != expected:
             raise ValueError(
-                f"perturbed inputs {name!r} must be (R, B, *shape), here {wanted}, got {tuple(given.shape)}."
+                f"perturbed inputs {name!r} must be (R, B, *shape), here {expected}, got {tuple(given.shape)}."
             )
         return lambda radius: given[radii.index(radius)]
     elif not callable(attacker):

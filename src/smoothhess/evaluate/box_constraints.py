@@ -51,8 +51,8 @@ class Box:
         if not ((low <= inputs) & (inputs <= high)).all():  # also true for NaN in the bounds
             outside = int((~((low <= inputs) & (inputs <= high))).flatten(1).any(1).sum())
             raise ValueError(
-                f"{outside} of {len(inputs)} inputs lie outside the bounds, wanted low ≤ input ≤ high everywhere. Pass "
-                "the bounds in the units of the model's inputs (after normalisation)."
+                f"{outside} of {len(inputs)} inputs lie outside the bounds, expected low ≤ input ≤ high everywhere. "
+                "Pass the bounds in the units of the model's inputs (after normalisation)."
             )
         return Box((low - inputs).flatten(1), (high - inputs).flatten(1), (low, high))
 
@@ -92,8 +92,8 @@ class Box:
         norm2 = before + torch.where(free > 0, wall.square() * free, 0)  # at each of these s
         over = norm2 > radius.double().square()[:, None, None]
         first = over.to(torch.uint8).argmax(-1, keepdim=True)
-        left = radius.double().square()[:, None, None] - before.gather(-1, first)
-        scale = (left.clamp_min(0) / free.gather(-1, first).clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
+        remaining = radius.double().square()[:, None, None] - before.gather(-1, first)
+        scale = (remaining.clamp_min(0) / free.gather(-1, first).clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
         return torch.where(over.any(-1), scale[..., 0], torch.inf).to(rows.dtype)
 
     def descend(self, starts: Tensor, gradient: Tensor, product: Callable[[Tensor], Tensor], radius: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
+from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.evaluate.perturbation_mse import Surrogate, measure
 from smoothhess.linalg.trust_region.check_radius import check_radius
+from smoothhess.model.model_call import ModelCall
 
 
 class Average(NamedTuple):
@@ -98,7 +100,7 @@ class Comparison:
         4
         """
         if not tables:
-            raise ValueError("wanted at least one comparison, got none.")
+            raise ValueError("expected at least one comparison, got none.")
         first = tables[0]
         if len({(t.methods, t.radii, t.n_samples, t.sampling) for t in tables}) != 1:
             raise ValueError("comparisons can be concatenated only when methods, radii, n_samples and sampling agree.")
@@ -170,12 +172,12 @@ class Comparison:
 
     def _method(self, name: str) -> int:
         if name not in self.methods:
-            raise ValueError(f"wanted one of the methods {', '.join(map(repr, self.methods))}, got {name!r}.")
+            raise ValueError(f"expected one of the methods {', '.join(map(repr, self.methods))}, got {name!r}.")
         return self.methods.index(name)
 
     def _radius(self, radius: float) -> int:
         if radius not in self.radii:
-            raise ValueError(f"wanted one of the radii {', '.join(f'{r:g}' for r in self.radii)}, got {radius!r}.")
+            raise ValueError(f"expected one of the radii {', '.join(f'{r:g}' for r in self.radii)}, got {radius!r}.")
         return self.radii.index(radius)
 
 
@@ -226,18 +228,8 @@ def compare(
             f"{' without entries' if isinstance(surrogates, Mapping) else ''}."
         )
     chosen = as_radii(radii)
-    moments = measure(
-        forward_func,
-        inputs,
-        surrogates,
-        chosen,
-        target,
-        additional_forward_args,
-        n_samples=n_samples,
-        sampling=sampling,
-        internal_batch_size=internal_batch_size,
-        seed=seed,
-    )
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    moments = measure(call, surrogates, chosen, BallSamples(n_samples, sampling, seed))
     mean = torch.stack([m.mean for m in moments])  # (R, B + 1, M)
     covariance = torch.stack([m.covariance_of_mean for m in moments])  # (R, B + 1, M, M)
     return Comparison(
@@ -260,7 +252,7 @@ def as_radii(radii: Any) -> tuple[float, ...]:
         check_radius(radius)
     chosen = tuple(map(float, listed))
     if not chosen or len(set(chosen)) != len(chosen):
-        raise ValueError(f"wanted at least one radius and each once, got {list(chosen)}.")
+        raise ValueError(f"expected at least one radius and each once, got {list(chosen)}.")
     return chosen
 
 

@@ -114,7 +114,7 @@ def global_interactions(
                 record += len(seeds)
                 bar.update(len(seeds))
     if total is None:
-        raise ValueError("wanted at least one batch, got none. Pass a new iterator if this one is exhausted.")
+        raise ValueError("expected at least one batch, got none. Pass a new iterator if this one is exhausted.")
     return total
 
 

@@ -159,12 +159,12 @@ class GlobalInteractions:
         if by not in SUMMARIES:
             raise ValueError(f"by must be {', '.join(map(repr, SUMMARIES))}, got {by!r}.")
         if k < 1 or not 0 < q < 1:
-            raise ValueError(f"wanted k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
+            raise ValueError(f"expected k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
         size = len(self.scales)
         labels = labels_of(names, size, self.feature_shape)
         moves = self.scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1).cpu()
         if len(moves) != size:
-            raise ValueError(f"wanted one scale per feature, {size}, got {len(moves)}.")
+            raise ValueError(f"expected one scale per feature, {size}, got {len(moves)}.")
         i, j = torch.triu_indices(size, size, 1)
         frozen = (moves[i] == 0) | (moves[j] == 0)  # not ranked
         i, j = i[~frozen], j[~frozen]
@@ -279,7 +279,7 @@ class GlobalInteractions:
             raise ValueError(f"{path} is not a safetensors file, or it is truncated ({error}).") from error
         if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
             raise ValueError(
-                f"wanted a file written by GlobalInteractions.save, version {VERSION}, got format "
+                f"expected a file written by GlobalInteractions.save, version {VERSION}, got format "
                 f"{metadata.get('format')}, version {metadata.get('version')} in {path}."
             )
         about = json.loads(metadata["about"])

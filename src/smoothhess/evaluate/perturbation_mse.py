@@ -11,17 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.evaluate.ball_samples import check_sampling, displacements
+from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.evaluate.streaming_covariance import Moments
-from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
 from smoothhess.result.taylor import Taylor
 
 Surrogate = Taylor | Callable[[Tensor], Tensor]  # absolute points (B, n, *shape) → values (B, n)
-
-CHUNK_ROWS = 16_384  # points per chunk, if BATCH_INPUTS allows as many
 
 
 def perturbation_mse(
@@ -69,55 +67,31 @@ def perturbation_mse(
     (tensor([0.9300], dtype=torch.float64), 0.93)
     """
     (moments,) = measure(
-        forward_func,
-        inputs,
+        ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size),
         {"surrogate": surrogate},
         [radius],
-        target,
-        additional_forward_args,
-        n_samples=n_samples,
-        sampling=sampling,
-        internal_batch_size=internal_batch_size,
-        seed=seed,
+        BallSamples(n_samples, sampling, seed),
     )
     return moments.mean[:-1, 0].to(inputs)
 
 
 def measure(
-    forward_func: Callable[..., Any],
-    inputs: Tensor,
-    surrogates: Mapping[str, Surrogate],
-    radii: Sequence[float],
-    target: Any,
-    additional_forward_args: Any,
-    *,
-    n_samples: int,
-    sampling: str,
-    internal_batch_size: int | None,
-    seed: int,
+    call: ModelCall, surrogates: Mapping[str, Surrogate], radii: Sequence[float], samples: BallSamples
 ) -> list[Moments]:
     """For each radius, the moments of all surrogates' squared errors: of each of B inputs, and of their mean.
 
     One pass over the draws: all methods use the same points and values of the model, and all radii use the same
     displacements, scaled.
     """
-    check_inputs(inputs)
-    check_sampling(sampling)
-    check_whole(n_samples, "n_samples", 2)
-    check_whole(seed, "seed", 0)
+    inputs = call.inputs
     for radius in radii:
         check_radius(radius)
-    inputs = inputs.detach()
     for name, surrogate in surrogates.items():
         _check_surrogate(name, surrogate, inputs)
-    oracle = Oracle(forward_func, inputs, target, additional_forward_args, check_batch_size(internal_batch_size))
-    batch, d = len(inputs), inputs[0].numel()
-    fitting = min(CHUNK_ROWS, BATCH_INPUTS.items(d * inputs.element_size(), inputs.device))
-    step = max(1, fitting // batch)  # samples per chunk; not a function of internal_batch_size
-    moments = [Moments(batch + 1, len(surrogates)) for _ in radii]
-    with borrowed(forward_func, inputs.device), torch.no_grad():
-        for start in range(0, n_samples, step):
-            unit = displacements(sampling, seed, start, min(start + step, n_samples), d)  # (c, d)
+    oracle = call.oracle()
+    moments = [Moments(len(inputs) + 1, len(surrogates)) for _ in radii]
+    with borrowed(call.forward_func, inputs.device), torch.no_grad():
+        for unit in samples.chunks(inputs):
             for radius, total in zip(radii, moments, strict=True):
                 delta = (radius * unit).to(inputs)
                 truth = _values(oracle, inputs, delta)
@@ -141,15 +115,15 @@ def _points(inputs: Tensor, delta: Tensor) -> Tensor:
 
 def _guess(name: str, surrogate: Surrogate, inputs: Tensor, delta: Tensor) -> Tensor:
     """The surrogate's values, (B, c)."""
-    wanted = (len(inputs), len(delta))
+    expected = (len(inputs), len(delta))
     if isinstance(surrogate, Taylor):
         guess = surrogate.displaced(delta.expand(len(inputs), -1, -1))
     else:
         guess = surrogate(_points(inputs, delta))
-    if not isinstance(guess, Tensor) or guess.shape != wanted:
+    if not isinstance(guess, Tensor) or guess.shape != expected:
         got = tuple(guess.shape) if isinstance(guess, Tensor) else type(guess).__name__
         raise ValueError(
-            f"surrogate {name!r} must map points {(*wanted, *inputs.shape[1:])} to values {wanted}, got {got}. "
+            f"surrogate {name!r} must map points {(*expected, *inputs.shape[1:])} to values {expected}, got {got}. "
             "Points are (B, n, *shape): flatten the first two dimensions for a model with one batch dimension."
         )
     if not torch.isfinite(guess).all():
@@ -161,14 +135,6 @@ def _guess(name: str, surrogate: Surrogate, inputs: Tensor, delta: Tensor) -> Te
 
 
 # --- argument validation ----------------------------------------------------------------------------------------------
-
-
-def check_whole(number: Any, name: str, least: int) -> None:
-    """Raise unless `number` is an integer of at least `least`."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {type(number).__name__}.")
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}.")
 
 
 def _check_surrogate(name: str, surrogate: Any, inputs: Tensor) -> None:
@@ -186,9 +152,9 @@ def check_centre(name: str, surrogate: Taylor, inputs: Tensor, otherwise: str = 
     """Raise unless the inputs of a surrogate are exactly these inputs."""
     centre = surrogate.inputs
     if centre.shape != inputs.shape or centre.dtype != inputs.dtype or centre.device != inputs.device:
-        wanted, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
+        expected, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
         raise ValueError(
-            f"surrogate {name!r} must be made around these inputs, {wanted}, got one around {got}. "
+            f"surrogate {name!r} must be made around these inputs, {expected}, got one around {got}. "
             "Compute it from the same batch."
         )
     if not torch.equal(centre, inputs):

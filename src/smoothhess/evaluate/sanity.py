@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from smoothhess.draws.designs import pilot_rows
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import evaluation_seed, torch_generator
-from smoothhess.evaluate.perturbation_mse import check_whole
+from smoothhess.evaluate.check_integer import check_integer
 from smoothhess.evaluate.rank_correlation import spearman
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model.gradients import check_inputs
@@ -70,7 +70,7 @@ class Sanity:
         for check in self.checks:
             if check.name == name:
                 return check
-        raise KeyError(f"wanted one of {', '.join(repr(c.name) for c in self.checks)}, got {name!r}.")
+        raise KeyError(f"expected one of {', '.join(repr(c.name) for c in self.checks)}, got {name!r}.")
 
     def to_markdown(self) -> str:
         """The table in Markdown."""
@@ -143,7 +143,7 @@ def sanity(
     check_inputs(inputs)
     inputs = inputs.detach()
     for name, number, least in (("k", k, 1), ("n_seeds", n_seeds, 2), ("stages", stages, 1), ("seed", seed, 0)):
-        check_whole(number, name, least)
+        check_integer(number, name, least)
     if not (isinstance(nearness, int | float) and 0 < nearness < math.inf):
         raise ValueError(f"nearness must be a positive number of σ, got {nearness!r}.")
     given = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=inputs[0].numel())
@@ -308,9 +308,9 @@ def _parameter_checks(
         last = n == len(layers)
         which = f"all {n} layers random" if last else f"last {n} of {len(layers)} layers random"
         for of, what in (("ranks", "rank correlation of |H|"), ("directions", "eigen-directions")):
-            left, top = getattr(alike, of), getattr(ceiling, of)
-            value, stderr = _mean(left)
-            fall, error = _mean(top - left)
+            similarity, top = getattr(alike, of), getattr(ceiling, of)
+            value, stderr = _mean(similarity)
+            fall, error = _mean(top - similarity)
             sure = fall > SURE * error or math.isnan(error)
             fallen = sure and value <= FALLEN * float(top.mean())
             if not last:

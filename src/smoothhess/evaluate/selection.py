@@ -21,14 +21,13 @@ from tqdm import tqdm
 from smoothhess import baselines
 from smoothhess.evaluate.attack import AttackPath
 from smoothhess.evaluate.attack_comparison import Judge
-from smoothhess.evaluate.ball_samples import check_sampling, displacements
+from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.evaluate.compare_surrogates import as_radii
-from smoothhess.evaluate.perturbation_mse import CHUNK_ROWS, check_centre, check_whole
+from smoothhess.evaluate.perturbation_mse import check_centre
 from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.explainers.smooth_hess import SmoothHess
-from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
 from smoothhess.result.interactions import Interactions
 
@@ -235,20 +234,22 @@ def select(
     """
     check_radius(radius)
     (only,) = _select(
-        _Task(forward_func, inputs, target, additional_forward_args, internal_batch_size),
+        ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size),
         (float(radius),),
-        method=method,
-        values=values,
-        order=order,
-        score=score,
-        coarse_to_fine=coarse_to_fine,
-        n_samples=n_samples,
-        sampling=sampling,
-        bounds=bounds,
-        decide=decide,
-        seed=seed,
-        show_progress=show_progress,
-        options=options,
+        _Search(
+            method=method,
+            values=values,
+            order=order,
+            score=score,
+            coarse_to_fine=coarse_to_fine,
+            n_samples=n_samples,
+            sampling=sampling,
+            bounds=bounds,
+            decide=decide,
+            seed=seed,
+            show_progress=show_progress,
+            options=options,
+        ),
     )
     return only
 
@@ -283,61 +284,46 @@ def select_radii(
     if options.get("values") is None and options.get("method", "smoothhess") in SIGMA_METHODS:
         return tuple(select(forward_func, inputs, target, additional_forward_args, radius=r, **options) for r in chosen)
     given = {name: options.pop(name, default) for name, default in (select.__kwdefaults__ or {}).items()}
-    rows = given.pop("internal_batch_size")
-    return _select(_Task(forward_func, inputs, target, additional_forward_args, rows), chosen, options=options, **given)
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, given.pop("internal_batch_size"))
+    return _select(call, chosen, _Search(**given, options=options))
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """The function to explain and the points to explain it at."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Search:
+    """The candidates and how they are scored; the fields are arguments of `select`."""
 
-    forward_func: Callable[..., Any]
-    inputs: Tensor  # (B, *shape)
-    target: Any
-    args: Any
-    rows: int | None  # per forward pass
+    method: Any
+    values: Any
+    order: int
+    score: str
+    coarse_to_fine: bool
+    n_samples: int
+    sampling: str
+    bounds: Any
+    decide: Callable[[Any], Tensor] | None
+    seed: int
+    show_progress: bool
+    options: dict[str, Any]  # of the method
 
     def __post_init__(self) -> None:
-        check_inputs(self.inputs)
-        check_batch_size(self.rows)
-        object.__setattr__(self, "inputs", self.inputs.detach())
-
-    def oracle(self) -> Oracle:
-        return Oracle(self.forward_func, self.inputs, self.target, self.args, self.rows)
+        if self.order not in (1, 2):
+            raise ValueError(f"order must be 1 or 2, got {self.order!r}.")
+        if self.score not in SCORES:
+            raise ValueError(f'score must be "pmse" or "attack", got {self.score!r}.')
 
 
-def _select(
-    task: _Task,
-    radii: tuple[float, ...],
-    *,
-    method: Any,
-    values: Any,
-    order: int,
-    score: str,
-    coarse_to_fine: bool,
-    n_samples: int,
-    sampling: str,
-    bounds: Any,
-    decide: Any,
-    seed: int,
-    show_progress: bool,
-    options: dict[str, Any],
-) -> tuple[Selection, ...]:
-    if order not in (1, 2):
-        raise ValueError(f"order must be 1 or 2, got {order!r}.")
-    if score not in SCORES:
-        raise ValueError(f'score must be "pmse" or "attack", got {score!r}.')
-    name, parameter = _describe(method)
-    order = 1 if method == "smoothgrad" else order
-    grid = _grid(values, method, radii[0] / task.inputs[0].numel() ** 0.5)
+def _select(call: ModelCall, radii: tuple[float, ...], search: _Search) -> tuple[Selection, ...]:
+    name, parameter = _describe(search.method)
+    order = 1 if search.method == "smoothgrad" else search.order
+    grid = _grid(search.values, search.method, radii[0] / call.inputs[0].numel() ** 0.5)
     scorer: _Score
-    if score == "pmse":
-        scorer = _Perturbation(task, radii, n_samples, sampling, seed)
+    if search.score == "pmse":
+        scorer = _Perturbation(call, radii, BallSamples(search.n_samples, search.sampling, search.seed))
     else:
-        scorer = _Attack(task, radii, bounds, decide)
-    make = _maker(method, task, order == 2 and scorer.needs_matrix, seed, options)
+        scorer = _Attack(call, radii, search.bounds, search.decide)
+    make = _maker(call, search, order == 2 and scorer.needs_matrix)
     scored: dict[int, tuple[Tensor, Tensor | None]] = {}
-    with tqdm(desc=f"select {parameter}", unit="candidate", disable=not show_progress, leave=False) as bar:
+    with tqdm(desc=f"select {parameter}", unit="candidate", disable=not search.show_progress, leave=False) as bar:
 
         def visit(indices: Iterable[int]) -> None:
             for i in indices:
@@ -345,11 +331,11 @@ def _select(
                     with warnings.catch_warnings():  # the score itself shows the effect of a noisy Hessian
                         warnings.simplefilter("ignore", FewEventsWarning)
                         taylor = make(grid[i]).taylor(order)
-                    check_centre(f"{parameter} = {grid[i]:g}", taylor, task.inputs)
+                    check_centre(f"{parameter} = {grid[i]:g}", taylor, call.inputs)
                     scored[i] = scorer(taylor)
                     bar.update()
 
-        if coarse_to_fine:
+        if search.coarse_to_fine:
             for r in range(len(radii)):
                 _refine(len(grid), visit, lambda i, r=r: float(scored[i][0][r].mean()))
         else:
@@ -361,7 +347,7 @@ def _select(
         Selection(
             method=name,
             parameter=parameter,
-            score=score,
+            score=search.score,
             radius=radius,
             values=torch.tensor([grid[i] for i in visited], dtype=torch.float64),
             per_point=points[:, r],
@@ -404,16 +390,15 @@ def _grid(values: Any, method: Any, rule: float) -> list[float]:
             raise ValueError(f"candidates must be positive, finite numbers, got {number:g}.")
         grid.append(number)
     if not grid or len(set(grid)) != len(grid):
-        raise ValueError(f"wanted at least one candidate and each once, got {sorted(grid)}.")
+        raise ValueError(f"expected at least one candidate and each once, got {sorted(grid)}.")
     return sorted(grid)
 
 
-def _maker(
-    method: Any, task: _Task, matrix: bool, seed: int, options: dict[str, Any]
-) -> Callable[[float], Interactions]:
+def _maker(call: ModelCall, search: _Search, matrix: bool) -> Callable[[float], Interactions]:
     """A function from a candidate to its result."""
-    where = (task.forward_func, task.inputs, task.target, task.args)
-    shared = {"internal_batch_size": task.rows, **options}
+    method, seed, options = search.method, search.seed, search.options
+    where = (call.forward_func, call.inputs, call.target, call.additional_forward_args)
+    shared = {"internal_batch_size": call.internal_batch_size, **options}
     if method == "smoothhess":
         return lambda sigma: SmoothHess(where[0]).attribute(*where[1:], sigma=sigma, seed=seed, **shared)
     if method == "smoothgrad":
@@ -463,20 +448,14 @@ class _Score(Protocol):
 class _Perturbation:
     """P_MSE at R radii; the model's values are computed once."""
 
-    def __init__(self, task: _Task, radii: Sequence[float], n_samples: Any, sampling: str, seed: Any) -> None:
-        check_sampling(sampling)
-        check_whole(n_samples, "n_samples", 2)
-        check_whole(seed, "seed", 0)
-        self.inputs, self.radii, self.n = task.inputs, radii, int(n_samples)
-        self.sampling, self.seed = sampling, int(seed)
-        batch, d = len(self.inputs), self.inputs[0].numel()
-        self.needs_matrix = self.n >= d
-        fitting = BATCH_INPUTS.items(d * self.inputs.element_size(), self.inputs.device)
-        self.step = max(1, min(CHUNK_ROWS, fitting) // batch)
-        oracle, owner = task.oracle(), torch.arange(batch, device=self.inputs.device)
+    def __init__(self, call: ModelCall, radii: Sequence[float], samples: BallSamples) -> None:
+        self.inputs, self.radii, self.samples = call.inputs, radii, samples
+        self.needs_matrix = samples.n_samples >= self.inputs[0].numel()
+        batch = len(self.inputs)
+        oracle, owner = call.oracle(), torch.arange(batch, device=self.inputs.device)
         rows: list[list[Tensor]] = [[] for _ in radii]
-        with borrowed(task.forward_func, self.inputs.device), torch.no_grad():
-            for unit in self._chunks():
+        with borrowed(call.forward_func, self.inputs.device), torch.no_grad():
+            for unit in samples.chunks(self.inputs):
                 for radius, found in zip(radii, rows, strict=True):
                     points = self.inputs[:, None] + (radius * unit).to(self.inputs).reshape(
                         1, -1, *self.inputs.shape[1:]
@@ -485,14 +464,8 @@ class _Perturbation:
                     found.append(values.reshape(batch, -1).double().cpu())
         self.truth = torch.stack([torch.cat(found, 1) for found in rows])  # (R, B, n)
 
-    def _chunks(self) -> Iterable[Tensor]:
-        """Displacements in the unit ball, (c, d) float64 on the CPU."""
-        d = self.inputs[0].numel()
-        for start in range(0, self.n, self.step):
-            yield displacements(self.sampling, self.seed, start, min(start + self.step, self.n), d)
-
     def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
-        forms = [self._forms(taylor, unit) for unit in self._chunks()]
+        forms = [self._forms(taylor, unit) for unit in self.samples.chunks(self.inputs)]
         linear, square = (torch.cat(parts, 1) for parts in zip(*forms, strict=True))  # (B, n)
         value = taylor.value.double().cpu()[:, None]
         r = torch.tensor(self.radii, dtype=torch.float64)[:, None, None]
@@ -514,15 +487,17 @@ class _Attack:
 
     needs_matrix = True
 
-    def __init__(self, task: _Task, radii: Sequence[float], bounds: Any, decide: Any) -> None:
-        self.task, self.radii, self.bounds = task, radii, bounds
-        self.judge = Judge(task.forward_func, task.inputs, task.args, decide, task.rows)
-        with borrowed(task.forward_func, task.inputs.device), torch.no_grad():
-            self.before = self.judge(task.inputs)
+    def __init__(self, call: ModelCall, radii: Sequence[float], bounds: Any, decide: Any) -> None:
+        self.call, self.radii, self.bounds = call, radii, bounds
+        self.judge = Judge(
+            call.forward_func, call.inputs, call.additional_forward_args, decide, call.internal_batch_size
+        )
+        with borrowed(call.forward_func, call.inputs.device), torch.no_grad():
+            self.before = self.judge(call.inputs)
 
     def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
         path = AttackPath.of(taylor, bounds=self.bounds)
         perturbed = [path(radius) for radius in self.radii]
-        with borrowed(self.task.forward_func, self.task.inputs.device), torch.no_grad():
+        with borrowed(self.call.forward_func, self.call.inputs.device), torch.no_grad():
             survived = [self.judge(points) == self.before for points in perturbed]
         return torch.stack(survived).double().cpu(), None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from smoothhess.evaluate.attack import AttackPath
 from smoothhess.evaluate.attack_comparison import Judge
-from smoothhess.evaluate.perturbation_mse import check_whole
+from smoothhess.evaluate.check_integer import check_integer
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.state import borrowed
 from smoothhess.result.interactions import Interactions
@@ -117,7 +117,7 @@ def smallest_flip(
     (tensor([1.4140], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
     check_radius(max_radius)
-    check_whole(n_radii, "n_radii", 1)
+    check_integer(n_radii, "n_radii", 1)
     if not 0 < tol < 1:
         raise ValueError(f"tol must lie between 0 and 1, the relative tolerance of the radius, got {tol!r}.")
     if isinstance(surrogate, AttackPath):

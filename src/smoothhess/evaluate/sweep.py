@@ -267,7 +267,7 @@ def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
         else:
             gaussians.append(Gaussian.ensure(**{"radius" if sigmas is None else "sigma": scale}, d=d))
     if not gaussians:
-        raise ValueError("wanted at least one scale, got none.")
+        raise ValueError("expected at least one scale, got none.")
     if any(a.same_as(b) for i, a in enumerate(gaussians) for b in gaussians[:i]):
         raise ValueError("all scales must be different, got one of them twice. Remove it.")
     return gaussians

@@ -281,7 +281,7 @@ def validate_pairs(
     (('0 × 1', '1 × 2'), tensor([1.], dtype=torch.float64), tensor(inf, dtype=torch.float64))
     """
     if not isinstance(result, Interactions):
-        raise TypeError(f"wanted a result of attribute, or of a baseline, got {type(result).__name__}.")
+        raise TypeError(f"expected a result of attribute, or of a baseline, got {type(result).__name__}.")
     if isinstance(result, Attribution):
         raise ValueError(
             f"an attribution ({result.method}) is not a Hessian, so uᵀHv is not defined. Pass a result of SmoothHess "
@@ -398,18 +398,18 @@ def _pairs(
     if isinstance(pairs, bool) or (not hasattr(pairs, "__index__") and not isinstance(pairs, Sequence)):
         raise TypeError(f"pairs must be a number, or a list of pairs (i, j), got {type(pairs).__name__}.")
     if names is not None and len(names) != d:
-        raise ValueError(f"wanted one name per feature, {d}, got {len(names)}.")
+        raise ValueError(f"expected one name per feature, {d}, got {len(names)}.")
     if isinstance(pairs, Sequence):
         own = bool(pairs) and isinstance(pairs[0], list)
         listed: list[Any] = [list(p) for p in pairs] if own else [list(pairs)] * b
     else:
         if pairs < 1:
-            raise ValueError(f"wanted at least one pair, got {pairs}.")
+            raise ValueError(f"expected at least one pair, got {pairs}.")
         listed = list(result.top_pairs(int(pairs), names))
     if len(listed) != b:
-        raise ValueError(f"wanted pairs for each of {b} examples, got {len(listed)} lists.")
+        raise ValueError(f"expected pairs for each of {b} examples, got {len(listed)} lists.")
     if not listed[0] or len({len(row) for row in listed}) != 1:
-        raise ValueError(f"wanted equally many pairs for each example, at least one, got {[len(r) for r in listed]}.")
+        raise ValueError(f"expected equally many pairs for each example, at least one, got {[len(r) for r in listed]}.")
     index = torch.empty(b, len(listed[0]), 2, dtype=torch.long)
     labels = []
     for example, row in enumerate(listed):

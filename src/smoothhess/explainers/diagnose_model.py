@@ -228,14 +228,14 @@ def _activation(call: Call, batch: int, forward_func: Callable[..., Any]) -> Act
 def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tuple[tuple[Tensor, ...], Tensor, float]:
     """τ of each nonlinear call (B, units), its share ⟨W, W₁⟩/‖W₁‖² (calls, B), and the number of passes."""
     rows = torch.eye(z.shape[1]).to(z) if z.shape[1] <= EXACT_RANK else z / math.sqrt(len(z))
-    together = min(kinks.oracle.batch_size, FLOAT64_CHUNK.items(kinks.neurons * z.element_size(), z.device))
+    batch_size = min(kinks.oracle.batch_size, FLOAT64_CHUNK.items(kinks.neurons * z.element_size(), z.device))
     taus, shares = [], []
     for owner in torch.arange(len(kinks.inputs), device=z.device).split(1):
         part = kinks.select(owner)
-        tau = sum(part.moves(gaussian, v, owner).double().square().sum(1) for v in rows.split(together)) ** 0.5
+        tau = sum(part.moves(gaussian, v, owner).double().square().sum(1) for v in rows.split(batch_size)) ** 0.5
         bend, _ = part.weights(tau)
         total = torch.zeros(len(kinks.bent), dtype=torch.float64, device=z.device)
-        for v in z[:n_probes].split(together):
+        for v in z[:n_probes].split(batch_size):
             bent = part.curved(part.moves(gaussian, v, owner), bend)
             turned = gaussian.pull(part.back(bent, owner))[0]  # W₁v, (c, k); its products give vᵀW W₁v of each call
             products = part.per_call(bent.double() * part.moves(gaussian, turned, owner).double())

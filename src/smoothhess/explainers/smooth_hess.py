@@ -216,7 +216,8 @@ class SmoothHess:
         ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
         with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
             sampler = Sampler.start(oracle, inputs, gaussian, plan)
-            choice = given_control(sampler, ones, Directions(), "the closed form cannot be computed", LAYER_HESSIANS.on(inputs.device))
+            refusal, limit = "the closed form cannot be computed", LAYER_HESSIANS.on(inputs.device)
+            choice = given_control(sampler, ones, Directions(), refusal, limit)
             sampler = with_control(sampler, choice)
             nothing = sampler.begin(seeds_of(seed, len(inputs)))
             check = sample_until(sampler, nothing, Budget(rows, rows, None), bar, shrink=False, note="")

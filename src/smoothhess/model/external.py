@@ -45,7 +45,7 @@ def from_gradient(fn: Callable[..., tuple[Any, Any]], *, numpy: bool = True) -> 
             value, gradient = (_as_tensor(r, points) for r in result)
             if value.numel() != len(points) or gradient.shape != points.shape:
                 raise ValueError(
-                    f"wanted values ({len(points)},) and gradients {tuple(points.shape)}, "
+                    f"expected values ({len(points)},) and gradients {tuple(points.shape)}, "
                     f"got {tuple(value.shape)} and {tuple(gradient.shape)}."
                 )
             ctx.save_for_backward(gradient)

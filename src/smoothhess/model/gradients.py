@@ -150,7 +150,7 @@ class Oracle:
         targets.check(self.entries, output)
         if len(output) != len(points):
             raise ValueError(
-                f"the model returned {len(output)} rows for {len(points)} inputs: wanted one output per row."
+                f"the model returned {len(output)} rows for {len(points)} inputs: expected one output per row."
             )
         return self.pick(output, owner)
 
@@ -185,15 +185,15 @@ class Oracle:
         if agrees is None:
             few, whose, norms = leaf[:TRIED_ROWS].detach(), owner[:TRIED_ROWS], QuickNorms()
             plain, quick = few.clone().requires_grad_(), few.clone().requires_grad_()
-            wanted = self._gradient(self._output(plain, whose), plain)
+            expected = self._gradient(self._output(plain, whose), plain)
             try:
                 found = self._gradient(self._output(quick, whose, norms), quick)
             except (RuntimeError, TypeError) as error:
                 reraise_out_of_memory(error)
                 found = None
             agrees = False
-            if norms.count and found is not None and wanted is not None:
-                agrees = bool((found - wanted).norm() <= AGREEMENT[self.precision] * wanted.norm())
+            if norms.count and found is not None and expected is not None:
+                agrees = bool((found - expected).norm() <= AGREEMENT[self.precision] * expected.norm())
             self._capacity.keep_fast_batchnorm(self._kind, agrees)
         return agrees
 

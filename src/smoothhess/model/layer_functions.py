@@ -86,7 +86,7 @@ class Embedded:
             if not isinstance(output, Tensor) or output.shape != embeddings.shape:
                 got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
                 raise ValueError(
-                    f"wanted embeddings of the shape that the layer returns, {got}, got {tuple(embeddings.shape)}. "
+                    f"expected embeddings of the shape that the layer returns, {got}, got {tuple(embeddings.shape)}. "
                     "Pass the arguments of the model as additional_forward_args, with one row per example."
                 )
             return embeddings
@@ -107,7 +107,7 @@ class Embedded:
             handle.remove()
         if len(runs) != 1:
             raise ValueError(
-                f"the layer ran {len(runs)} times in one forward pass, wanted once. "
+                f"the layer ran {len(runs)} times in one forward pass, expected once. "
                 + ("Is it part of this model?" if not runs else "Wrap the call to explain in a separate module.")
             )
         return output
@@ -170,7 +170,7 @@ class Neuron:
             handle.remove()
         if len(seen) != 1:
             raise ValueError(
-                f"the layer ran {len(seen)} times in one forward pass, wanted once. "
+                f"the layer ran {len(seen)} times in one forward pass, expected once. "
                 + ("Is it part of this model?" if not seen else "Wrap the call to explain in a separate module.")
             )
         return self._select(seen[0])

@@ -51,7 +51,7 @@ def entries(target: Any, batch: int) -> Tensor | None:
             raise TypeError("a list of targets must hold ints, or tuples of ints, one per example.")
         rows = [tuple(map(int, t)) if isinstance(t, tuple) else (int(t),) for t in target]
         if len(rows) != batch:
-            raise ValueError(f"wanted one target per example, got {len(rows)} targets for {batch} examples.")
+            raise ValueError(f"expected one target per example, got {len(rows)} targets for {batch} examples.")
         if len({len(r) for r in rows}) != 1:
             raise ValueError("all targets must index the same number of output dimensions: use tuples of one length.")
     else:
@@ -83,7 +83,7 @@ def check(rows: Tensor | None, output: Tensor) -> None:
             "to explain."
         )
     if len(shape) != rows.shape[1] + 1:
-        advice = "Pass target=None." if len(shape) == 1 else f"Wanted {len(shape) - 1}."
+        advice = "Pass target=None." if len(shape) == 1 else f"Expected {len(shape) - 1}."
         raise ValueError(f"target has {rows.shape[1]} index(es) per example but the output has shape {shape}. {advice}")
     sizes = torch.tensor(shape[1:])
     outside = ((rows < -sizes) | (rows >= sizes)).any(1)

@@ -38,7 +38,7 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by name and metadata of a .safetensors, .pth or .pt file; no code in the file is executed."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}: wanted a .safetensors, .pth or .pt file")
+        raise FileNotFoundError(f"no weights at {path}: expected a .safetensors, .pth or .pt file")
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt", device="cpu") as stored:
@@ -51,7 +51,7 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ValueError(f"{path} is not a complete file of plain weights ({error}); replace it") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
-            f"{path}: wanted a state dict of tensors, got {type(state).__name__}; save network.state_dict()"
+            f"{path}: expected a state dict of tensors, got {type(state).__name__}; save network.state_dict()"
         )
     return dict(state), {}
 
@@ -80,22 +80,22 @@ def fill_network(network: nn.Module, stored: Mapping[str, Tensor], source: str) 
     Raises:
         ValueError: If names or shapes differ from those of the network; `source` is named in the message.
     """
-    wanted = network.state_dict()
+    expected = network.state_dict()
     shapes = [
-        f"{key} {tuple(wanted[key].shape)} (file: {tuple(stored[key].shape)})"
-        for key in wanted
-        if key in stored and wanted[key].shape != stored[key].shape
+        f"{key} {tuple(expected[key].shape)} (file: {tuple(stored[key].shape)})"
+        for key in expected
+        if key in stored and expected[key].shape != stored[key].shape
     ]
     faults = [
-        ("lacks", sorted(wanted.keys() - stored.keys())),
-        ("has unknown", sorted(stored.keys() - wanted.keys())),
+        ("lacks", sorted(expected.keys() - stored.keys())),
+        ("has unknown", sorted(stored.keys() - expected.keys())),
         ("has other shapes for", shapes),
     ]
     if mismatch := "; ".join(f"{verb} {_listed(names)}" for verb, names in faults if names):
         raise ValueError(
             f"{source} does not fit {type(network).__name__}: it {mismatch}. Pass the weights of this network."
         )
-    network.load_state_dict({key: value.to(wanted[key].dtype) for key, value in stored.items()})
+    network.load_state_dict({key: value.to(expected[key].dtype) for key, value in stored.items()})
 
 
 def _listed(names: list[str]) -> str:

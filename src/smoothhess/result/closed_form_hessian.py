@@ -100,21 +100,21 @@ class ClosedForm:
         is estimated by the jackknife; as long as few rows differ from the closed form, events that no row contains are
         added.
         """
-        whole = self.check.unshrunk()
-        left = replace(whole.statistics, known=None)  # statistics of the residual H − H₁
-        features = left.map(whole.gaussian.push)
+        check = self.check.unshrunk()
+        residual = replace(check.statistics, known=None)  # statistics of the residual H − H₁
+        features = residual.map(check.gaussian.push)
         units = complete_units(features)
         if units is None:
-            return self._missed_without_units(left, features)
+            return self._missed_without_units(residual, features)
         found = [_ratio(u, h) for u, h in zip(units, self.hessian.double(), strict=True)]  # (b, 2)
         value, stderr = torch.stack(found).unbind(1)
         size = self.hessian.double().square().sum((-1, -2)).clamp_min(torch.finfo(torch.float64).tiny)
-        stderr = (stderr.square() + (whole.noise.control_errors.of_unseen / size).square()).sqrt()
+        stderr = (stderr.square() + (check.noise.control_errors.of_unseen / size).square()).sqrt()
         return Estimate(value, stderr, torch.full_like(value, units.shape[1] - 1))
 
-    def _missed_without_units(self, left: Statistics, features: Statistics) -> Estimate:
+    def _missed_without_units(self, residual: Statistics, features: Statistics) -> Estimate:
         """The ratio from the symmetric and antisymmetric halves of the estimate; its standard error is unknown."""
-        noise = Noise(left, features, self.check.gaussian)
+        noise = Noise(residual, features, self.check.gaussian)
         missed = noise.squared_norm - noise.of_frobenius
         known = self.hessian.double()
         cross = 2 * (known * symmetric(features.summed() / features.n[:, None, None])).sum((-1, -2))
@@ -182,16 +182,19 @@ def _ratio(units: Tensor, known: Tensor) -> Tensor:
     cross, total = flat @ known.reshape(-1), products.sum()
     square = known.square().sum()
 
-    def ratio(pairs: Tensor, cross: Tensor, n: int) -> Tensor:
+    def squared_norms(pairs: Tensor, cross: Tensor, n: int) -> Tensor:
         missed = pairs / (n * (n - 1))
         return torch.stack([missed, square + 2 * cross / n + missed])
 
-    whole = ratio(total, cross.sum(), count)  # ‖D‖², ‖H‖²
-    without = ratio(total - 2 * products.sum(1), cross.sum() - cross, count - 1)  # leaving out one block, (2, U)
+    norms = squared_norms(total, cross.sum(), count)  # ‖D‖², ‖H‖²
+    without = squared_norms(total - 2 * products.sum(1), cross.sum() - cross, count - 1)  # without one block, (2, U)
     spread = (without - without.mean(1, keepdim=True)).square().sum(1) * (count - 1) / count
     shares = without[0] / without[1]
     variance = (shares - shares.mean()).square().sum() * (count - 1) / count
-    seen = (whole[1] > SEEN * spread[1].sqrt()) & (without[1] > 0).all()
+    seen = (norms[1] > SEEN * spread[1].sqrt()) & (without[1] > 0).all()
     return torch.stack(
-        [whole[0] / whole[1].clamp_min(torch.finfo(torch.float64).tiny), torch.where(seen, variance.sqrt(), torch.inf)]
+        [
+            norms[0] / norms[1].clamp_min(torch.finfo(torch.float64).tiny),
+            torch.where(seen, variance.sqrt(), torch.inf),
+        ]
     )

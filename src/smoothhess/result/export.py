@@ -157,10 +157,10 @@ def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.I
     moves = moves.double().cpu().expand(d)
     gradient = one.gradient[0].detach().double().cpu().reshape(-1)
     pairs = one.hessian[0].detach().double().cpu() * moves[:, None] * moves
-    alone = gradient * moves + pairs.diagonal() / 2
+    single = gradient * moves + pairs.diagonal() / 2
     i, j = torch.triu_indices(d, d, 1)
     values: dict[tuple[int, ...], float] = {(): float(one.output[0])}
-    values |= {(a,): v for a, v in enumerate(alone.tolist())}
+    values |= {(a,): v for a, v in enumerate(single.tolist())}
     values |= dict(zip(zip(i.tolist(), j.tolist(), strict=True), pairs[i, j].tolist(), strict=True))
     return shapiq.InteractionValues(
         values,

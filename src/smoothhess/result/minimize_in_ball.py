@@ -112,9 +112,9 @@ def _minimize_dense(gradient: Tensor, matrix: Tensor, radii: Tensor) -> Tensor:
     if gradient.shape[1] < CERTIFIED_PAYS:
         return Spectrum.of_dense(gradient, matrix).minimize(radii)
     step, proven = minimize_certified(gradient.double(), matrix, radii)
-    step, left = step.to(gradient.dtype), torch.nonzero(~proven).reshape(-1)
-    if len(left):
-        step[left] = Spectrum.of_dense(gradient[left], matrix[left]).minimize(radii[left])
+    step, unproven = step.to(gradient.dtype), torch.nonzero(~proven).reshape(-1)
+    if len(unproven):
+        step[unproven] = Spectrum.of_dense(gradient[unproven], matrix[unproven]).minimize(radii[unproven])
     return step
 
 
@@ -208,5 +208,5 @@ def _shares(largest: Tensor, g: Tensor, length: Tensor) -> tuple[Tensor, Tensor]
     return of_h, of_g
 
 
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(whole > 0, part / whole, 0.0)
+def _share(part: Tensor, total: Tensor) -> Tensor:
+    return torch.where(total > 0, part / total, 0.0)

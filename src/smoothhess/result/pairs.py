@@ -75,7 +75,7 @@ def strongest_pairs(
     scales = scales.to(hessian.device, torch.float64)
     moving, width = scales > 0, student_t.quantile(level, df.cpu()).to(df.device)
     df = df.clamp_min(0.05)
-    tails = student_t.Tails(df) if d * (d - 1) // 2 > FEW_PAIRS else None
+    tails = student_t.Tails.of(df) if d * (d - 1) // 2 > FEW_PAIRS else None
     step = EXAMPLE_MATRICES.items(8 * TEMPORARIES * (d * (d - 1) // 2), hessian.device)
     every = torch.triu_indices(d, d, 1, device=hessian.device)
     alike = [0, *(torch.nonzero((moving[1:] != moving[:-1]).any(1)).reshape(-1) + 1).tolist(), b]
@@ -131,8 +131,8 @@ def _least_from(numbers: Tensor, places: Tensor) -> Tensor:
     if places.shape[1] * STRETCH > numbers.shape[1]:
         return numbers.flip(1).cummin(1).values.flip(1).gather(1, places)
     # cummin over single numbers is slow on a GPU: use the minima of the later stretches and the rest of the place's own
-    whole = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % STRETCH), value=torch.inf)
-    stretches = whole.unflatten(1, (-1, STRETCH))
+    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % STRETCH), value=torch.inf)
+    stretches = padded.unflatten(1, (-1, STRETCH))
     after = torch.nn.functional.pad(stretches.amin(2), (0, 1), value=torch.inf).flip(1).cummin(1).values.flip(1)
     stretch = places // STRETCH
     inside = stretches.gather(1, stretch[..., None].expand(-1, -1, STRETCH))

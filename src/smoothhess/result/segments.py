@@ -184,8 +184,8 @@ def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = N
             if member in home:
                 raise ValueError(f"the column {member!r} is in the groups {home[member]!r} and {group!r}: choose one.")
             home[member] = str(group)
-    alone = [name for name in names if name not in home]
-    if clash := sorted(set(alone) & set(home.values())):
+    ungrouped = [name for name in names if name not in home]
+    if clash := sorted(set(ungrouped) & set(home.values())):
         raise ValueError(f"{clash[0]!r} is both a group and a column outside it. Give the group another name.")
     labels = [home.get(name, name) for name in names]
     order = list(dict.fromkeys(labels))

@@ -45,9 +45,9 @@ class Taylor:
         """
         shape = self.inputs.shape
         if points.ndim != self.inputs.ndim + 1 or points.shape[0] != shape[0] or points.shape[2:] != shape[1:]:
-            wanted = ", ".join(map(str, (shape[0], "n", *shape[1:])))
+            expected = ", ".join(map(str, (shape[0], "n", *shape[1:])))
             raise ValueError(
-                f"points must be absolute and have shape ({wanted}), got {tuple(points.shape)}. "
+                f"points must be absolute and have shape ({expected}), got {tuple(points.shape)}. "
                 "For one point per example use points[:, None]."
             )
         return self.displaced((points.to(self.inputs) - self.inputs[:, None]).flatten(2))

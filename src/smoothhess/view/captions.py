@@ -72,7 +72,7 @@ def _by_segments(one: Interactions) -> bool:
     return len(pairs) == len(torch.unique(group)) == len(torch.unique(segment))
 
 
-def together(one: Interactions) -> tuple[str, str]:
+def interaction_label(one: Interactions) -> tuple[str, str]:
     """Return the label of a colour bar of interactions: a sentence with both ends, and the unit."""
     if is_attribution(one):
         return f"interaction by {method(one)}   {NEGATIVE_POSITIVE}", ""
@@ -82,14 +82,14 @@ def together(one: Interactions) -> tuple[str, str]:
     )
 
 
-def alone(one: Interactions, thing: str) -> tuple[str, str]:
+def gradient_label(one: Interactions, thing: str) -> tuple[str, str]:
     """Return the label of a colour bar of gradients; `thing` is the feature that is raised."""
     if is_attribution(one):
         return f"first-order part of {method(one)}   {NEGATIVE_POSITIVE}", ""
     return f"raising {thing} by itself   {LOWERS_RAISES}", f"{slope_word(one)}, per unit of it"
 
 
-def bending(one: Interactions) -> tuple[str, str]:
+def diagonal_label(one: Interactions) -> tuple[str, str]:
     """Return the label of a colour bar of diagonal entries."""
     if is_attribution(one):
         return f"interaction with itself by {method(one)}   {NEGATIVE_POSITIVE}", ""

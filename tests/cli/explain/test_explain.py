@@ -540,7 +540,7 @@ def test_groups_that_cannot_be_drawn_are_refused_before_anything_is_sampled(here
         ("--model mine.py:table --input data.csv --sigma 1 --drop label --target 9", "--target 9 is out of range"),
         (
             "--model mine.py:table --input data.csv --sigma 1 --drop label --target cat",
-            "wanted the number of an output",
+            "expected the number of an output",
         ),
         ("--model mine.py:table --input data.csv --sigma 1 --drop label --segments grid:9", "9 cells are more than"),
         ("--model mine.py:table --input data.csv --sigma 1 --drop label --segments grid:1", "it has no pairs"),
@@ -568,7 +568,7 @@ def test_text_in_a_number_column_names_column_and_row(here, capsys):
     text[4] = "blue" + text[4][text[4].index(",") :]
     (here / "data.csv").write_text("\n".join(text))
     assert explain(*TABLE) == 2
-    assert "row 3, column 'age': wanted a number, got text" in capsys.readouterr().err
+    assert "row 3, column 'age': expected a number, got text" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(here, capsys):

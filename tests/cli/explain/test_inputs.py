@@ -69,7 +69,7 @@ def test_deep_pictures_palettes_and_transparency(tmp_path):
 def test_pictures_of_no_known_range_are_refused(tmp_path, dtype):
     numbers = (200 * np.random.default_rng(0).random((8, 8))).astype(dtype)
     Image.fromarray(numbers).save(tmp_path / "x.tif")
-    with pytest.raises(ValueError, match=r"whose range is unknown: wanted 8 or 16 bits.*numpy.save"):
+    with pytest.raises(ValueError, match=r"whose range is unknown: expected 8 or 16 bits.*numpy.save"):
         image_files.read(tmp_path / "x.tif")
 
 
@@ -88,8 +88,10 @@ def test_palettes_are_resized_like_the_colours_they_stand_for(tmp_path, mode):
     few = noise.quantize(16) if mode == "P" else noise.convert("1")
     few.save(tmp_path / "few.png")
     few.convert("RGB" if mode == "P" else "L").save(tmp_path / "many.png")
-    for found, wanted in zip(*(image_files.read(tmp_path / f"{n}.png", (8, 8)) for n in ("few", "many")), strict=True):
-        assert torch.equal(found, wanted)
+    for found, expected in zip(
+        *(image_files.read(tmp_path / f"{n}.png", (8, 8)) for n in ("few", "many")), strict=True
+    ):
+        assert torch.equal(found, expected)
 
 
 def test_a_grey_picture_with_a_transparent_level_stays_grey(tmp_path):
@@ -203,10 +205,10 @@ def test_missing_cells_count_only_in_rows_that_are_explained(tmp_path):
 @pytest.mark.parametrize(
     ("text", "how", "words"),
     [
-        ("a,b\n1,2\n1,red\n", {}, "row 1, column 'b': wanted a number, got text. Omit the column with --drop 'b'"),
-        ("a,b\n1,2\n1_0,3\n", {}, "row 1, column 'a': wanted a number, got text"),
+        ("a,b\n1,2\n1,red\n", {}, "row 1, column 'b': expected a number, got text. Omit the column with --drop 'b'"),
+        ("a,b\n1,2\n1_0,3\n", {}, "row 1, column 'a': expected a number, got text"),
         ("1,2\n3,4\n", {}, "the first line contains numbers"),
-        ("a,b\n", {}, "1 line.s.: wanted a header"),
+        ("a,b\n", {}, "1 line.s.: expected a header"),
         ("a,b\n1,2,3\n", {}, "row 0: 3 cells, but the header names 2"),
         ("a,a\n1,2\n", {}, "two columns have the name 'a'"),
         ("a,b\n1,2\n3,4\n", {"drop": ["c"]}, "--drop 'c': .* has no such column. Its columns are a, b.$"),
@@ -283,8 +285,8 @@ def test_whole_numbers_and_booleans_are_numbers(tmp_path):
     ("values", "words"),
     [
         (np.array([1.0, np.nan]), r"NaN or infinity, first at \(1,\)"),
-        (np.array([1j]), "complex128: wanted real numbers"),
-        (np.array(["a"]), "wanted real numbers"),
+        (np.array([1j]), "complex128: expected real numbers"),
+        (np.array(["a"]), "expected real numbers"),
         (np.array({}, dtype=object), "holds pickled Python objects"),
         (np.zeros((0, 3)), "at least one number"),
         (np.array(3.0), "at least one number"),
@@ -416,14 +418,14 @@ def test_targets_by_number_by_name_and_by_default():
 @pytest.mark.parametrize(
     ("words", "shape", "classes", "says"),
     [
-        ("3", (1, 3), None, "is out of range: wanted 0 … 2"),
+        ("3", (1, 3), None, "is out of range: expected 0 … 2"),
         ("dgo", (1, 3), ["cat", "dog", "fox"], "no such class. Did you mean dog"),
         ("xyzw", (1, 3), ["cat", "dog", "fox"], "no such class. The classes are cat, dog, fox"),
         ("crane", (1, 3), ["crane", "dog", "crane"], "classes 0, 2 share this name. Pass a class number"),
-        ("dog", (1, 3), None, "wanted the number of an output"),
+        ("dog", (1, 3), None, "expected the number of an output"),
         ("1", (1,), None, "a single output"),
         (None, (1, 3, 3), None, "select an entry with --target 0,0"),
-        ("1", (1, 3, 3), None, r"wanted 2 number\(s\)"),
+        ("1", (1, 3, 3), None, r"expected 2 number\(s\)"),
         (None, (1, 3), ["cat"], r"names 1 classes, but the model's output has shape \(3,\)"),
     ],
 )

@@ -33,8 +33,8 @@ def test_an_export_of_fixed_size_gives_values_and_gradients_for_any_number_of_ro
     torch.testing.assert_close(export.forward_func(x), net(x))
     weight = torch.arange(1.0, 6.0)
     (found,) = torch.autograd.grad((export.forward_func(x) * weight).sum(), x)
-    (wanted,) = torch.autograd.grad((net(x) * weight).sum(), x)
-    torch.testing.assert_close(found, wanted)
+    (expected,) = torch.autograd.grad((net(x) * weight).sum(), x)
+    torch.testing.assert_close(found, expected)
 
 
 def test_an_export_of_free_size_is_run_as_it_is(exported):
@@ -181,7 +181,7 @@ def test_an_export_of_several_inputs_is_refused(tmp_path):
 
     x = torch.zeros(2, 3)
     torch.export.save(torch.export.export(Two(), (x, x)), tmp_path / "x.pt2")
-    with pytest.raises(ValueError, match="takes 2 inputs: wanted one tensor"):
+    with pytest.raises(ValueError, match="takes 2 inputs: expected one tensor"):
         exported_models.read(tmp_path / "x.pt2", CPU)
 
 
@@ -220,11 +220,11 @@ def test_weights_given_as_a_model_are_told_where_they_belong(tmp_path):
 @pytest.mark.parametrize("kind", ["safetensors", "plain", "checkpoint", "parallel"])
 def test_weights_fill_the_network(here, kind):
     torch.manual_seed(7)
-    wanted = model_factories.make("mine.py:table", 0)
+    expected = model_factories.make("mine.py:table", 0)
     with torch.no_grad():
-        for p in wanted.parameters():
+        for p in expected.parameters():
             p.normal_()
-    state = wanted.state_dict()
+    state = expected.state_dict()
     path = here / ("w.safetensors" if kind == "safetensors" else "w.pth")
     if kind == "safetensors":
         save_file(state, path)
@@ -235,7 +235,7 @@ def test_weights_fill_the_network(here, kind):
     else:
         torch.save({f"module.{k}": v for k, v in state.items()}, path)
     x = torch.randn(5, 4).double()
-    assert torch.equal(load("mine.py:table", path).forward_func(x), wanted(x))
+    assert torch.equal(load("mine.py:table", path).forward_func(x), expected(x))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_weights_fill_the_network(here, kind):
     [
         ({"0.weight": torch.zeros(16, 4)}, "it lacks 0.bias, 2.bias"),
         ({"9.weight": torch.zeros(1)}, "has unknown 9.weight"),
-        ([1, 2], "wanted a state dict of tensors, got list"),
+        ([1, 2], "expected a state dict of tensors, got list"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(here, state, words):
@@ -317,7 +317,7 @@ def test_a_network_from_a_factory_is_put_in_evaluation_mode_and_float32(here):
         ("nowhere.module:x", "no module 'nowhere.module'"),
         ("mine.py:x", "the module has no 'x'. It defines"),
         ("nowhere.py:x", "no file nowhere.py"),
-        ("mine.py:a_number", "is a int: wanted a network"),
+        ("mine.py:a_number", "is a int: expected a network"),
         ("mine.py:Wide", "cannot be called without arguments .width, height."),
         ("mine.py:broken", "failed: RuntimeError: no luck"),
         ("model.onnx", "got model.onnx"),
@@ -345,9 +345,9 @@ def test_one_tensor_of_an_output_can_be_chosen(here, words, output):
 @pytest.mark.parametrize(
     ("words", "output", "says"),
     [
-        ("Pair", None, r"a tuple of 2: wanted one tensor. Choose with --output 0 .or 1."),
-        ("named", None, "a dictionary with logits, hidden: wanted one tensor. Choose with --output logits"),
-        ("Text", None, "a Logits: wanted one tensor. Choose with --output logits"),
+        ("Pair", None, r"a tuple of 2: expected one tensor. Choose with --output 0 .or 1."),
+        ("named", None, "a dictionary with logits, hidden: expected one tensor. Choose with --output logits"),
+        ("Text", None, "a Logits: expected one tensor. Choose with --output logits"),
         ("Text", "loss", "--output loss: the model's output is a Logits"),
         ("Pair", "2", "--output 2: the model's output is a tuple of 2"),
     ],
@@ -358,7 +358,7 @@ def test_other_outputs_are_refused_with_the_way_out(here, words, output, says):
 
 
 def test_classes_instead_of_numbers_are_refused():
-    with pytest.raises(OutputError, match="wanted floating-point numbers such as logits"):
+    with pytest.raises(OutputError, match="expected floating-point numbers such as logits"):
         OneTensor(lambda x: x.argmax(1), None)(torch.zeros(2, 3))
 
 

@@ -102,8 +102,8 @@ def test_two_ranks_may_share_a_gpu(tmp_path):
     for name, options in OPTIONS.items():
         one, shared = plain(alone, 0, "cuda", **options), of_rank(tmp_path, name, 1)
         for member in NUMBERS:
-            wanted = getattr(one, member).cpu()
-            torch.testing.assert_close(getattr(shared, member), wanted, rtol=1e-8, atol=1e-11, equal_nan=True)
+            expected = getattr(one, member).cpu()
+            torch.testing.assert_close(getattr(shared, member), expected, rtol=1e-8, atol=1e-11, equal_nan=True)
 
 
 # --- without other processes ------------------------------------------------------------------------------------------

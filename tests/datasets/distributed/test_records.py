@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from smoothhess import NeuronSmoothHess, SmoothHess
 from smoothhess.datasets import Store, distributed, explain_dataset
-from smoothhess.datasets.distributed.distributed_dataset import _watched
+from smoothhess.datasets.record_explainer import CheckedExplainer
 from tests.datasets.distributed.cases import MASK, X, network
 from tests.datasets.distributed.launch import torchrun
 
@@ -93,14 +93,14 @@ def test_the_script_on_the_page_runs_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["model", "neuron", "function"])
-def test_an_explainer_that_watches_the_others_is_the_same_to_a_store(kind, tmp_path):
+def test_a_checked_explainer_has_the_same_settings_and_results(kind, tmp_path):
     """Settings are compared when a job goes on, also by a single process."""
 
     class Others:
-        asked = 0
+        n_checks = 0
 
         def check(self):
-            self.asked += 1
+            self.n_checks += 1
 
     net, others = network(), Others()
 
@@ -110,8 +110,10 @@ def test_an_explainer_that_watches_the_others_is_the_same_to_a_store(kind, tmp_p
     explainer = {"model": SmoothHess(net), "neuron": NeuronSmoothHess(net, "3"), "function": function}[kind]
     options = {} if kind == "function" else {"sigma": 0.4, "n_calls": 16}
     options |= {"model": {"target": 1}, "neuron": {"neuron_selector": 2}}.get(kind, {})
-    watched = explain_dataset(_watched(explainer, others), INPUTS[:6], tmp_path / "a", pack_size=2, **options)
-    assert others.asked >= 3  # before each pack
-    alone = explain_dataset(explainer, INPUTS[:6], tmp_path / "b", pack_size=2, **options)
-    assert watched.settings == alone.settings
-    assert all(torch.equal(a.hessian, b.hessian) for a, b in zip(watched, alone, strict=True))
+    checked = explain_dataset(
+        CheckedExplainer(explainer, others.check), INPUTS[:6], tmp_path / "a", pack_size=2, **options
+    )
+    assert others.n_checks >= 3  # before each pack
+    unchecked = explain_dataset(explainer, INPUTS[:6], tmp_path / "b", pack_size=2, **options)
+    assert checked.settings == unchecked.settings
+    assert all(torch.equal(a.hessian, b.hessian) for a, b in zip(checked, unchecked, strict=True))

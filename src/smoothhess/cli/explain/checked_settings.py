@@ -70,4 +70,4 @@ class Settings:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be between 0 and 2³² − 1, got {self.seed}.")
         if not self.inputs:
-            raise ValueError("--input: wanted at least one image, .csv or .npy file, got none.")
+            raise ValueError("--input: expected at least one image, .csv or .npy file, got none.")

@@ -70,11 +70,11 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
         lines.pop()
     if len(lines) < 2:
         raise ValueError(
-            f"{path} has {len(lines)} line(s): wanted a header that names the columns, and at least one row."
+            f"{path} has {len(lines)} line(s): expected a header that names the columns, and at least one row."
         )
     names = [cell.strip() for cell in lines[0]]
     if all(_number(name) is not None for name in names):
-        raise ValueError(f"{path}: the first line contains numbers. Wanted a header that names the columns.")
+        raise ValueError(f"{path}: the first line contains numbers. Expected a header that names the columns.")
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path}: two columns have the name {repeated[0]!r}. Rename one.")
     drop = [part for words in drop for part in ([words] if words in names else words.split(",")) if part]
@@ -104,7 +104,7 @@ def _cells(path: Path, lines: list[list[str]], names: list[str], kept: list[int]
                     f"{path}, row {row}, column {column!r}: got a decimal comma. Write numbers with a point, as in 1.5."
                 )
             raise ValueError(
-                f"{path}, row {row}, column {column!r}: wanted a number, got text. Omit the column with --drop "
+                f"{path}, row {row}, column {column!r}: expected a number, got text. Omit the column with --drop "
                 f"{column!r}, or encode it as the numbers that the model expects."
             )
         found.append([math.nan if n is None else n for n in numbers])

@@ -110,8 +110,8 @@ def _segments(example: Example, settings: Settings) -> tuple[Segments | None, st
 
 def _unlike(found: Segments, words: str) -> list[str]:
     """Return a note if the number of super-pixels differs much from the requested number."""
-    kind, _, wanted = words.partition(":")
-    if kind != "slic" or 0.8 <= len(found) / int(wanted or 50) <= 1.25:
+    kind, _, count = words.partition(":")
+    if kind != "slic" or 0.8 <= len(found) / int(count or 50) <= 1.25:
         return []
     return [f"{words} found {len(found)} super-pixels: SLIC depends on the colours; grid:7 makes exactly 7 × 7 cells"]
 

@@ -91,17 +91,17 @@ def read(path: Path, device: torch.device) -> Export:
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
-    wanted = set(program.graph_signature.user_inputs)
-    taken = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in wanted]
+    input_names = set(program.graph_signature.user_inputs)
+    taken = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in input_names]
     if len(taken) != 1 or not isinstance(taken[0], Tensor):
         raise ValueError(
-            f"{path} takes {len(taken)} inputs: wanted one tensor, with examples in dimension 0. Export a module "
+            f"{path} takes {len(taken)} inputs: expected one tensor, with examples in dimension 0. Export a module "
             "that sets the other inputs to constants."
         )
     sizes = list(taken[0].shape)
     if len(sizes) < 2:
         raise ValueError(
-            f"{path} takes {len(sizes)}-dimensional inputs: wanted examples in dimension 0. {WRITE_AGAIN}."
+            f"{path} takes {len(sizes)}-dimensional inputs: expected examples in dimension 0. {WRITE_AGAIN}."
         )
     least, most = _bounds(sizes[0], program)
     # guards are code in the file and are not run; torch still checks the sizes of inputs
@@ -120,10 +120,10 @@ def _bounds(size: Any, program: Any) -> tuple[int, int | None]:
     limits = program.range_constraints.get(size.node.expr)
     if limits is None:
         return 1, None
-    return max(1, _whole(limits.lower) or 1), _whole(limits.upper)
+    return max(1, _finite_int(limits.lower) or 1), _finite_int(limits.upper)
 
 
-def _whole(limit: Any) -> int | None:
+def _finite_int(limit: Any) -> int | None:
     try:
         number = int(limit)
     except (TypeError, ValueError, OverflowError, AttributeError):  # infinity

@@ -43,7 +43,7 @@ def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tenso
     if picture.mode == "F" or (picture.mode == "I" and kind not in ("PNG", "PPM")):
         raise ValueError(
             f"{path} holds {'floating-point' if picture.mode == 'F' else '32-bit'} numbers, whose range is unknown: "
-            "wanted 8 or 16 bits per channel. Convert the image, or write the model's input with numpy.save."
+            "expected 8 or 16 bits per channel. Convert the image, or write the model's input with numpy.save."
         )
     deep = picture.mode.startswith("I")  # 16 bits
     if not deep and ("transparency" in picture.info or picture.mode in ("RGBA", "LA", "PA")):

@@ -83,7 +83,8 @@ def read(paths: Sequence[Path], model: Model, how: Reading, device: torch.device
             read_here = [_of_picture(path, model, how, device)]
         else:
             raise ValueError(
-                f"--input {path}: wanted an image (.png, .jpg, …), a .csv or a .npy file, got {ending or 'no ending'}."
+                f"--input {path}: expected an image (.png, .jpg, …), a .csv or a .npy file, got "
+                f"{ending or 'no ending'}."
             )
         # the folder distinguishes files of the same name
         folder = f"{path.resolve().parent.name}/" if called[path.name] > 1 else ""
@@ -97,11 +98,11 @@ def _of_picture(path: Path, model: Model, how: Reading, device: torch.device) ->
     if model.shape is not None:
         if len(model.shape) == 2:  # an export of (H, W)
             own, other = (p[0] for p in sorted((own, other), key=len)[:1] * 2)
-        wanted = model.shape[-2:]
-        if len(model.shape) > 3 or any(w not in (None, h) for w, h in zip(wanted, (height, width), strict=False)):
+        expected = model.shape[-2:]
+        if len(model.shape) > 3 or any(w not in (None, h) for w, h in zip(expected, (height, width), strict=False)):
             raise ValueError(
                 f"{path} has {height} × {width} pixels, but the model takes {_sizes(model.shape)}. Resize it with "
-                f"--size {'x'.join('224' if s is None else str(s) for s in wanted)}."
+                f"--size {'x'.join('224' if s is None else str(s) for s in expected)}."
             )
     refusals = []
     for values in (own, other):
@@ -241,10 +242,10 @@ def _of_sizes(refusal: str) -> bool:
     return bool(re.search(r"shape|size|dimension|channel|mat1|broadcast|numel|elements", refusal))
 
 
-def _fits(shape: tuple[int, ...], wanted: Sequence[int | None] | None) -> bool:
-    if wanted is None:
+def _fits(shape: tuple[int, ...], expected: Sequence[int | None] | None) -> bool:
+    if expected is None:
         return True
-    return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
+    return len(shape) == len(expected) and all(w in (None, s) for s, w in zip(shape, expected, strict=True))
 
 
 def _sizes(shape: Sequence[int | None]) -> str:

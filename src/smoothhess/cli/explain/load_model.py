@@ -66,10 +66,10 @@ class OneTensor:
             found = self._chosen(found)
         if not isinstance(found, Tensor):
             what = f"--output {self.output} of the model's output" if self.output is not None else "the model's output"
-            raise OutputError(f"{what} is {_parts(found)}: wanted one tensor.{_advice(found)}")
+            raise OutputError(f"{what} is {_parts(found)}: expected one tensor.{_advice(found)}")
         if not found.is_floating_point():
             raise OutputError(
-                f"the model's output has dtype {found.dtype}: wanted floating-point numbers such as logits."
+                f"the model's output has dtype {found.dtype}: expected floating-point numbers such as logits."
             )
         return found
 
@@ -138,7 +138,8 @@ def load(words: str, weights: Path | None, output: str | None, device: torch.dev
         known = model_hash.of_model(made, words)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            f"{words} takes {dtype} inputs: wanted float32 or float64, since gradients with respect to them are needed."
+            f"{words} takes {dtype} inputs: expected float32 or float64, since gradients with respect to them are "
+            "needed."
         )
     return Model(OneTensor(made, output), title, shape, dtype, f"{words} {known} {output}", tuple(notes))
 

@@ -79,19 +79,19 @@ def _called(found: Any, words: str) -> Callable[..., Any]:
         return found
     if not callable(found):
         raise ValueError(
-            f"--model {words} is a {type(found).__name__}: wanted a network, or a function that returns one."
+            f"--model {words} is a {type(found).__name__}: expected a network, or a function that returns one."
         )
-    wanted = _required(found)
-    if wanted and (isinstance(found, type) or len(wanted) > 1):
+    required = _required(found)
+    if required and (isinstance(found, type) or len(required) > 1):
         raise ValueError(
-            f"--model {words} cannot be called without arguments ({', '.join(wanted)}). Write a function without "
+            f"--model {words} cannot be called without arguments ({', '.join(required)}). Write a function without "
             "arguments that returns the network, and pass its name."
         )
-    if wanted:  # a function of the inputs
+    if required:  # a function of the inputs
         return found
     made = _guarded(found, f"--model {words} failed")
     if not callable(made):
-        raise ValueError(f"--model {words} returned a {type(made).__name__}: wanted a network or a function.")
+        raise ValueError(f"--model {words} returned a {type(made).__name__}: expected a network or a function.")
     return made
 
 

@@ -29,15 +29,15 @@ def of_model(made: Callable[..., Any], words: str) -> str:
     >>> of_model(net, "m:f") == of_model(same, "m:f"), of_model(net, "m:f") == of_model(other, "m:f")
     (True, False)
     """
-    whole = hashlib.blake2b(digest_size=8)
+    model_hash = hashlib.blake2b(digest_size=8)
     networks = modules_behind(made)
     for network in networks:
-        whole.update(ADDRESS.sub("", repr(network)).encode())
+        model_hash.update(ADDRESS.sub("", repr(network)).encode())
         for name, numbers in (*network.named_parameters(), *network.named_buffers()):
-            whole.update(f"{name} {tuple(numbers.shape)} {numbers.dtype} {digest(numbers)}".encode())
-    for path in sorted({*_defining(made, networks), *_beside(words.rpartition(":")[0])}):
-        whole.update(path.name.encode() + path.read_bytes())
-    return f"{getattr(made, '__name__', type(made).__name__)} {whole.hexdigest()}"
+            model_hash.update(f"{name} {tuple(numbers.shape)} {numbers.dtype} {digest(numbers)}".encode())
+    for path in sorted({*_defining(made, networks), *_imported_files(words.rpartition(":")[0])}):
+        model_hash.update(path.name.encode() + path.read_bytes())
+    return f"{getattr(made, '__name__', type(made).__name__)} {model_hash.hexdigest()}"
 
 
 def _defining(made: Callable[..., Any], networks: list[nn.Module]) -> Iterator[Path]:
@@ -52,7 +52,7 @@ def _defining(made: Callable[..., Any], networks: list[nn.Module]) -> Iterator[P
             yield Path(file).resolve()
 
 
-def _beside(module: str) -> Iterator[Path]:
+def _imported_files(module: str) -> Iterator[Path]:
     """Yield the files of imported modules under the current folder or under the folder of the --model module."""
     folders = {Path.cwd().resolve()}
     if module.endswith(".py"):

@@ -22,11 +22,11 @@ def read(path: Path) -> Tensor:
         reason = "holds pickled Python objects, which are not loaded" if pickled else "is damaged or truncated"
         raise ValueError(f"{path} {reason}. Write plain numbers with numpy.save.") from error
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path} holds several arrays: wanted one array per .npy file.")
+        raise ValueError(f"{path} holds several arrays: expected one array per .npy file.")
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"{path} holds {array.dtype}: wanted real numbers.")
+        raise ValueError(f"{path} holds {array.dtype}: expected real numbers.")
     if array.size == 0 or array.ndim == 0:
-        raise ValueError(f"{path} has shape {array.shape}: wanted at least one number in at least one dimension.")
+        raise ValueError(f"{path} has shape {array.shape}: expected at least one number in at least one dimension.")
     values = torch.from_numpy(np.array(array, dtype=np.float64))
     if not torch.isfinite(values).all():
         place = tuple(torch.nonzero(~torch.isfinite(values))[0].tolist())

@@ -29,8 +29,8 @@ def fill(network: nn.Module, path: Path) -> None:
         FileNotFoundError: If there is no such file.
         ValueError: If the names or shapes differ from those of the network, or the file holds more than weights.
     """
-    stored, wanted = read(path), network.state_dict()
-    if stored and all(name.startswith("module.") for name in stored) and not stored.keys() & wanted.keys():
+    stored, expected = read(path), network.state_dict()
+    if stored and all(name.startswith("module.") for name in stored) and not stored.keys() & expected.keys():
         stored = {name.removeprefix("module."): value for name, value in stored.items()}  # saved from DataParallel
     fill_network(network, stored, str(path))
 
@@ -38,7 +38,7 @@ def fill(network: nn.Module, path: Path) -> None:
 def read(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file by name."""
     if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}: wanted a .safetensors, .pth or .pt file.")
+        raise FileNotFoundError(f"no weights at {path}: expected a .safetensors, .pth or .pt file.")
     if path.suffix == ".safetensors":
         return read_weights(path)[0]
     state = open_plainly(path)
@@ -48,7 +48,7 @@ def read(path: Path) -> dict[str, Tensor]:
             break
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
-            f"{path}: wanted a state dict of tensors, got {type(state).__name__}. Save model.state_dict()."
+            f"{path}: expected a state dict of tensors, got {type(state).__name__}. Save model.state_dict()."
         )
     return {str(name): value for name, value in state.items()}
 

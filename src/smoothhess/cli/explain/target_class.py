@@ -39,7 +39,7 @@ def read_classes(path: Path | None) -> list[str] | None:
     if path.suffix.lower() != ".json":
         lines = [line.strip() for line in text.rstrip().splitlines()]
         if not lines:
-            raise ValueError(f"--classes: {path} is empty. Wanted one name per line.")
+            raise ValueError(f"--classes: {path} is empty. Expected one name per line.")
         return lines
     try:
         found = json.loads(text)
@@ -98,17 +98,17 @@ def _asked(words: str, shape: tuple[int, ...], classes: Sequence[str] | None) ->
     except ValueError as error:
         if classes is None:
             raise ValueError(
-                f"--target {words}: wanted the number of an output, 0 … {shape[0] - 1}, or --classes with its name."
+                f"--target {words}: expected the number of an output, 0 … {shape[0] - 1}, or --classes with its name."
             ) from error
         near = difflib.get_close_matches(words, classes, 3, 0.5)
         shown = ", ".join(classes[:20]) + (" …" if len(classes) > 20 else "")
         hint = f"Did you mean {', '.join(near)}?" if near else f"The classes are {shown}."
         raise ValueError(f"--target {words}: no such class. {hint}") from error
     if len(numbers) != len(shape):
-        raise ValueError(f"--target {words}: the output has shape {shape}: wanted {len(shape)} number(s).")
+        raise ValueError(f"--target {words}: the output has shape {shape}: expected {len(shape)} number(s).")
     if any(not -size <= n < size for n, size in zip(numbers, shape, strict=True)):
-        wanted = ", ".join(f"0 … {size - 1}" for size in shape)
-        raise ValueError(f"--target {words} is out of range: wanted {wanted}.")
+        expected = ", ".join(f"0 … {size - 1}" for size in shape)
+        raise ValueError(f"--target {words} is out of range: expected {expected}.")
     numbers = tuple(n % size for n, size in zip(numbers, shape, strict=True))
     index = numbers[0] if len(numbers) == 1 else numbers
     return Target(index, _name(index, classes), "set by --target")

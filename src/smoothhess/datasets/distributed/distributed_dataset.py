@@ -6,8 +6,6 @@ processes are checked.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import time
 from pathlib import Path
@@ -20,8 +18,8 @@ from smoothhess import datasets
 from smoothhess.datasets import Store
 from smoothhess.datasets.distributed.process_group import Processes, check_same_arguments, connected, is_single_process
 from smoothhess.datasets.job_settings import SILENT, described
+from smoothhess.datasets.record_explainer import CheckedExplainer
 from smoothhess.datasets.store.shard_files import MANIFEST
-from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 
 PATIENCE = 30.0  # seconds that a shared folder may take to show a new file on another machine
 OWN = (*SILENT, "device")  # options that may differ between processes
@@ -55,6 +53,7 @@ def explain_dataset(
             world_size was passed.
 
     >>> import tempfile, torch
+    >>> from smoothhess import SmoothHess
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     f, x = SmoothHess(lambda x: x.prod(1)), torch.ones(5, 2).double()
     ...     len(explain_dataset(f, x, folder, sigma=0.1, n_calls=16))
@@ -78,7 +77,7 @@ def explain_dataset(
         if options.get("show_progress"):
             options["show_progress"] = processes.is_leader
         datasets.explain_dataset(
-            _watched(explainer, processes),
+            CheckedExplainer(explainer, processes.check),  # stops before the next pack if another process failed
             loader,
             path,
             rank=processes.process_rank,
@@ -119,32 +118,3 @@ def _wait_for_manifest(processes: Processes, path: Path) -> None:
     while not processes.is_leader and not (path / MANIFEST).is_file() and time.monotonic() < deadline:
         processes.check()
         time.sleep(0.05)
-
-
-def _watched(explainer: Any, processes: Processes) -> Any:
-    """The same explainer, which checks before each pack whether another process has failed.
-
-    Class and name stay the same, because they are part of the settings of a store.
-    """
-    if isinstance(explainer, NeuronSmoothHess):
-        return _copy_with_method(
-            explainer, "for_neuron", lambda *args: _watched(explainer.for_neuron(*args), processes)
-        )
-    function = explainer.attribute if isinstance(explainer, SmoothHess) else explainer
-    if not inspect.isroutine(function):
-        return explainer
-
-    @functools.wraps(function)
-    def watched(*args: Any, **options: Any) -> Any:
-        processes.check()
-        return function(*args, **options)
-
-    return _copy_with_method(explainer, "attribute", watched) if isinstance(explainer, SmoothHess) else watched
-
-
-def _copy_with_method(explainer: Any, name: str, method: Any) -> Any:
-    """A copy of an object with the same class name and attributes, and one method replaced."""
-    kind = type(explainer)
-    twin = object.__new__(type(kind.__name__, (kind,), {name: staticmethod(method)}))
-    twin.__dict__.update(explainer.__dict__)
-    return twin

@@ -89,7 +89,7 @@ class Record:
             return self.result.top_pairs(k, names)[0]
         if not 1 <= k <= self.n_pairs:
             raise ValueError(
-                f"wanted between 1 and {self.n_pairs} pairs, which is how many were kept, got k={k}. Explain into "
+                f"expected between 1 and {self.n_pairs} pairs, which is how many were kept, got k={k}. Explain into "
                 "another store with a larger n_pairs, or keep='result'."
             )
         label = labels_of(names, self.gradient.numel(), tuple(self.gradient.shape))
@@ -112,8 +112,8 @@ class Record:
         return "\n".join([f"Record {self.number}: f(x) = {self.output:.4g}, {error}", *pairs])
 
 
-def _not_kept(what: str, keep: str, wanted: str) -> str:
-    return f"{what} were not kept (keep={keep!r}). Explain into another store with keep={wanted!r}."
+def _not_kept(what: str, keep: str, needed: str) -> str:
+    return f"{what} were not kept (keep={keep!r}). Explain into another store with keep={needed!r}."
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

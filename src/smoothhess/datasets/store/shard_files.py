@@ -212,7 +212,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             "is written once and never changed."
         ) from error
     if kind != FORMAT:
-        raise ValueError(f"{folder} is not a store: wanted format {FORMAT!r}, got {kind!r}. Use another folder.")
+        raise ValueError(f"{folder} is not a store: expected format {FORMAT!r}, got {kind!r}. Use another folder.")
     if version != VERSION:
         raise ValueError(
             f"{folder} has version {version} of the format, this smoothhess reads and writes version {VERSION}. Use "

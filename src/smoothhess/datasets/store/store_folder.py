@@ -109,7 +109,7 @@ class Store:
             ValueError: the shard of the record cannot be read.
         """
         if not hasattr(number, "__index__"):
-            raise TypeError(f"records are read one by one: wanted a number, got {type(number).__name__}.")
+            raise TypeError(f"records are read one by one: expected a number, got {type(number).__name__}.")
         at = self._place(int(number))
         if at is None:
             for shard in self.damaged:

@@ -44,13 +44,13 @@ def minimize_certified(gradient: Tensor, hessian: Tensor, radius: Tensor) -> tup
         steps[ready] = (look.coordinates[0, good][:, None] @ space.vectors[good])[:, 0]
         shift[ready], likely[ready] = beyond[good], True
         proven[ready] = _is_definite(space.select(good), norms[ready], beyond[good])
-        left = torch.nonzero(~good).reshape(-1)
-        if not len(left) or space.values.shape[1] + 2 > min(MOST_VECTORS, g.shape[1]):
+        unsolved = torch.nonzero(~good).reshape(-1)
+        if not len(unsolved) or space.values.shape[1] + 2 > min(MOST_VECTORS, g.shape[1]):
             break
         residuals = look.residuals
-        if 2 * len(left) <= len(index):
-            space, residuals = space.select(left), residuals[left]
-            index, H, g, r = index[left], H[left], g[left], r[left]
+        if 2 * len(unsolved) <= len(index):
+            space, residuals = space.select(unsolved), residuals[unsolved]
+            index, H, g, r = index[unsolved], H[unsolved], g[unsolved], r[unsolved]
         space = space.grown(residuals, lambda rows: (H @ rows.mT).mT, MOST_VECTORS)  # noqa: B023
     doubtful = torch.nonzero(likely & ~proven).reshape(-1)
     if len(doubtful):

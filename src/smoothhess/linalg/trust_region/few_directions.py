@@ -23,12 +23,12 @@ def reduced(product: Callable[[Tensor], Tensor], directions: Tensor, gradient: T
     `product` maps rows to H times each row.
     """
     basis = orthonormal(directions)
-    basis = torch.cat([basis, beside(basis, gradient)[:, None]], 1)
+    basis = torch.cat([basis, orthogonal_part(basis, gradient)[:, None]], 1)
     small = product(basis) @ basis.mT
     return basis, (small + small.mT) / 2
 
 
-def beside(basis: Tensor, vector: Tensor) -> Tensor:
+def orthogonal_part(basis: Tensor, vector: Tensor) -> Tensor:
     """The unit vector (B, d) along the component of `vector` orthogonal to orthonormal rows (B, k, d), k < d.
 
     If that component is zero, the result is an arbitrary unit vector orthogonal to the rows.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from smoothhess.linalg.memory import KRYLOV_SPACE
 from smoothhess.linalg.orthonormal import orthonormal
-from smoothhess.linalg.trust_region.few_directions import beside
+from smoothhess.linalg.trust_region.few_directions import orthogonal_part
 from smoothhess.linalg.trust_region.scaling import eigenpairs, norm, unit_vector
 from smoothhess.linalg.trust_region.secular import minimize_diagonal
 
@@ -125,7 +125,7 @@ def _grown(vectors: Tensor, images: Tensor, block: Tensor, steps: int, product: 
     while k < full:
         before = k
         for row in block.unbind(1)[: full - k]:
-            grown[:, k] = beside(grown[:, :k], row)
+            grown[:, k] = orthogonal_part(grown[:, :k], row)
             k += 1
         block = product(grown[:, before:k])
         found.append(block)
@@ -135,8 +135,8 @@ def _grown(vectors: Tensor, images: Tensor, block: Tensor, steps: int, product: 
 def _cut(space: Space, coordinates: Tensor, gradient: Tensor) -> Space:
     """Restart: the span of the solutions, the gradient and the lowest Ritz vectors."""
     lowest = torch.eye(LOWEST, space.values.shape[1], dtype=gradient.dtype, device=gradient.device)
-    wanted = [coordinates.transpose(0, 1), _coefficients(space, gradient), lowest.expand(len(gradient), -1, -1)]
-    kept = orthonormal(unit_vector(torch.cat(wanted, 1)))
+    spanning = [coordinates.transpose(0, 1), _coefficients(space, gradient), lowest.expand(len(gradient), -1, -1)]
+    kept = orthonormal(unit_vector(torch.cat(spanning, 1)))
     return _ritz(kept @ space.vectors, kept @ space.images)
 
 

@@ -66,18 +66,18 @@ def stack_of_axes(ax: Any, ratios: Sequence[float], width: float, height: float)
         return list(new_figure(width, height).subplots(count, 1, height_ratios=ratios, sharex=True))
     if isinstance(ax, Sequence | np.ndarray):
         return [new_axes(each, width, height) for each in _listed(ax, count)]
-    whole = new_axes(ax, width, height)
-    whole.set_axis_off()
+    outer = new_axes(ax, width, height)
+    outer.set_axis_off()
     gap = 0.06
     shares = np.asarray(ratios) / sum(ratios) * (1 - gap * (count - 1))
     tops = 1 - np.concatenate([[0.0], np.cumsum(shares + gap)[:-1]])
-    return [whole.inset_axes((0.0, top - share, 1.0, share)) for top, share in zip(tops, shares, strict=True)]
+    return [outer.inset_axes((0.0, top - share, 1.0, share)) for top, share in zip(tops, shares, strict=True)]
 
 
 def _listed(ax: Any, count: int) -> list[Any]:
     given = list(np.ravel(np.asarray(ax, dtype=object))) if isinstance(ax, Sequence | np.ndarray) else [ax]
     if len(given) != count:
-        raise ValueError(f"wanted {count} Axes, one for each panel, got {len(given)}.")
+        raise ValueError(f"expected {count} Axes, one for each panel, got {len(given)}.")
     return given
 
 
@@ -126,16 +126,16 @@ def check_names(names: Sequence[str] | None, d: int) -> list[str] | None:
     if names is None:
         return None
     if isinstance(names, str):
-        raise ValueError(f"wanted one name per feature, {d}, in a list, got a single string.")
+        raise ValueError(f"expected one name per feature, {d}, in a list, got a single string.")
     if len(names) != d:
-        raise ValueError(f"wanted one name per feature, {d}, got {len(names)}.")
+        raise ValueError(f"expected one name per feature, {d}, got {len(names)}.")
     return [str(name) for name in names]
 
 
 def check_count(k: int, of_what: str) -> int:
     """Return k; raise ValueError if k < 1."""
     if k < 1:
-        raise ValueError(f"wanted k ≥ 1 {of_what}, got k={k}.")
+        raise ValueError(f"expected k ≥ 1 {of_what}, got k={k}.")
     return k
 
 

@@ -53,7 +53,7 @@ def diagonal(
     if size is not None and len(value) > size[0] * size[1]:
         value, stderr, rank = (x.reshape(-1, size[0] * size[1]).sum(0) for x in (value, stderr, rank))
         channels = "channels summed; "
-    sentence, unit = captions.bending(one)
+    sentence, unit = captions.diagonal_label(one)
     noise = f"{captions.quality_words(one)}; {captions.FAINT_WORDS}" if stderr.any() else captions.quality_words(one)
     numbers = feature_map.Numbers(
         value=value,

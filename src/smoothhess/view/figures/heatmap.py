@@ -84,7 +84,7 @@ def heatmap(
     noise = f"; {denoised}unbiased estimate within noise (|z| < 2)" if stderr.any() else ""
     note = f"{part}{captions.quality_words(one)}{noise}"
     title_layout.colour_bar(
-        ax, shown, *captions.together(one), {ax: (f"Which {captions.noun(one)} act together", note)}
+        ax, shown, *captions.interaction_label(one), {ax: (f"Which {captions.noun(one)} act together", note)}
     )
     return ax
 

@@ -101,7 +101,7 @@ def segment(
     kept = ("denoised; " if one.shrink else "") + (f"{captions.FAINT_WORDS}; " if sampled else "")
     note = f"{captions.quality_words(one)}; {kept}grey: the {thing} itself"
     title_layout.colour_bar(
-        ax, shown, *captions.together(one), {ax: (f"What acts together with {what} (outlined)", note)}
+        ax, shown, *captions.interaction_label(one), {ax: (f"What acts together with {what} (outlined)", note)}
     )
     return ax
 
@@ -142,8 +142,8 @@ def source_of(one: Interactions, source: int | tuple[int, ...] | str | None, lab
     place = tuple(source) if isinstance(source, tuple | list) else (source,)
     shape = one.feature_shape[-len(place) :] if len(place) > 1 else (d,)
     fits = len(place) == len(shape) and (len(place) == 1 or int(np.prod(shape)) == d)
-    whole = all(isinstance(i, int | np.integer) and -n <= i < n for i, n in zip(place, shape, strict=False))
-    if not fits or not whole:
+    valid = all(isinstance(i, int | np.integer) and -n <= i < n for i, n in zip(place, shape, strict=False))
+    if not fits or not valid:
         raise ValueError(f"source {source!r} is not among the {d} features of shape {one.feature_shape}.")
     return int(np.ravel_multi_index([int(i) % n for i, n in zip(place, shape, strict=True)], shape))
 

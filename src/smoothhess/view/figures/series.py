@@ -88,8 +88,8 @@ def series(
     for panel in (curve, slope):
         panel.tick_params(labelbottom=False)
     curve.set_ylabel("input", fontsize=font)
-    alone = "first order" if captions.is_attribution(one) else captions.slope_word(one)
-    slope.set_ylabel(f"by itself:\n{alone}{title_layout.in_powers(slope.yaxis)}", fontsize=font)
+    first_order = "first order" if captions.is_attribution(one) else captions.slope_word(one)
+    slope.set_ylabel(f"by itself:\n{first_order}{title_layout.in_powers(slope.yaxis)}", fontsize=font)
     pair.set_ylabel(f"with the\nsource: H{title_layout.in_powers(pair.yaxis)}", fontsize=font)
     time = "sample" if step is None else "time (s)"
     whiskers = "" if one.design == "exact" else f"; whiskers: ± 2 s.e. (middle), {level * 100:g} % intervals (below)"

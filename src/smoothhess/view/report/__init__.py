@@ -26,12 +26,12 @@ from torch import Tensor
 
 from smoothhess.model.atomic_write import atomic_write
 from smoothhess.view.report.notebook_summary import html
-from smoothhess.view.report.payload import payload
+from smoothhess.view.report.payload import PageOptions, payload
 
 if TYPE_CHECKING:
     from smoothhess.result.interactions import Interactions
 
-__all__ = ["html", "page", "payload", "report"]
+__all__ = ["html", "report"]
 
 SCRIPTS = (  # in the order of their dependencies
     "numbers",
@@ -102,13 +102,31 @@ def report(
     Raises:
         ValueError: If the folder does not exist, the page would be too large, or an argument does not fit the result.
     """
-    options = {k: v for k, v in locals().items() if k not in ("result", "path")}
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"the folder {target.parent} does not exist. Create it first.")
     if target.is_dir():
         raise ValueError(f"path must be a file, but {target} is a folder. Pass {target}/explanation.html.")
-    _write(target, page(payload(result, **options)))
+    options = PageOptions(
+        example=example,
+        names=names,
+        image=image,
+        segments=segments,
+        series=series,
+        classes=classes,
+        output=output,
+        title=title,
+        headings=headings,
+        sweep=sweep,
+        values=values,
+        units=units,
+        note=note,
+        scales=scales,
+        level=level,
+        q=q,
+        kind=kind,
+    )
+    _write(target, page(payload(result, options)))
     return target
 
 

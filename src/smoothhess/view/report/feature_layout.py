@@ -41,12 +41,12 @@ class Layout:
     @property
     def word(self) -> str:
         """Return the noun for a feature: "pixel", "window", "group", …"""
-        alone = self.ids.size == len(np.unique(self.ids))
+        ungrouped = self.ids.size == len(np.unique(self.ids))
         if self.kind == "series":
-            return "sample" if alone else "window"
+            return "sample" if ungrouped else "window"
         if self.kind == "image":
-            return "pixel" if alone else "segment"
-        return "feature" if alone else "group"
+            return "pixel" if ungrouped else "segment"
+        return "feature" if ungrouped else "group"
 
     def _window(self, i: int, unit: str) -> str:
         where = np.flatnonzero(self.ids == i)
@@ -71,20 +71,20 @@ def find_layout(result: Interactions, kind: str | None, image: Any, series: Any,
     shape = tuple(result.inputs.shape[1:])
     mask = _mask(result, b)
     times = _times(series, shape[-1])
-    wanted = kind or ("series" if times is not None or series is True else None)
-    if wanted not in (None, *KINDS):
+    requested = kind or ("series" if times is not None or series is True else None)
+    if requested not in (None, *KINDS):
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, got {kind!r}.")
-    if wanted in (None, "image") and series is not True:
+    if requested in (None, "image") and series is not True:
         size = _image_size(shape, image)
         ids = None if size is None else _alike(mask, size)
         if ids is not None:
             return Layout("image", ids)
-        if wanted == "image":
+        if requested == "image":
             raise ValueError(
                 f"kind='image' needs inputs of shape (H, W), (1, H, W) or (3, H, W), with the same segments in all "
                 f"channels, got {shape}. Pass image=pixels, or omit kind."
             )
-    if wanted == "series" or (wanted is None and series is not False and _looks_like_series(result, shape, mask)):
+    if requested == "series" or (requested is None and series is not False and _looks_like_series(result, shape, mask)):
         ids = _alike(mask, shape[-1:])
         if ids is None or not _is_windows(ids):
             raise ValueError(
@@ -134,7 +134,7 @@ def _one_of(image: Any, b: int, count: int) -> Any:
     """Return the image of example b."""
     if isinstance(image, (list, tuple)):
         if len(image) != count:
-            raise ValueError(f"wanted one image, or one per example: {count}, got {len(image)}.")
+            raise ValueError(f"expected one image, or one per example: {count}, got {len(image)}.")
         return image[b]
     return image[b] if getattr(image, "ndim", 0) == 4 and len(image) == count else image
 

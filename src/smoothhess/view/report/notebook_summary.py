@@ -48,9 +48,9 @@ def html(result: Interactions, *, names: Sequence[str] | None = None, pairs: int
     """
     shown = min(len(result), EXAMPLES)
     what = "groups" if result.grouping is not None else "features"
-    left = "" if shown == len(result) else f"; the first {shown} are shown"
+    hidden = "" if shown == len(result) else f"; the first {shown} are shown"
     many = "s" if len(result) > 1 else ""
-    head = f"{len(result)} example{many} × {result.shape[1]} {what}, {result.gaussian_text}{left}"
+    head = f"{len(result)} example{many} × {result.shape[1]} {what}, {result.gaussian_text}{hidden}"
     parts = [_example(result[b], f"Example {b}" if len(result) > 1 else "", names, pairs) for b in range(shown)]
     return (
         '<div style="font:14px/1.45 system-ui,sans-serif;max-width:60em">'

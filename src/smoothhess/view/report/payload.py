@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,53 +32,57 @@ MOST_FEATURES = 512  # with more, a page is slow to open and not legible
 NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals", "table": "features"}
 
 
-def payload(
-    result: Interactions,
-    *,
-    example: int | Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
-    image: Any = None,
-    segments: Any = None,
-    series: Any = None,
-    classes: Sequence[str] | Mapping[int, str] | str | None = None,
-    output: str = "output",
-    title: str | None = None,
-    headings: Sequence[str] | None = None,
-    sweep: Sequence[Interactions] | None = None,
-    values: Any = None,
-    units: Sequence[str] | Mapping[str, str] | str | None = None,
-    note: str = "",
-    scales: Tensor | None = None,
-    level: float = 0.95,
-    q: float = 0.05,
-    kind: str | None = None,
-) -> dict[str, Any]:
-    """Return the content of the page; the arguments, and the errors that are raised, are those of `report`."""
-    count = len(result)
-    chosen = _chosen(example, count)
-    regroup = _regrouping(result, segments, kind, series)
-    results = _every_scale(result, sweep, regroup)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PageOptions:
+    """What a page shows of a result, and its text; the fields are described in `smoothhess.view.report.report`."""
+
+    example: int | Sequence[int] | None = None
+    names: Sequence[str] | None = None
+    image: Any = None
+    segments: Any = None
+    series: Any = None
+    classes: Sequence[str] | Mapping[int, str] | str | None = None
+    output: str = "output"
+    title: str | None = None
+    headings: Sequence[str] | None = None
+    sweep: Sequence[Interactions] | None = None
+    values: Any = None
+    units: Sequence[str] | Mapping[str, str] | str | None = None
+    note: str = ""
+    scales: Tensor | None = None
+    level: float = 0.95
+    q: float = 0.05
+    kind: str | None = None
+
+
+def payload(result: Interactions, options: PageOptions) -> dict[str, Any]:
+    """Return the content of the page; the errors that are raised are those of `report`."""
+    count, kind, units = len(result), options.kind, options.units
+    level, q = options.level, options.q
+    chosen = _chosen(options.example, count)
+    regroup = _regrouping(result, options.segments, kind, options.series)
+    results = _every_scale(result, options.sweep, regroup)
     start, result = next((s, r) for s, (r, asked) in enumerate(results) if asked)
     d = result.shape[1]
     _refuse_large(d, len(results) * len(chosen))
-    layouts = [feature_layout.find_layout(result, kind, image, series, b) for b in chosen]
+    layouts = [feature_layout.find_layout(result, kind, options.image, options.series, b) for b in chosen]
     first = layouts[0]
     if any(other.kind != first.kind for other in layouts):
         raise ValueError("the examples have different layouts (image, table, series): pass kind, or one example.")
-    labels = canvas.check_names(names, d) or first.names(d, units if isinstance(units, str) else "")
-    texts = _one_each(headings, count, "headings") or [f"Example {b}" for b in range(count)]
-    words = [_output_words(result, classes, output, b) for b in chosen]
+    labels = canvas.check_names(options.names, d) or first.names(d, units if isinstance(units, str) else "")
+    texts = _one_each(options.headings, count, "headings") or [f"Example {b}" for b in range(count)]
+    words = [_output_words(result, options.classes, options.output, b) for b in chosen]
     return _plain(
         {
             "kind": first.kind,
-            "title": str(title) if title else _title(first.kind, words),
+            "title": str(options.title) if options.title else _title(first.kind, words),
             "names": labels,
             "units": _units(units, labels),
             "word": first.word,
             "directed": result.grouping is not None and result.grouping.direction is not None,
             "exact": result.design == "exact",
             "derivative": not isinstance(result, Attribution),
-            "note": str(note),
+            "note": str(options.note),
             "level": level,
             "q": q,
             "limits": LIMITS,
@@ -89,11 +94,11 @@ def payload(
                     "heading": str(texts[b]),
                     "output": words[k],
                     "f": float(result.output[b]),
-                    **_places(result, layouts[k], image, values, b),
+                    **_places(result, layouts[k], options.image, options.values, b),
                 }
                 for k, b in enumerate(chosen)
             ],
-            "results": [[numbers(r[b], scales, level, q) for b in chosen] for r, _ in results],
+            "results": [[numbers(r[b], options.scales, level, q) for b in chosen] for r, _ in results],
             "made": [[_made(r[b]) for b in chosen] for r, _ in results],
         }
     )
@@ -133,7 +138,7 @@ def _every_scale(
     for other in others:
         if other.inputs.shape != result.inputs.shape:
             raise ValueError(
-                f"the results of a sweep must have the same inputs: wanted {tuple(result.inputs.shape)}, got "
+                f"the results of a sweep must have the same inputs: expected {tuple(result.inputs.shape)}, got "
                 f"{tuple(other.inputs.shape)}."
             )
     found = [(regroup(result), True), *((regroup(other), False) for other in others)]
