@@ -213,15 +213,6 @@ def test_a_missing_package_is_named_with_its_extra(module, extra, monkeypatch, c
     assert not list(tmp_path.iterdir())
 
 
-def test_importing_the_command_line_loads_no_extra():
-    code = (
-        "import sys, smoothhess.cli.main, smoothhess.cli.demo;"
-        "print([m for m in ('matplotlib', 'cyclopts', 'sklearn') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_the_picture_of_the_readme_is_small():
     path = Path(__file__).parents[2] / "docs" / "images" / "digits.png"
     assert path.read_bytes().startswith(b"\x89PNG")

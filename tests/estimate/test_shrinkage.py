@@ -10,6 +10,7 @@ from torch import nn
 from smoothhess import Interactions, SmoothHess
 from smoothhess.draws.designs import DESIGNS
 from smoothhess.estimate.shrinkage import _blocks, _damp
+from smoothhess.linalg import principal_directions
 from tests.truths import OneHidden, gaussians, quadratic
 
 pytestmark = pytest.mark.rounding
@@ -244,9 +245,10 @@ def test_examples_keep_what_was_worked_out(n_calls):
     torch.testing.assert_close(parts[0] @ v, anew[[3, 1, 5]] @ v)
 
 
-def test_directions_of_many_dimensions_do_not_depend_on_rounding():
-    """Beyond 1024 dimensions the basis is not that of eigenvectors: scaling f, or float32, must not be seen."""
-    d = 1040
+def test_directions_of_many_dimensions_do_not_depend_on_rounding(monkeypatch):
+    """Beyond EIGENBASIS dimensions the basis is not that of eigenvectors: scaling f, or float32, must not be seen."""
+    monkeypatch.setattr(principal_directions, "EIGENBASIS", 240)
+    d = 260
 
     def denoised(scale, dtype):
         result = SmoothHess(lambda x: scale * x[:, :3].abs().sum(1)).attribute(

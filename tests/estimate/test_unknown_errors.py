@@ -141,8 +141,8 @@ class TestKinksBehindAQuadratic:
         [("orthogonal", "auto", F64), ("orthogonal", None, torch.float32), ("antithetic", None, F64)],
     )
     def test_are_never_missed_in_silence(self, slope, calls, design, control, dtype):
-        """Over 60 seeds, intervals cover H₃₃ where neither they are unknown nor a warning is issued."""
-        seeds, truth = 60, slope * self.TRUTH
+        """Over 30 seeds, intervals cover H₃₃ where neither they are unknown nor a warning is issued."""
+        seeds, truth = 30, slope * self.TRUTH
         silent = held = 0
         for seed in range(seeds):
             with warnings.catch_warnings(record=True) as caught:

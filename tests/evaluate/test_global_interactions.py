@@ -98,11 +98,11 @@ def z_scores(values, truth):
 
 @pytest.fixture(scope="module")
 def noisy():
-    """A network whose noise in 16 calls is larger than its interactions, explained with 200 seeds."""
+    """A network whose noise in 16 calls is larger than its interactions, explained with 100 seeds."""
     net = OneHidden(4)
     x = torch.randn(10, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     truth = net.truth(x, Isotropic(0.5)).hessian
-    return truth, runs(net, x, 200, sigma=0.5, n_calls=16, **ROUGH)
+    return truth, runs(net, x, 100, sigma=0.5, n_calls=16, **ROUGH)
 
 
 def test_noise_biases_neither_the_mean_nor_the_square(noisy):
@@ -140,11 +140,12 @@ def test_nulls_of_an_additive_network_stay_null():
     """Cross pairs of f₁(x_A) + f₂(x_B): mean |H| and E[H²] are zero in the mean, and rarely called significant."""
     net = additive(3, 3)
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = runs(net, x, 60, sigma=0.5, n_calls=16, **ROUGH)
+    seeds = 30
+    found = runs(net, x, seeds, sigma=0.5, n_calls=16, **ROUGH)
     cross = [(i, j) for i in range(3) for j in range(3, 6)]
     for name in ("mean", "mean_square", "mean_abs"):
         values = torch.stack([getattr(f, name).value for f in found])
-        z = torch.stack([values[:, i, j].mean() / (values[:, i, j].std() / math.sqrt(60)) for i, j in cross])
+        z = torch.stack([values[:, i, j].mean() / (values[:, i, j].std() / math.sqrt(seeds)) for i, j in cross])
         assert z.abs().max() < 4, name
     upper = torch.stack([f.mean_abs_upper.value for f in found]).mean(0)
     assert min(float(upper[p]) for p in cross) > 0.05  # noise alone
@@ -152,7 +153,7 @@ def test_nulls_of_an_additive_network_stay_null():
         called = [p for f in found for p in f.top_pairs(15, by=by) if p.significant]
         false = [p for p in called if (p.i, p.j) in cross]
         assert len(false) <= 0.05 * len(called) + 3 * math.sqrt(0.05 * len(called)), by
-        assert len(called) > 60, by
+        assert len(called) > seeds, by
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own draws", "shared draws"])
@@ -166,7 +167,8 @@ def test_standard_errors_are_honest_because_draws_are_own(own):
     many = s * torch.randn(40_000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     square = net.truth(many, Isotropic(sigma)).hessian.square().mean(0)
     z, squares = [], []
-    for run in range(150):
+    n = 150 if own else 40
+    for run in range(n):
         x = s * torch.randn(40, 4, generator=torch.Generator().manual_seed(run + 1), dtype=torch.float64)
 
         def explain(x, target, seeds, run=run):
@@ -181,7 +183,7 @@ def test_standard_errors_are_honest_because_draws_are_own(own):
     if not own:
         assert z.std(0).min() > 2.5  # means look several times too certain
         return
-    assert z.mean(0).abs().max() < 4 / math.sqrt(150)
+    assert z.mean(0).abs().max() < 4 / math.sqrt(n)
     assert (z.std(0) - 1).abs().max() < 0.2  # known to 6 %, and t-like tails
     assert abs(float(z.std(0).mean()) - 1) < 0.1
     assert abs(float(squares.std(0).mean()) - 1) < 0.2  # products have heavier tails
@@ -248,13 +250,13 @@ def test_parts_merge_to_one_pass_in_any_order():
 
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_batches_change_nothing(size, monkeypatch):
-    net, options = OneHidden(3), {"sigma": 0.5, "n_calls": 24}
-    whole = global_interactions(SmoothHess(net), X, **options)
-    same(global_interactions(SmoothHess(net), X.split(size), **options), whole)
-    same(global_interactions(SmoothHess(net), DataLoader(TensorDataset(X), size), **options), whole)
-    same(global_interactions(SmoothHess(net), X, internal_batch_size=size, **options), whole)
+    net, x, options = OneHidden(3), X[:10], {"sigma": 0.5, "n_calls": 24}
+    whole = global_interactions(SmoothHess(net), x, **options)
+    same(global_interactions(SmoothHess(net), x.split(size), **options), whole)
+    same(global_interactions(SmoothHess(net), DataLoader(TensorDataset(x), size), **options), whole)
+    same(global_interactions(SmoothHess(net), x, internal_batch_size=size, **options), whole)
     monkeypatch.setattr(import_module("smoothhess.evaluate.global_interactions"), "MOST_RECORDS", size)
-    same(global_interactions(SmoothHess(net), X, **options), whole)
+    same(global_interactions(SmoothHess(net), x, **options), whole)
 
 
 def test_groups_are_sums():

@@ -249,10 +249,10 @@ def test_p_values_of_few_pairs_count_all_orders():
 
 def test_p_values_of_many_pairs_are_sampled_and_never_zero():
     rng = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, 300, 12, generator=rng).double()
+    a, b = torch.randn(2, 100, 12, generator=rng).double()
     p = spearman_p(a, b)
     assert torch.equal(p, spearman_p(a, b))  # a fixed seed
-    assert abs(float((p <= 0.05).double().mean()) - 0.05) < 4 * (0.05 * 0.95 / 300) ** 0.5  # uniform where unrelated
+    assert abs(float((p <= 0.05).double().mean()) - 0.05) < 4 * (0.05 * 0.95 / 100) ** 0.5  # uniform where unrelated
     assert float(spearman_p(a[0], a[0])) == pytest.approx(1 / (PERMUTATIONS + 1))
     exact = stats.spearmanr(a[0].numpy(), b[0].numpy()).pvalue
     assert float(p[0]) == pytest.approx(exact, abs=0.03)

@@ -8,6 +8,7 @@ from torch import nn
 
 from smoothhess import Diagonal, Isotropic, NeuronSmoothHess, from_gradient, smooth_hvp
 from smoothhess.draws.designs import DESIGNS, find_design
+from smoothhess.estimate import statistics
 from smoothhess.estimate.stein_check import z_scores
 from tests.truths import OneHidden, Plain, additive, covariance, gaussians
 
@@ -157,9 +158,9 @@ class TestEquivariance:
         """In distribution; and exactly, when the noise is permuted too."""
         net, x, order = OneHidden(5), batch(1), torch.tensor([3, 0, 4, 1, 2])
         scales = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]).double()
-        a = Plain(net).attribute(x, sigma=scales, n_calls=40_000)
+        a = Plain(net).attribute(x, sigma=scales, n_calls=4_000)
         inverse = order.argsort()
-        b = Plain(lambda y: net(y[:, inverse])).attribute(x[:, order], sigma=scales[order], n_calls=40_000, seed=1)
+        b = Plain(lambda y: net(y[:, inverse])).attribute(x[:, order], sigma=scales[order], n_calls=4_000, seed=1)
         z = (b.hessian - a.hessian[:, order][:, :, order]) / (
             b.stderr() ** 2 + a.stderr()[:, order][:, :, order] ** 2
         ).sqrt()
@@ -197,11 +198,12 @@ def test_inputs_of_any_shape():
     assert shaped.feature_shape == (3, 1, 4)
 
 
-def test_grouped_streaming_equals_groups():
+def test_grouped_streaming_equals_groups(monkeypatch):
+    monkeypatch.setattr(statistics, "HEAD_LEAST", 64)  # rows that are kept: fewer than the 150 below
     explainer, x = Plain(OneHidden(12)), batch(2, 12).reshape(2, 3, 4)
     own = torch.stack([torch.arange(12).reshape(3, 4) % 5, torch.arange(12).reshape(3, 4) // 3])
     for gaussian in gaussians(12).values():
-        whole = {n: explainer.attribute(x, gaussian=gaussian, n_calls=n) for n in (100, 3000)}
+        whole = {n: explainer.attribute(x, gaussian=gaussian, n_calls=n) for n in (100, 300)}
         for mask in (own[0], own):
             for n, result in whole.items():
                 streamed = explainer.attribute(x, gaussian=gaussian, n_calls=n, feature_mask=mask)
@@ -217,12 +219,12 @@ def test_grouped_streaming_equals_groups():
 
 
 def test_r2_is_the_score_on_gradients_never_seen():
-    net, x = OneHidden(6), batch(2, 6)
+    net, x, seeds = OneHidden(6), batch(2, 6), 50
     for gaussian in (Isotropic(0.4), Diagonal([0.1, 0.0, 0.3, 0.4, 0.2, 0.3]), gaussians(6)["dense"]):
         for n in (40, 400):
             for design in ("iid", "antithetic", "orthogonal"):
                 result = Plain(net).attribute(
-                    x.repeat_interleave(100, 0), gaussian=gaussian, n_calls=n, design=design, seed=range(200)
+                    x.repeat_interleave(seeds, 0), gaussian=gaussian, n_calls=n, design=design, seed=range(2 * seeds)
                 )
                 fresh = gaussian.colour(
                     torch.randn(2_000, gaussian.rank(6), generator=torch.Generator().manual_seed(1)).double()
@@ -231,12 +233,12 @@ def test_r2_is_the_score_on_gradients_never_seen():
                     points = (x[b] + fresh).requires_grad_()
                     (g,) = torch.autograd.grad(net(points).sum(), points)
                     g = gaussian.push(gaussian.pull(g))
-                    part = result[slice(100 * b, 100 * b + 100)]
+                    part = result[slice(seeds * b, seeds * (b + 1))]
                     left = g - part.gradient[:, None] - fresh @ part.hessian
                     total = (g - g.mean(0)).square().sum(1).mean()
                     honest = 1 - left.square().sum(-1).mean(-1) / total
                     error = (part.r2 - honest).mean().abs()
-                    spread = (part.r2 - honest).std() / 10
+                    spread = (part.r2 - honest).std() / seeds**0.5
                     assert error < 4 * spread + 0.03
 
 
@@ -250,7 +252,8 @@ class TestSteinCheck:
             warnings.simplefilter("error")
             x = batch(200, d)
             warnings.filterwarnings("ignore", "at most|no gradient")  # few kinks within σ
-            result = Plain(OneHidden(d)).attribute(x, sigma=0.5, n_calls=256, design=design, seed=range(200))
+            n = 64 if d <= 2 else 256
+            result = Plain(OneHidden(d)).attribute(x, sigma=0.5, n_calls=n, design=design, seed=range(200))
         assert result.stein_z.abs().max() < 5
         assert result.stein_z[:, 1].std() < 1.2
 

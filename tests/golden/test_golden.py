@@ -2,7 +2,6 @@
 
 import warnings
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -12,20 +11,13 @@ RTOL = 1e-10  # of the norm of each quantity
 THROUGH_STUDENT = ("interval", "pairs")  # quantiles and p-values, whose implementation may change
 
 
-@pytest.fixture(scope="module")
-def numbers():
+def test_the_same_quantities_are_there_and_every_number_is_the_same():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compute()
-
-
-def test_the_same_quantities_are_there(numbers):
-    assert numbers.keys() == load_file(FILE).keys()
-
-
-def test_every_number_is_the_same(numbers):
-    wrong = {}
-    for name, expected in load_file(FILE).items():
+        numbers = compute()
+    stored, wrong = load_file(FILE), {}
+    assert numbers.keys() == stored.keys()
+    for name, expected in stored.items():
         found, kept = numbers[name], expected.isfinite()
         if not torch.equal(found.isfinite(), kept) or not torch.equal(found.isnan(), expected.isnan()):
             wrong[name] = "not finite"

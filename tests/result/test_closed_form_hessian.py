@@ -53,7 +53,7 @@ def test_the_check_finds_out_where_it_is_wrong():
     true_error = float((closed.hessian[0] - truth).norm() / truth.norm())
     assert float(closed.error) == pytest.approx(true_error, abs=4 * float(closed.error_stderr) + 0.05 * true_error)
     assert "more than 0.1" in repr(closed)
-    refined = SmoothHess(net).more(closed.check, 20_000)
+    refined = SmoothHess(net).more(closed.check, 4_000)
     assert float((refined.hessian[0] - truth).norm()) < 0.2 * float((closed.hessian[0] - truth).norm())
 
 
@@ -70,7 +70,7 @@ def test_the_check_is_right_on_average():
 
 @pytest.mark.parametrize(("d", "sigma", "calls"), [(3, 0.5, 200), (8, 0.5, 128), (16, 0.2, 256)])
 def test_the_interval_of_the_error_holds_the_truth(d, sigma, calls):
-    net, runs = mlp(d, 24, 24).double(), 200
+    net, runs = mlp(d, 24, 24).double(), 100
     x = 0.3 * torch.randn(1, d, generator=torch.Generator().manual_seed(0)).double()
     truth = SmoothHess(net).attribute(x, 0, sigma=sigma, n_calls=20_000, control="kink", shrink=False, seed=1000)
     with pytest.warns(UserWarning, match="estimated relative error"):

@@ -191,7 +191,12 @@ def test_noise_of_large_results_is_found_without_a_matrix(design, monkeypatch):
     from smoothhess.view.figures import eigenvectors
 
     result = sh.SmoothHess(OneHidden(60)).attribute(
-        torch.rand(1, 60).double(), sigma=0.5, n_calls=240, design=design, control=None, shrink=False
+        torch.rand(1, 60, generator=torch.Generator().manual_seed(0)).double(),
+        sigma=0.5,
+        n_calls=240,
+        design=design,
+        control=None,
+        shrink=False,
     )
     dense = eigenvectors._noise_norm(result)
     monkeypatch.setattr(canvas, "MOST_FEATURES", 10)

@@ -1,13 +1,16 @@
 """Models and inputs as files, in a folder that the command line is run in."""
 
 import csv
+import sys
+import sysconfig
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from smoothhess.cli.explain import output_files
+from smoothhess.cli.explain import model_hash, output_files
 
 MODULE = """
 import torch
@@ -98,12 +101,23 @@ def exported(tmp_path_factory):
     return folder
 
 
+class OwnModules:
+    """`sys.modules` without installed packages, which a hash skips after it has resolved their thousand paths."""
+
+    get = sys.modules.get
+
+    def values(self):
+        installed = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+        return [m for m in list(sys.modules.values()) if not str(getattr(m, "__file__", "")).startswith(installed)]
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A clean folder to stand in, with a module mine.py, a table and a picture."""
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(model_hash, "sys", SimpleNamespace(modules=OwnModules()))
     (tmp_path / "mine.py").write_text(MODULE)
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(20, 4)) * [1, 10, 0.1, 5] + [0, 50, 1, -3]
