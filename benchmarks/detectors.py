@@ -24,9 +24,8 @@ import torch
 from known import FEATURES, FUNCTIONS, Known
 from torch import Tensor, nn
 
-from smoothhess import Interactions, SmoothHess, baselines
+from smoothhess import Attribution, Exact, Interactions, SmoothHess, baselines
 from smoothhess.model.weight_files import load_weights, save_weights
-from smoothhess.result.exact import Exact
 
 PATH = 32  # points on the path of Integrated Hessians
 BUDGET = 256  # coalitions, where shapiq approximates by the method of its own choice
@@ -146,7 +145,7 @@ class Method:
     signed: bool = True
 
 
-def _read(result: Interactions) -> tuple[Tensor, float]:
+def _read(result: Interactions | Exact | Attribution) -> tuple[Tensor, float]:
     return result.hessian, float(result.n_passes.double().mean())
 
 

@@ -30,7 +30,7 @@ from detectors import Counted, Fitted, I, J, Method, drawn, finite_differences, 
 from known import ADDITIVE, FEATURES, FUNCTIONS, QUADRANTS, shapley_interactions, truth_table
 from torch import Tensor
 
-from smoothhess import Interactions, SmoothHess, baselines
+from smoothhess import Exact, Interactions, SmoothHess, baselines
 from smoothhess.evaluate import compare, global_interactions
 from smoothhess.evaluate.rank_correlation import spearman
 
@@ -154,7 +154,7 @@ def choose(fitted: Fitted, settings: Settings) -> Choice:
     """σ, β and the step with the smallest P_MSE over the neighbourhood, at training points."""
     x = drawn(fitted.known, settings.rows, 1)[: settings.choosing]
     model, points, truth = Counted(fitted.net), fitted.standard(x), truth_table(fitted.known.pairs)
-    makers: dict[str, tuple[Sequence[float], Callable[[float], Interactions]]] = {
+    makers: dict[str, tuple[Sequence[float], Callable[[float], Interactions | Exact]]] = {
         "sigma": (SIGMAS, lambda v: smooth(model, points, v)),
         "beta": (BETAS, lambda v: baselines.softplus(model, points, beta=v)),
         "step": (STEPS, lambda v: finite_differences(model, points, v)),

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from paper.datasets import mnist
 from paper.networks import image_mlp
-from smoothhess import Interactions, SmoothHess, Taylor, baselines
+from smoothhess import Exact, Interactions, SmoothHess, Taylor, baselines
 from smoothhess.evaluate import Comparison, compare
 from smoothhess.model.weight_files import load_weights
 
@@ -91,7 +91,7 @@ def explain(model: nn.Module, images: Tensor, labels: Tensor, epsilon: float, ca
 def surrogates(model: nn.Module, x: Tensor, labels: Tensor, epsilon: float, calls: int, seed: int) -> dict[str, Taylor]:
     """The seven rows, each smoothed as published."""
     smooth = explain(model, x, labels, epsilon, calls, seed)
-    found = {"SH+SG": smooth, "SG": smooth}
+    found: dict[str, Interactions | Exact] = {"SH+SG": smooth, "SG": smooth}
     for letters, soften in (("SP", baselines.softplus), ("SW", baselines.swish)):
         both, alone = (beta(f"{letters} {order}", epsilon) for order in ("H+G", "G"))
         found[f"{letters} H+G"] = soften(model, x, labels, beta=both)

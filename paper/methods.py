@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paper.classifiers import Classifier
 from paper.curvature import softened
-from smoothhess import Interactions, SmoothHess, baselines
+from smoothhess import Exact, Interactions, SmoothHess, baselines
 from smoothhess.baselines.softplus import Softplus
 from smoothhess.baselines.swish import Swish
 from smoothhess.evaluate import Selection, select, select_radii
@@ -146,7 +146,7 @@ class Maker:
         self.precision = "tf32" if fast else "float32"
         self._smooth: dict[float, Interactions] = {}
 
-    def __call__(self, method: Method, value: float | None) -> Interactions:
+    def __call__(self, method: Method, value: float | None) -> Interactions | Exact:
         """The result of a method at one value of its parameter."""
         if method.family == "smooth":
             assert value is not None
@@ -225,7 +225,7 @@ def choose(
     }
     where = (make.classifier.readout, make.inputs)
 
-    def result(value: float) -> Interactions:
+    def result(value: float) -> Interactions | Exact:
         return make(method, value)
 
     result.__name__ = method.name

@@ -272,7 +272,7 @@ def strongest(outcomes: Mapping[float, Row], column: int) -> float:
 
 
 def perturbed(
-    result: Interactions, order: int, radii: Sequence[float], *, keep: float | None = None, exact: bool = True
+    result: Interactions | Exact, order: int, radii: Sequence[float], *, keep: float | None = None, exact: bool = True
 ) -> Tensor:
     """The inputs that minimize a surrogate in the balls of these radii, (R, B, *shape).
 

@@ -27,7 +27,7 @@ from paper.experiments.pmse_report import Chosen, Measured, Record, report
 from paper.methods import PMSE, PMSE_BETA, RECIPE_CALLS, Maker, Method, choose, sigma_candidates
 from paper.options import Options
 from paper.published import published
-from smoothhess import Interactions
+from smoothhess import Exact, Interactions
 from smoothhess.evaluate import Selection
 from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.model.model_call import ModelCall
@@ -306,7 +306,7 @@ class _Bench:
         forms, cost = known[name]
         return {"method": method.name, "value": value, **_scores(balls, function, epsilon, forms), **cost}
 
-    def _forms(self, balls: Balls, result: Interactions, order: int) -> tuple[Forms, dict[str, float]]:
+    def _forms(self, balls: Balls, result: Interactions | Exact, order: int) -> tuple[Forms, dict[str, float]]:
         if order == 2 and len(balls.directions) >= result.shape[1]:
             _ = result.hessian  # cheaper than products along so many directions
         cost = {

@@ -21,17 +21,21 @@ from smoothhess.model.external import from_gradient
 from smoothhess.model.layer_functions import Embedded
 from smoothhess.result import segments
 from smoothhess.result.closed_form_hessian import ClosedForm
-from smoothhess.result.interactions import Estimate, Interactions
+from smoothhess.result.exact import Attribution, Exact
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.intervals import Estimate
 from smoothhess.result.pairs import Pair
 from smoothhess.result.taylor import Taylor
 
 __all__ = [
+    "Attribution",
     "ClosedForm",
     "Dense",
     "Diagonal",
     "Eigenbasis",
     "Embedded",
     "Estimate",
+    "Exact",
     "Gaussian",
     "Interactions",
     "Isotropic",

@@ -20,8 +20,8 @@ from smoothhess.baselines.gradient import gradient
 from smoothhess.baselines.penalized_quadratic import Quadratic, extremes, maximize_penalized
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.result.exact import Attribution
-from smoothhess.result.interactions import Interactions
 from smoothhess.result.minimize_in_ball import minimize_in_ball
+from smoothhess.result.result import Result
 
 
 def cafo(
@@ -33,7 +33,7 @@ def cafo(
     l1: float = 0.0,
     l2: float = 0.0,
     radius: float | None = None,
-    of: str | Derivatives | Interactions = "own",
+    of: str | Derivatives | Result = "own",
     internal_batch_size: int | None = None,
     **options: Any,
 ) -> Attribution:
@@ -103,7 +103,7 @@ def caso(
     l1: float = 0.0,
     l2: float = 0.0,
     radius: float | None = None,
-    of: str | Derivatives | Interactions = "gauss_newton",
+    of: str | Derivatives | Result = "gauss_newton",
     internal_batch_size: int | None = None,
     **options: Any,
 ) -> Attribution:
@@ -186,7 +186,7 @@ class _Penalty:
         return f"l1 {self.l1:g}, l2 {self.l2:g}{within}"
 
 
-def _steepest(surface: Interactions, penalty: _Penalty) -> tuple[Tensor, str]:
+def _steepest(surface: Result, penalty: _Penalty) -> tuple[Tensor, str]:
     """δ, (B, d) float64, and the text that the result's note adds about its accuracy."""
     slope = surface.gradient.flatten(1)
     if penalty.radius is not None and penalty.l1 == 0:
@@ -221,14 +221,14 @@ def _steepest(surface: Interactions, penalty: _Penalty) -> tuple[Tensor, str]:
     return step, f", residual {float(residual.max()):.1g}"
 
 
-def _bowl(surface: Interactions, l2: float) -> Tensor | Callable[[Tensor], Tensor]:
+def _bowl(surface: Result, l2: float) -> Tensor | Callable[[Tensor], Tensor]:
     """2·l2·I − H, as a matrix for at most `DENSE` features, otherwise as an operator on rows."""
     if surface.shape[1] <= DENSE:
         return 2 * l2 * torch.eye(surface.shape[1], dtype=surface.dtype, device=surface.device) - surface.hessian
     return lambda rows: 2 * l2 * rows - surface.product(rows)
 
 
-def _between(surface: Interactions, step: Tensor) -> dict[str, Any]:
+def _between(surface: Result, step: Tensor) -> dict[str, Any]:
     """δ_i H_ij δ_j, as a matrix for at most `DENSE` features, otherwise as an operator."""
     if surface.shape[1] <= DENSE:
         return {"hessian": step[:, :, None] * surface.hessian * step[:, None]}
@@ -239,7 +239,7 @@ def _between(surface: Interactions, step: Tensor) -> dict[str, Any]:
 class _Scaled:
     """diag(δ) H diag(δ) as an operator on rows."""
 
-    surface: Interactions
+    surface: Result
     step: Tensor  # (B, d)
 
     def __call__(self, rows: Tensor) -> Tensor:

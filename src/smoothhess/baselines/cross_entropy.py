@@ -18,7 +18,7 @@ from smoothhess.model import targets as targets
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Attribution, Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
 
 DENSE = 1024  # features up to which H is kept as a matrix
 
@@ -153,9 +153,9 @@ class Loss:
             _, rows = oracle(points, torch.arange(len(points), device=points.device))
         return rows.reshape(batch, classes, -1)
 
-    def derivatives(self, of: str | Derivatives | Interactions, options: dict[str, Any]) -> Interactions:
+    def derivatives(self, of: str | Derivatives | Result, options: dict[str, Any]) -> Result:
         """Gradient and Hessian of the loss."""
-        if isinstance(of, Interactions):
+        if isinstance(of, Result):
             self._check(of)
             if options:
                 raise TypeError(f"of is an existing result, which takes no options, got {', '.join(options)}.")
@@ -167,7 +167,7 @@ class Loss:
         loss, args = cross_entropy(self.forward_func), (*self.args, self.label)
         return source(loss, self.inputs, None, args, internal_batch_size=rows)
 
-    def _check(self, of: Interactions) -> None:
+    def _check(self, of: Result) -> None:
         """Raise unless `of` is a result for this loss at these inputs."""
         if isinstance(of, Attribution):
             raise ValueError(

@@ -19,14 +19,12 @@ from smoothhess.baselines.swish import Swish, swish
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model.gradients import Oracle, check_batch_size
 from smoothhess.model.state import borrowed
-from smoothhess.result.exact import Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.exact import StoredResult
+from smoothhess.result.result import Result
 
 DENSE = 4096  # features up to which the Hessian of a sampled result is kept as a matrix
 
-Derivatives = Callable[
-    ..., Interactions
-]  # (forward_func, inputs, target, additional_forward_args, *, …) → Interactions
+Derivatives = Callable[..., Result]  # (forward_func, inputs, target, additional_forward_args, *, …) → Interactions
 
 
 def smooth(
@@ -35,7 +33,7 @@ def smooth(
     target: Any = None,
     additional_forward_args: Any = None,
     **options: Any,
-) -> Interactions:
+) -> Result:
     """SmoothHess with the signature of the baselines; `options` are those of `SmoothHess.attribute`."""
     return SmoothHess(forward_func).attribute(inputs, target, additional_forward_args, **options)
 
@@ -43,10 +41,11 @@ def smooth(
 NAMED: Mapping[str, Derivatives] = {"own": hessian, "softplus": softplus, "swish": swish, "smooth": smooth}
 
 
-def curvature(result: Interactions) -> dict[str, Any]:
+def curvature(result: Result) -> dict[str, Any]:
     """The Hessian of a result as keyword arguments of `Exact.make`: a matrix, an operator, or none if it is zero."""
-    form: Any = result.derivatives.curvature if isinstance(result, Exact) else None
-    if not isinstance(result, Exact):
+    if isinstance(result, StoredResult):
+        form: Any = result.derivatives.form
+    else:
         form = result.hessian if result.shape[1] <= DENSE else _SampledOperator(result)
     return {} if form is None else {"hessian": form} if isinstance(form, Tensor) else {"operator": form}
 
@@ -66,7 +65,7 @@ def caution(error: Tensor) -> str:
 class _SampledOperator:
     """The Hessian of a sampled result as an operator on rows (B, n, d)."""
 
-    result: Interactions
+    result: Result
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self.result.product(rows)
@@ -134,10 +133,10 @@ class Source:
         target: Any = None,
         additional_forward_args: Any = None,
         **options: Any,
-    ) -> Interactions:
+    ) -> Result:
         """Gradient and Hessian at the inputs."""
         found = self.find(forward_func, inputs, target, additional_forward_args, **{**self.options, **options})
-        if not isinstance(found, Interactions):
+        if not isinstance(found, Result):
             raise TypeError(f"of must be a function that returns Interactions, got {type(found).__name__}.")
         return found
 

@@ -13,7 +13,7 @@ from smoothhess.baselines.derivative_source import Derivatives, Source, caution
 from smoothhess.draws.gaussian import Diagonal
 from smoothhess.result.exact import Attribution
 from smoothhess.result.exact import Derivatives as Held
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
 
 
 def gradient_nid(
@@ -22,7 +22,7 @@ def gradient_nid(
     target: Any = None,
     additional_forward_args: Any = None,
     *,
-    of: str | Derivatives | Interactions = "own",
+    of: str | Derivatives | Result = "own",
     internal_batch_size: int | None = None,
     **options: Any,
 ) -> Attribution:
@@ -52,7 +52,7 @@ def gradient_nid(
              [9., 0., 1.],
              [4., 1., 0.]]])
     """
-    if isinstance(of, Interactions):
+    if isinstance(of, Result):
         if options:
             raise TypeError(f"of is an existing result, which takes no options, got {', '.join(options)}.")
         if of.inputs.shape != inputs.shape or not torch.equal(of.inputs, inputs.detach().to(of.inputs)):
@@ -64,7 +64,7 @@ def gradient_nid(
     )
 
 
-def squared(result: Interactions) -> Attribution:
+def squared(result: Result) -> Attribution:
     """Gradient-NID from an existing result, of features or of groups: its entries squared.
 
     The square of a sampled entry is biased upwards by its variance, so the result should have a small relative_error.
@@ -89,11 +89,9 @@ def squared(result: Interactions) -> Attribution:
             "baseline."
         )
     d = result.inputs[0].numel()
-    seed = result.seed
+    seed, groups = result.seed, result.grouping
     return Attribution(
         inputs=result.inputs,
-        gaussian=Diagonal(result.gaussian.scales(d).square()),  # pairs are ranked by their squared effect
-        grouping=None if result.grouping is None else replace(result.grouping, scales=result.grouping.scales.square()),
         target=result.target,
         n_passes=result.n_passes,
         status=result.status,
@@ -103,6 +101,8 @@ def squared(result: Interactions) -> Attribution:
             gradient=result.gradient.flatten(1).square(),
             curvature=result.hessian.square(),
             n_calls=result.n_calls,
+            gaussian=Diagonal(result.gaussian.scales(d).square()),  # pairs are ranked by their squared effect
+            grouping=None if groups is None else replace(groups, scales=groups.scales.square()),
             relative_error=2 * result.relative_error.to(result.output),  # error of a square, to first order
         ),
         method="Gradient-NID",

@@ -20,8 +20,8 @@ from smoothhess.baselines.log_quadrature import logarithmic_rule
 from smoothhess.draws.seeding import evaluation_seed
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
-from smoothhess.result.exact import Attribution, Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.exact import Attribution, StoredResult
+from smoothhess.result.result import Result
 
 CANCELLED = 1e-3  # completeness error allowed relative to the absolute row sums, which may cancel
 MOST_STEPS = 500  # points; the cost of computing the quadrature rule grows with the cube of their number
@@ -107,14 +107,14 @@ def integrated_hessians(
     rule = zip(*logarithmic_rule(n_steps), strict=True)
     bar = tqdm(rule, "integrated Hessians", n_steps, unit="point", disable=not show_progress, leave=False)
     for step, (t, weight) in enumerate(bar):
-        here: Interactions = at(source, start + float(t) * (inputs - start), step)
+        here: Result = at(source, start + float(t) * (inputs - start), step)
         first = first + float(weight) * here.gradient.flatten(1)
         share, form = float(weight * t), curvature(here)
         if "hessian" in form:
             second = share * form["hessian"] if second is None else second.add_(form["hessian"], alpha=share)
         elif form:
             rest.append((share, here))
-        if not isinstance(here, Exact):
+        if not isinstance(here, StoredResult):
             noise = noise + (share * here.bilinear(move, move).stderr).square()
         passes, error = passes + here.n_passes, torch.maximum(error, here.relative_error)
     end, begin = (at(source.level, x, n_steps + i) for i, x in enumerate((inputs, start)))
@@ -145,7 +145,7 @@ class _Integral:
     move: Tensor  # (B, d) Δ
     first: Tensor  # (B, d) Σ w ∇h
     second: Tensor | None  # (B, d, d) Σ w t ∇²h over points with a dense Hessian
-    rest: tuple[tuple[float, Interactions], ...]  # (w t, result) of points with a matrix-free Hessian
+    rest: tuple[tuple[float, Result], ...]  # (w t, result) of points with a matrix-free Hessian
 
     def __call__(self, rows: Tensor) -> Tensor:
         moved = self.move[:, None] * rows

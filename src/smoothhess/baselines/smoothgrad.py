@@ -9,7 +9,8 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.explainers.smooth_hess import SmoothHess
-from smoothhess.result.exact import Derivatives, Exact
+from smoothhess.result.derivatives import Derivatives
+from smoothhess.result.exact import Exact
 
 
 def smoothgrad(
@@ -62,8 +63,6 @@ def smoothgrad(
     seeds = sampled.seed
     return Exact(
         inputs=sampled.inputs,
-        gaussian=sampled.gaussian,
-        grouping=sampled.grouping,
         target=sampled.target,
         n_passes=sampled.n_passes,
         status=sampled.status,
@@ -75,6 +74,8 @@ def smoothgrad(
             gradient=sampled.gradient.flatten(1),
             curvature=None,
             n_calls=sampled.n_calls,
+            gaussian=sampled.gaussian,
+            grouping=sampled.grouping,
             value_stderr=sampled.value_stderr,
             gradient_stderr=sampled.gradient_stderr.flatten(1),
         ),

@@ -25,8 +25,8 @@ from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.model.float_precision import AGREEMENT, check_precision
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.state import borrowed, modules_behind
-from smoothhess.result.exact import Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.exact import StoredResult
+from smoothhess.result.result import Result
 
 _NEURON = ("neuron_selector", "attribute_to_neuron_input")
 
@@ -113,7 +113,7 @@ class Question:
         rows = None if options.n_calls is None else options.rows
         return Sizes(d, features, rank, inputs.element_size(), rows, options.rows)
 
-    def explain(self, pack: Pack, seeds: list[int]) -> Interactions:
+    def explain(self, pack: Pack, seeds: list[int]) -> Result:
         """Explain the records of a pack; `seeds` has one seed per record."""
         if self.check is not None:
             self.check()
@@ -123,17 +123,17 @@ class Question:
         if pack.args is not None:
             raise ValueError("additional_forward_args cannot be passed on to a function. Use them inside it.")
         result = self.explainer(pack.inputs, pack.target, seeds)
-        if not isinstance(result, Interactions) or len(result) != len(pack):
+        if not isinstance(result, Result) or len(result) != len(pack):
             raise ValueError(
                 f"the explainer must return Interactions of its {len(pack)} inputs, got "
-                f"{f'{len(result)} examples' if isinstance(result, Interactions) else type(result).__name__}."
+                f"{f'{len(result)} examples' if isinstance(result, Result) else type(result).__name__}."
             )
         mask = self.options.feature_mask
         return result if mask is None else result.groups(mask)
 
-    def again(self, pack: Pack, first: Interactions, drawn: list[int], seeds: list[int], calls: int) -> Any:
+    def again(self, pack: Pack, first: Result, drawn: list[int], seeds: list[int], calls: int) -> Any:
         """A second, independent estimate for the summary; None where the first is not random."""
-        if isinstance(first, Exact) and first.seeds != tuple(drawn):
+        if isinstance(first, StoredResult) and first.seeds != tuple(drawn):
             return None
         if not isinstance(self.explainer, SmoothHess):
             return self.explain(pack, seeds)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +50,42 @@ class Variance:
 
     value: Tensor
     df: Tensor  # (B,)
+
+
+class Variances(Protocol):
+    """The variances that every result has, whether it was sampled or not."""
+
+    def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
+        """Variance of the mean of a quantity with one value per row, (B, …)."""
+        ...
+
+    def of_value(self) -> Variance:
+        """Variance of the smoothed value, (B,)."""
+        ...
+
+    def of_gradient(self) -> Variance:
+        """Variance of the smoothed gradient, (B, d)."""
+        ...
+
+    def of_entries(self) -> Variance:
+        """Variance of every entry of the Hessian, (B, d, d)."""
+        ...
+
+    def of_diagonal(self) -> Variance:
+        """Variance of H_ii, (B, d)."""
+        ...
+
+    def of_row(self, i: int) -> Variance:
+        """Variance of H_ij for every j, (B, d)."""
+        ...
+
+    def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
+        """Variance of uᵀHv for directions (B, d), (B,)."""
+        ...
+
+    def operator_norms(self) -> tuple[Tensor, Tensor]:
+        """‖Ĥ‖₂ and the typical ‖Ĥ − H‖₂, (B,) each."""
+        ...
 
 
 class Noise:

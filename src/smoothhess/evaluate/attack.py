@@ -17,12 +17,13 @@ from smoothhess.evaluate.box_constraints import Box
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.linalg.trust_region.spectrum import Spectrum
 from smoothhess.result.hessian_forms import spectrum_of
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor
+from smoothhess.result.taylor import surrogate as surrogate_of
 
 
 def attack(
-    surrogate: Interactions | Taylor,
+    surrogate: Result | Taylor,
     radius: float | Tensor,
     *,
     order: int = 2,
@@ -78,14 +79,12 @@ class AttackPath:
     prepared: Spectrum | None = None  # the result of `widened`; None: computed when it is needed
 
     @staticmethod
-    def of(
-        surrogate: Interactions | Taylor, *, order: int = 2, bounds: Any = None, maximize: bool = False
-    ) -> AttackPath:
+    def of(surrogate: Result | Taylor, *, order: int = 2, bounds: Any = None, maximize: bool = False) -> AttackPath:
         """Prepare the attack of a surrogate; see `attack` for the arguments."""
         if order not in (1, 2):
             raise ValueError(f"order must be 1 or 2, got {order!r}.")
-        if isinstance(surrogate, Interactions):
-            taylor = surrogate.taylor(order)
+        if isinstance(surrogate, Result):
+            taylor = surrogate_of(surrogate, order)
         elif isinstance(surrogate, Taylor):
             taylor = surrogate if order == 2 else Taylor(surrogate.inputs, surrogate.value, surrogate.gradient, None)
         else:
@@ -164,7 +163,7 @@ class AttackPath:
         product = self.taylor.product
         assert product is not None
         owner = getattr(product, "__self__", None)  # the result behind a Taylor, whose Hessian may be low-rank
-        found = spectrum_of(self.taylor.gradient, owner if isinstance(owner, Interactions) else product)
+        found = spectrum_of(self.taylor.gradient, owner if isinstance(owner, Result) else product)
         return found if self.sign > 0 else -found
 
 

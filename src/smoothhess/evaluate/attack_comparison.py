@@ -19,10 +19,10 @@ from smoothhess.evaluate.compare_surrogates import Average, as_radii
 from smoothhess.evaluate.perturbation_mse import check_centre
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor
 
-Attacker = Interactions | Taylor | AttackPath | Tensor | Callable[[float], Tensor]
+Attacker = Result | Taylor | AttackPath | Tensor | Callable[[float], Tensor]
 
 ROOM = 1e-3  # relative to the radius: distance outside the ball that is attributed to rounding
 
@@ -281,7 +281,7 @@ def _checked(
     name: str, attacker: Any, inputs: Tensor, radii: tuple[float, ...], bounds: Any
 ) -> AttackPath | Callable[[float], Any]:
     """An attacker as a function radius → perturbed inputs."""
-    if isinstance(attacker, Interactions | Taylor):
+    if isinstance(attacker, Result | Taylor):
         attacker = AttackPath.of(attacker, bounds=bounds)
     elif isinstance(attacker, AttackPath) and bounds is not None:
         raise ValueError(

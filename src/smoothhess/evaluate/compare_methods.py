@@ -24,8 +24,8 @@ from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.state import borrowed
-from smoothhess.result.interactions import Interactions
-from smoothhess.result.taylor import Taylor
+from smoothhess.result.result import Result
+from smoothhess.result.taylor import Taylor, surrogate
 
 BASELINES = ("softplus", "swish", "gradient", "random")
 NAMES = {"softplus": ("SoftPlus H+G", "SoftPlus G"), "swish": ("Swish H+G", "Swish G"), "hessian": ("own H+G",)}
@@ -42,7 +42,7 @@ class MethodComparison:
     """
 
     radius: float
-    results: Mapping[str, Interactions]  # "smoothhess", and each baseline that could be computed
+    results: Mapping[str, Result]  # "smoothhess", and each baseline that could be computed
     surrogates: Comparison  # P_MSE; without "random", which is not a surrogate of f
     attacks: AttackComparison | None  # None if the model is not a classifier
     notes: tuple[str, ...]  # parameters that were chosen, and methods that were left out, with the reason
@@ -136,7 +136,7 @@ def compare_methods(
     about = (target, additional_forward_args)
     rows: dict[str, Any] = {"internal_batch_size": internal_batch_size}
     ours = SmoothHess(forward_func).attribute(inputs, *about, sigma=sigma, n_calls=n_calls, seed=seed, **rows)
-    results: dict[str, Interactions] = {"smoothhess": ours}
+    results: dict[str, Result] = {"smoothhess": ours}
     notes = ["p values are not corrected for the number of baselines.", f"SmoothHess and SmoothGrad: σ = {sigma:.3g}."]
     if beta is None and {"softplus", "swish"} & set(baselines):
         tau = _spread(forward_func, inputs, additional_forward_args, sigma, internal_batch_size, seed)
@@ -179,15 +179,15 @@ def compare_methods(
     return MethodComparison(float(radius), results, surrogates, attacks, tuple(notes))
 
 
-def _taylors(results: Mapping[str, Interactions]) -> dict[str, Taylor]:
+def _taylors(results: Mapping[str, Result]) -> dict[str, Taylor]:
     """The surrogates of each result by name: of second order, of first order, or both."""
     taylors: dict[str, Taylor] = {}
     for name, result in results.items():
         second, *first = {"smoothhess": OURS, **NAMES}.get(name, ("", name))
         if second:
-            taylors[second] = result.taylor()
+            taylors[second] = surrogate(result)
         for other in first:
-            taylors[other] = result.taylor(1)
+            taylors[other] = surrogate(result, 1)
     return taylors
 
 

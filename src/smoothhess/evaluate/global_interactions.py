@@ -23,15 +23,15 @@ from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
 from smoothhess.model.state import borrowed
-from smoothhess.result.exact import Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.exact import StoredResult
+from smoothhess.result.result import Result
 
 LEAST_CALLS, MOST_CALLS = 64, 1024  # per record when n_calls is None; the noise averages out over records
 MOST_RECORDS = 256  # largest number of records in a chunk
 MOST_FEATURES = 4096  # ten (F, F) matrices are kept and about as many are temporary: 3 GB
 FORWARD_ROWS = 1024  # batch size of the forward passes for target="predicted"
 
-Explain = Callable[[Tensor, Any, list[int]], Interactions]  # inputs, target, one seed per record → result
+Explain = Callable[[Tensor, Any, list[int]], Result]  # inputs, target, one seed per record → result
 
 
 def global_interactions(
@@ -170,7 +170,9 @@ class _Maker:
         self.shape = tuple(inputs.shape[1:])
         drawn, again = ([s[i] for s in seeds] for i in (0, 1))
         first = self._explain(inputs, target, args, drawn)
-        sampled = not isinstance(first, Exact) or first.seeds == tuple(drawn)  # otherwise the result is deterministic
+        sampled = not isinstance(first, StoredResult) or first.seeds == tuple(
+            drawn
+        )  # otherwise the result is deterministic
         results = [first, self._explain(inputs, target, args, again)] if sampled else [first]
         one, two = (unbiased_features(r) for r in (results[0], results[-1]))
         mean = (one + two) / 2
@@ -181,7 +183,7 @@ class _Maker:
             "abs_upper": mean.abs(),
             "noise": ((one - two) / 2).square(),
         }
-        method = first.method if isinstance(first, Exact) else f"SmoothHess {first.gaussian_text}"
+        method = first.method if isinstance(first, StoredResult) else f"SmoothHess {first.gaussian_text}"
         return GlobalInteractions(
             moments={name: Moments.of(v) for name, v in values.items()},
             scales=first.feature_scales[0].double().cpu(),
@@ -192,17 +194,17 @@ class _Maker:
             n_passes=sum(float(r.n_passes.sum()) for r in results),
         )
 
-    def _explain(self, inputs: Tensor, target: Any, args: Any, seeds: list[int]) -> Interactions:
+    def _explain(self, inputs: Tensor, target: Any, args: Any, seeds: list[int]) -> Result:
         if isinstance(self.explainer, SmoothHess):
             options = {**self.options, "n_calls": self._half(inputs[0].numel())}
             return self.explainer.attribute(
                 inputs, target, args, feature_mask=self.mask, seed=seeds, shrink=False, **options
             )
         result = self.explainer(inputs, target, seeds)
-        if not isinstance(result, Interactions) or len(result) != len(inputs):
+        if not isinstance(result, Result) or len(result) != len(inputs):
             raise ValueError(
                 f"the explainer must return Interactions of the {len(inputs)} inputs that it was called with, got "
-                f"{f'{len(result)} examples' if isinstance(result, Interactions) else type(result).__name__}."
+                f"{f'{len(result)} examples' if isinstance(result, Result) else type(result).__name__}."
             )
         return result if self.mask is None else result.groups(self.mask)
 
@@ -235,9 +237,9 @@ class _Maker:
         return output.argmax(1)
 
 
-def unbiased_features(result: Interactions) -> Tensor:
+def unbiased_features(result: Result) -> Tensor:
     """The unbiased estimate of the Hessian, (B, F, F) float64."""
-    return (result if isinstance(result, Exact) else result.unshrunk()).hessian.double()
+    return result.unshrunk().hessian.double()
 
 
 def _batches(

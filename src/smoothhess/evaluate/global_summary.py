@@ -18,7 +18,7 @@ from torch import Tensor
 from smoothhess.estimate import student_t
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
 from smoothhess.result.files import write_atomically
-from smoothhess.result.interactions import Estimate
+from smoothhess.result.intervals import Estimate
 from smoothhess.result.pairs import Pair, benjamini_hochberg, labels_of
 
 FORMAT, VERSION = "smoothhess.global", "1"

@@ -26,7 +26,7 @@ from smoothhess.evaluate.check_integer import check_integer
 from smoothhess.evaluate.rank_correlation import spearman
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model.gradients import check_inputs
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
 
 RESOLUTION = 1e-6  # relative to the strongest pair; weaker pairs are rounding errors and tied in rank
 MOST_PAIRS = 200_000  # pairs that are ranked; a random subset if there are more
@@ -220,7 +220,7 @@ class _Runs:
         self.shape, self.text = result.shape, result.gaussian_text
         return self._read(result)
 
-    def _read(self, result: Interactions) -> _Reading:
+    def _read(self, result: Result) -> _Reading:
         d = result.shape[1]
         if d < 3:
             raise ValueError(f"sanity ranks pairs of features and needs at least 3 features, got {d}.")

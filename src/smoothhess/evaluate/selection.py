@@ -29,14 +29,15 @@ from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
+from smoothhess.result.taylor import surrogate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from smoothhess.result.taylor import Taylor
 
-Method = str | Callable[[float], Interactions]
+Method = str | Callable[[float], Result]
 
 SIGMA_METHODS = ("smoothhess", "smoothgrad")
 METHODS = (*SIGMA_METHODS, "softplus", "swish")
@@ -330,7 +331,7 @@ def _select(call: ModelCall, radii: tuple[float, ...], search: _Search) -> tuple
                 if 0 <= i < len(grid) and i not in scored:
                     with warnings.catch_warnings():  # the score itself shows the effect of a noisy Hessian
                         warnings.simplefilter("ignore", FewEventsWarning)
-                        taylor = make(grid[i]).taylor(order)
+                        taylor = surrogate(make(grid[i]), order)
                     check_centre(f"{parameter} = {grid[i]:g}", taylor, call.inputs)
                     scored[i] = scorer(taylor)
                     bar.update()
@@ -394,7 +395,7 @@ def _grid(values: Any, method: Any, rule: float) -> list[float]:
     return sorted(grid)
 
 
-def _maker(call: ModelCall, search: _Search, matrix: bool) -> Callable[[float], Interactions]:
+def _maker(call: ModelCall, search: _Search, matrix: bool) -> Callable[[float], Result]:
     """A function from a candidate to its result."""
     method, seed, options = search.method, search.seed, search.options
     where = (call.forward_func, call.inputs, call.target, call.additional_forward_args)
@@ -413,9 +414,9 @@ def _maker(call: ModelCall, search: _Search, matrix: bool) -> Callable[[float], 
             f"a function as method takes no options, got {', '.join(sorted(options))}. Set them inside the function."
         )
 
-    def own(value: float) -> Interactions:
+    def own(value: float) -> Result:
         result = method(value)
-        if not isinstance(result, Interactions):
+        if not isinstance(result, Result):
             raise TypeError(f"the method must return a result (Interactions), got {type(result).__name__}.")
         return result
 

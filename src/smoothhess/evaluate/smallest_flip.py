@@ -14,7 +14,7 @@ from smoothhess.evaluate.attack_comparison import Judge
 from smoothhess.evaluate.check_integer import check_integer
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.state import borrowed
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor
 
 
@@ -76,7 +76,7 @@ class Flip:
 
 def smallest_flip(
     forward_func: Callable[..., Any],
-    surrogate: Interactions | Taylor | AttackPath,
+    surrogate: Result | Taylor | AttackPath,
     max_radius: float,
     additional_forward_args: Any = None,
     *,

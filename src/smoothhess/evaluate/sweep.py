@@ -21,11 +21,13 @@ from torch import Tensor
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate import student_t
+from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.low_rank import Known
 from smoothhess.model.gradients import check_inputs
-from smoothhess.result.interactions import Estimate, Interactions
+from smoothhess.result.interactions import Interactions, SampledResult
+from smoothhess.result.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +70,7 @@ class Curve(Estimate):
         return ax
 
 
-class Change(Interactions):
+class Change(SampledResult):
     """H_a − H_b of two scales of one sweep as a result with paired errors. Returned by `Sweep.difference`.
 
     A change has the methods of a result: `top_pairs` lists the pairs that changed, with intervals and false-discovery
@@ -84,18 +86,6 @@ class Change(Interactions):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Interactions", "Change between two scales of the interactions", 1)
-
-    def merge(self, other: Interactions) -> Interactions:
-        """Not supported: merge the two results, then compute their difference."""
-        raise ValueError(
-            "a change between scales cannot be merged. Merge the results of each scale, then compute the difference."
-        )
-
-    def save(self, path: Any) -> None:
-        """Not supported: save the two results, from which the change can be recomputed."""
-        raise ValueError(
-            "a change between two scales cannot be saved. Save the two results, and recompute the difference."
-        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -290,9 +280,7 @@ def _difference(a: Interactions, b: Interactions) -> Change:
     errors = [r.precision_error for r in (a, b) if r.precision_error is not None]
     return Change(
         inputs=a.inputs,
-        statistics=_minus(left, right),
-        gaussian=a.gaussian,
-        grouping=grouping,
+        estimate=HessianEstimate(_minus(left, right), a.gaussian, grouping),
         target=a.target,
         n_passes=a.n_passes + b.n_passes,
         status=("calls",) * len(a),

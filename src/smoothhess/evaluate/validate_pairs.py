@@ -28,9 +28,9 @@ from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size
 from smoothhess.model.state import borrowed
-from smoothhess.result.exact import Attribution, Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.exact import Attribution, StoredResult
 from smoothhess.result.pairs import Pair
+from smoothhess.result.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -233,7 +233,7 @@ class Validation:
 
 def validate_pairs(
     forward_func: Callable[..., Any],
-    result: Interactions,
+    result: Result,
     pairs: int | Sequence[Any] = 10,
     additional_forward_args: Any = None,
     *,
@@ -280,7 +280,7 @@ def validate_pairs(
     >>> found.labels[0][:2], found.rank_correlation[0].round(decimals=6), found.breaks_at[0, 0]
     (('0 × 1', '1 × 2'), tensor([1.], dtype=torch.float64), tensor(inf, dtype=torch.float64))
     """
-    if not isinstance(result, Interactions):
+    if not isinstance(result, Result):
         raise TypeError(f"expected a result of attribute, or of a baseline, got {type(result).__name__}.")
     if isinstance(result, Attribution):
         raise ValueError(
@@ -333,7 +333,7 @@ class _Differences:
         self.everyone = torch.arange(len(inputs), device=inputs.device)
         self.largest = torch.zeros(len(inputs), dtype=torch.float64)  # |f|, per example
 
-    def check(self, result: Interactions) -> None:
+    def check(self, result: Result) -> None:
         """Raise if f(x) differs from that of the result."""
         value = self.oracle.values(self.inputs, self.everyone)
         if not torch.allclose(value, result.output.to(value), rtol=1e-3, atol=1e-5):
@@ -391,7 +391,7 @@ def _offsets(gaussian: Gaussian, x: Tensor, n_draws: int, seed: int) -> Tensor |
 
 
 def _pairs(
-    result: Interactions, pairs: Any, radius: float | None, names: Sequence[str] | None
+    result: Result, pairs: Any, radius: float | None, names: Sequence[str] | None
 ) -> tuple[tuple[tuple[str, ...], ...], Tensor, Tensor, str]:
     """Labels, moves along both features of each pair, (B, P, features), and the description of a step of 1."""
     b, d, _ = result.shape
@@ -437,12 +437,12 @@ def _pairs(
     return tuple(labels), moves[0], moves[1], unit
 
 
-def _lengths(result: Interactions, radius: float | None) -> tuple[Tensor, str]:
+def _lengths(result: Result, radius: float | None) -> tuple[Tensor, str]:
     """Length of a step of 1 along each feature or group, and its description in words."""
     grouping = result.grouping
     if radius is not None:
         check_radius(radius)
-    elif isinstance(result, Exact) and (grouping is None or grouping.direction is None):
+    elif isinstance(result, StoredResult) and (grouping is None or grouping.direction is None):
         raise ValueError("the step length is undefined for a result without a Gaussian. Pass radius, or directions.")
     if grouping is not None and grouping.direction is not None and radius is None:
         return torch.ones(1, grouping.count), "the full move along the direction of the groups"
@@ -465,7 +465,7 @@ def _range(numbers: Tensor) -> str:
     return f"{low:.3g}" if high - low <= 1e-6 * high else f"{low:.3g} … {high:.3g}"
 
 
-def _along(result: Interactions, directions: Any) -> tuple[tuple[tuple[str, ...], ...], Tensor, Tensor, str]:
+def _along(result: Result, directions: Any) -> tuple[tuple[tuple[str, ...], ...], Tensor, Tensor, str]:
     """Labels, moves (B, P, features) and the description of a step of 1 for given directions."""
     if not isinstance(directions, tuple | list) or len(directions) != 2:
         raise TypeError(f"directions must be a pair (u, v) of tensors, got {type(directions).__name__}.")
@@ -485,7 +485,7 @@ def _along(result: Interactions, directions: Any) -> tuple[tuple[tuple[str, ...]
     return labels, u.contiguous(), v.contiguous(), "the directions as they were given"
 
 
-def _embedding(result: Interactions) -> Callable[[Tensor], Tensor]:
+def _embedding(result: Result) -> Callable[[Tensor], Tensor]:
     """A function from moves of the result's features (B, P, K) to moves of the inputs (B, P, d)."""
     if result.grouping is None:
         return lambda moves: moves

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, is_quadratic
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
@@ -174,7 +175,8 @@ def in_parts(
     parts = []
     for index in torch.arange(together, device=device).split(oracle.most_examples):
         release()
-        parts.append(some(index).lean())
+        part = some(index)
+        parts.append(replace(part, estimate=part.estimate.released()))
     return Interactions.cat(parts)
 
 
@@ -212,91 +214,107 @@ def sample_until(
 ) -> Interactions:
     """Double the rows of each example until it stops, judged by the error of the group sums where `sums` is given."""
     index = torch.arange(len(stats), device=sampler.inputs.device)
-    rows, finished, checks = budget.first, [], KinkChecks()
+    rows, checks, finished = budget.first, KinkChecks(), []
     while True:
         seen = int(stats.n[0])
         stats = sampler.extend(stats, rows - seen, index, bar, check=not seen)
-        result, checks = _result(sampler, stats, index, shrink, checks)
-        result = replace(result, control_note=note)
-        judged = result if sums is None or budget.tol is None else result.grouped(sums.select(index))
-        verdicts = _verdicts(judged, budget, rows)
+        estimate, checks = _estimate(sampler, stats, index, shrink, checks)
+        judged = estimate
+        if sums is not None and budget.tol is not None:
+            judged = estimate.grouped(sums.select(index), sampler.inputs[0].numel())
+        verdicts = _verdicts(judged, budget, rows, _controlled(sampler, index))
         stop = torch.tensor([v != "" for v in verdicts])
         done = torch.nonzero(stop).reshape(-1).to(index.device)
         if len(done):
-            part = result if len(done) == len(index) else result[done]
-            finished.append((index[done], part.with_status(tuple(v for v in verdicts if v))))
+            part = estimate if len(done) == len(index) else estimate.select(done)
+            passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes
+            finished.append(_Finished(index[done], part, passes, tuple(v for v in verdicts if v)))
         if stop.all():
-            break
+            return _result(sampler, finished, note)
         going = torch.nonzero(~stop).reshape(-1).to(index.device)
         stats, index = stats.select(going), index[going]
         rows = min(2 * rows, budget.most)
-    order = torch.cat([i for i, _ in finished]).argsort()
-    return finished[0][1] if len(finished) == 1 else Interactions.cat([r for _, r in finished])[order]
 
 
-def _result(
+class _Finished(NamedTuple):
+    """Examples that stopped after the same number of rows."""
+
+    examples: Tensor  # their indices
+    estimate: HessianEstimate
+    passes: Tensor
+    status: tuple[str, ...]
+
+
+def _estimate(
     sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool, checks: KinkChecks
-) -> tuple[Interactions, KinkChecks]:
-    entries, control = sampler.oracle.entries, sampler.control
+) -> tuple[HessianEstimate, KinkChecks]:
+    """The estimate from the statistics of the examples at `index`, and the checks for kinks made so far."""
     no_kinks = None
     still = unmoved(stats)
     smooth = torch.nonzero(still | is_quadratic(stats, NEARLY_QUADRATIC)).reshape(-1)  # no row shows a kink
     if len(smooth):
         no_kinks = torch.zeros(len(index), dtype=torch.bool, device=index.device)
         no_kinks[smooth], checks = check_kinks(sampler, checks, index[smooth], still[smooth])
-    result = Interactions(
-        inputs=sampler.inputs[index],
-        statistics=stats,
-        gaussian=sampler.gaussian,
-        grouping=None if sampler.grouping is None else sampler.grouping.select(index),
-        target=None if entries is None else entries[index.cpu()],
-        n_passes=sampler.passes(stats.n.double(), index) + checks.passes,
-        status=("calls",) * len(index),
+    grouping = None if sampler.grouping is None else sampler.grouping.select(index)
+    denoised = shrink and sampler.grouping is None and stats.k > SMALL
+    return HessianEstimate(stats, sampler.gaussian, grouping, denoised, no_kinks), checks
+
+
+def _result(sampler: Sampler, finished: Sequence[_Finished], note: str) -> Interactions:
+    """The result of all examples, in the order of the inputs."""
+    entries, control = sampler.oracle.entries, sampler.control
+    order = torch.cat([part.examples for part in finished]).argsort()
+    estimate, status = finished[0].estimate, finished[0].status
+    if len(finished) > 1:
+        estimate = HessianEstimate.cat([part.estimate for part in finished]).select(order)
+        listed = [s for part in finished for s in part.status]
+        status = tuple(listed[i] for i in order.tolist())
+    return Interactions(
+        inputs=sampler.inputs,
+        estimate=estimate,
+        target=None if entries is None else entries.cpu(),
+        n_passes=torch.cat([part.passes for part in finished])[order],
+        status=status,
         control=None if control is None else "kink",
-        control_weights=None if control is None else torch.stack([control.linear, control.flip], 1)[index],
-        unbiased=control is None or control.drift is None or not bool(control.flip.any()),
+        control_weights=None if control is None else torch.stack([control.linear, control.flip], 1),
         control_rank=control.directions.rank if control is not None and control.expected.hessian.is_thin else None,
         tau_probes=None if control is None else control.directions.tau_probes,
-        shrink=shrink and sampler.grouping is None and stats.k > SMALL,
-        no_kinks=no_kinks,
+        control_note=note,
+        unbiased=control is None or control.drift is None or not bool(control.flip.any()),
     )
-    return result, checks
 
 
-def _verdicts(result: Interactions, budget: Budget, rows: int) -> list[str]:
+def _controlled(sampler: Sampler, index: Tensor) -> Tensor:
+    """Where a control variate is subtracted, (b,)."""
+    if sampler.control is None:
+        return torch.zeros_like(index, dtype=torch.bool)
+    return ((sampler.control.linear != 0) | (sampler.control.flip != 0))[index]
+
+
+def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: Tensor) -> list[str]:
     """The reason why each example stops, or an empty string where it continues."""
     if budget.tol is None:
-        return ["calls"] * len(result)
-    error = result.relative_error
-    noise = result.noise
+        return ["calls"] * len(estimate)
+    error, noise = estimate.relative_error, estimate.noise
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
-    scrambled = result.design == "sobol"
+    scrambled = estimate.statistics.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
     enough = (rows >= LEAST_ROWS) & (noise.df >= least)
     if not only_units:  # with few degrees of freedom a smaller error is required
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
     # few rows may miss a kink, or everything that the control variate does not model
-    plain = torch.ones(len(result), dtype=torch.bool, device=error.device)
-    if result.control_weights is not None:
-        plain = ~result.control_weights.any(1)
-    exact = (error <= EXACT) & (((error > 0) & plain) | (rows >= LEAST_ROWS))
+    exact = (error <= EXACT) & (((error > 0) & ~controlled) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
-    zero = enough & _looks_zero(noise)
-    # where no gradient shows a kink, further draws could cross one: stop after UNMOVED_ROWS
-    last, unknown = rows >= budget.most, noise.unknown.tolist()
-    nothing = (noise.squared_norm == 0).tolist()
-    return [
-        ("unknown" if last or rows >= UNMOVED_ROWS else "")
-        if u
-        else "zero"
-        if z or (m and n)
-        else "tolerance"
-        if m
-        else "budget"
-        if last
-        else ""
-        for m, z, n, u in zip(met.tolist(), zero.tolist(), nothing, unknown, strict=True)
-    ]
+    zero = (enough & _looks_zero(noise)) | (met & (noise.squared_norm == 0))
+    found = zip(noise.unknown.tolist(), zero.tolist(), met.tolist(), strict=True)
+    return [_verdict(*one, rows, rows >= budget.most) for one in found]
+
+
+def _verdict(unknown: bool, zero: bool, met: bool, rows: int, last: bool) -> str:
+    """The reason why one example stops after `rows` rows, or an empty string."""
+    if unknown:  # no gradient shows a kink, but further draws could cross one
+        return "unknown" if last or rows >= UNMOVED_ROWS else ""
+    return "zero" if zero else "tolerance" if met else "budget" if last else ""
 
 
 def _looks_zero(noise: Noise) -> Tensor:

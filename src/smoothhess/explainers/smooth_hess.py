@@ -267,10 +267,10 @@ class SmoothHess:
         >>> SmoothHess(f).more(first, 60).n_calls
         tensor([160])
         """
-        _ = result.statistics  # raises for results that were not sampled
-        if type(result) is not Interactions:
+        if not isinstance(result, Interactions):
             raise ValueError(
-                f"a {type(result).__name__} cannot be extended: it was computed from other results. Extend these."
+                f"only an Interactions can be extended, got {type(result).__name__}, which holds no draws. Use "
+                "SmoothHess.attribute for a sampled result."
             )
         if result.estimator_version != ESTIMATOR_VERSION:
             raise ValueError(
@@ -441,11 +441,8 @@ def _grown(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Intera
         parts.append((index, sampler.extend(statistics.select(index), rows, index, bar, check=True)))
     return replace(
         result,
-        statistics=_in_order(parts),
-        grouping=None if result.grouping is None else result.grouping.without_r2(),
+        estimate=result.estimate.with_statistics(_in_order(parts)),
         n_passes=result.n_passes + sampler.passes(torch.full_like(result.n_passes, rows), everyone),
-        denoised=None,
-        shrink=result.shrink and result.denoised is None,
         status=tuple("budget" if s == "budget" else "calls" for s in result.status),
     )
 

@@ -17,7 +17,8 @@ from smoothhess.draws.designs import find_design
 from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.estimate.variance import Noise
 from smoothhess.linalg.memory import LAYER_HESSIANS
-from smoothhess.result.interactions import Estimate, Interactions
+from smoothhess.result.interactions import Interactions
+from smoothhess.result.intervals import Estimate
 from smoothhess.result.taylor import Taylor
 
 MIN_UNITS = 4  # minimum number of complete blocks of draws for a standard error of the error

@@ -17,10 +17,11 @@ from smoothhess.result.select_example import batch_of_one
 if TYPE_CHECKING:
     import pandas as pd
     import shapiq
+    from scipy.sparse.linalg import LinearOperator
 
 Result = Any  # an Interactions: its methods call these functions
 
-__all__ = ["COLUMNS", "rows", "to_frame", "to_shapiq"]
+__all__ = ["COLUMNS", "rows", "to_frame", "to_scipy", "to_shapiq"]
 
 COLUMNS = (
     "example",
@@ -136,7 +137,7 @@ def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.I
     >>> game.index, [round(game[s]) for s in ((), (0,), (1,), (0, 1), (0, 2))]
     ('Moebius', [3, 3, 3, 3, 0])
     """
-    if not result.has_surrogate:
+    if not hasattr(result, "taylor"):
         raise ValueError(
             f"{result.method or 'this'} is an attribution, not a Hessian: it has no surrogate to define a game. "
             "Use SmoothHess, or a derivative among smoothhess.baselines (hessian, softplus, swish)."
@@ -172,3 +173,19 @@ def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.I
         estimation_budget=int(one.n_calls[0]),
         baseline_value=float(one.output[0]),
     )
+
+
+def to_scipy(result: Result) -> LinearOperator:
+    """H of a single example as a scipy LinearOperator; see `Result.to_scipy`."""
+    from scipy.sparse.linalg import LinearOperator
+
+    if len(result) != 1:
+        raise ValueError(
+            f"a scipy operator holds one example, this result has {len(result)}. Use result[i].to_scipy()."
+        )
+
+    def product(v: Any) -> Any:
+        return (result @ torch.as_tensor(v).reshape(result.shape[1], -1)).squeeze(0).cpu().numpy().reshape(v.shape)
+
+    kind = str(result.dtype).removeprefix("torch.")
+    return LinearOperator(result.shape[1:], matvec=product, rmatvec=product, matmat=product, dtype=kind)  # pyright: ignore

@@ -18,7 +18,11 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.hessian_estimate import HessianEstimate
+from smoothhess.estimate.shrinkage import Shrunk
+from smoothhess.estimate.statistics import DrawRange, Statistics
 from smoothhess.model.atomic_write import atomic_write
+from smoothhess.result.derivatives import Derivatives
 
 FORMAT = "smoothhess.interactions"
 VERSION = 3
@@ -123,20 +127,82 @@ def common_parts(result: Any) -> Parts:
     return Parts(about, tensors)
 
 
-def common_fields(parts: Parts) -> dict[str, Any]:
-    """The inverse of `common_parts`: the fields that all kinds of results have, by name."""
-    about, tensors = parts
+def _numbers_of(parts: Parts) -> tuple[Gaussian, Grouping | None]:
+    """The Gaussian and the groups of `common_parts`."""
     grouping = None
-    if about["groups"] is not None:
+    if parts.about["groups"] is not None:
         kept = parts.under("grouping.")
-        grouping = Grouping(kept["mask"], kept.get("direction"), about["groups"], kept["scales"], kept["r2"])
-    kind, numbers = about["gaussian"]
+        grouping = Grouping(kept["mask"], kept.get("direction"), parts.about["groups"], kept["scales"], kept["r2"])
+    kind, numbers = parts.about["gaussian"]
+    return Gaussian.from_state(kind, {**numbers, **parts.under("gaussian.")}), grouping
+
+
+def _common_fields(parts: Parts) -> dict[str, Any]:
+    """The fields that all kinds of results have, by name."""
+    about, tensors = parts
     return {
         "inputs": tensors["inputs"],
-        "gaussian": Gaussian.from_state(kind, {**numbers, **parts.under("gaussian.")}),
-        "grouping": grouping,
         "target": tensors.get("target"),
         "n_passes": tensors["n_passes"],
         "status": tuple(about["status"]),
         "estimator_version": about.get("estimator_version", 1),  # files written before version numbers
     }
+
+
+def sampled_parts(result: Any) -> Parts:
+    """An `Interactions` as plain data."""
+    about, tensors = common_parts(result)
+    statistics, estimate = result.statistics, result.estimate
+    tensors |= {f"statistics.{name}": t for name, t in statistics.tensors().items()}
+    about |= {"design": statistics.design, "rank": statistics.rank, "stream": statistics.stream}
+    about |= {name: getattr(result, name) for name in _SETTINGS} | {"shrink": estimate.shrink}
+    if estimate.sums is not None:
+        tensors |= {f"denoised.{name}": getattr(estimate.sums, name) for name in ("hessian", "error2", "true2")}
+    optional = {name: getattr(result, name) for name in ("control_weights", "precision_error")}
+    optional["no_kinks"] = estimate.no_kinks
+    return Parts(about, tensors | {name: t for name, t in optional.items() if t is not None})
+
+
+def sampled_fields(parts: Parts) -> dict[str, Any]:
+    """The inverse of `sampled_parts`: the fields of an `Interactions` by name."""
+    about, tensors = parts
+    stream = tuple(tuple(DrawRange(*s) for s in example) for example in about["stream"])
+    statistics = Statistics.from_tensors(about["design"], stream, about["rank"], parts.under("statistics."))
+    no_kinks = tensors.get("no_kinks", tensors.get("exactly_zero"))  # its former name
+    sums = _sums(parts.under("denoised."))
+    estimate = HessianEstimate(statistics, *_numbers_of(parts), about["shrink"], no_kinks, sums)
+    settings = {name: about[name] for name in _SETTINGS if name in about}  # older files lack some of them
+    weights, error = tensors.get("control_weights"), tensors.get("precision_error")
+    own = {"estimate": estimate, "control_weights": weights, "precision_error": error}
+    return _common_fields(parts) | settings | own
+
+
+_SETTINGS = ("control", "unbiased", "control_note", "precision", "tau_probes", "control_rank")
+
+
+def _sums(tensors: dict[str, Tensor]) -> Shrunk | None:
+    """Denoised group sums of a file; files of estimator version 1 do not hold their squared norm."""
+    if "hessian" not in tensors:
+        return None
+    if "true2" not in tensors:
+        tensors["true2"] = tensors["hessian"].double().square().sum((-1, -2)) + tensors["error2"]
+    return Shrunk(**tensors)
+
+
+def stored_parts(result: Any) -> Parts:
+    """An `Exact` or `Attribution` as plain data."""
+    about, tensors = common_parts(result)
+    about |= {"method": result.method, "note": result.note, "seeds": result.seeds}
+    return Parts(about, tensors | {f"derivatives.{name}": t for name, t in result.derivatives.tensors().items()})
+
+
+def stored_fields(parts: Parts) -> dict[str, Any]:
+    """The inverse of `stored_parts`: the fields of an `Exact` or `Attribution` by name."""
+    about, common = parts.about, _common_fields(parts)
+    gaussian, grouping = _numbers_of(parts)
+    tensors: dict[str, Any] = {"curvature": None, **parts.under("derivatives.")}
+    derivatives = Derivatives(**tensors, gaussian=gaussian, grouping=grouping)
+    if derivatives.gradient_stderr is None and derivatives.relative_error is None:  # no part of it was sampled
+        del common["estimator_version"]
+    own = {"derivatives": derivatives, "method": about["method"], "note": about["note"], "seeds": tuple(about["seeds"])}
+    return common | own

@@ -19,10 +19,11 @@ from smoothhess.estimate.statistics import DENSE_LIMIT
 from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.lanczos import Product
 from smoothhess.linalg.trust_region.spectrum import Spectrum
-from smoothhess.result.exact import Attribution, Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.exact import Attribution
+from smoothhess.result.interactions import SampledResult
+from smoothhess.result.result import Result
 
-Hessian = Tensor | Interactions | Callable[[Tensor], Tensor]
+Hessian = Tensor | Result | Callable[[Tensor], Tensor]
 
 DENSE_PAYS = 1024  # features up to which a Hessian that is given by its products is made dense
 ASYMMETRY = 0.6  # H and its transpose may differ by the machine epsilon to this power, as a share of the largest entry
@@ -51,13 +52,13 @@ def spectrum_of(gradient: Tensor, hessian: Hessian) -> Spectrum:
         return Spectrum.of_few_directions(flat, rows_of(hessian, flat.dtype), directions)
     if flat.shape[1] <= DENSE_PAYS:
         return Spectrum.of_dense(flat, dense(hessian, flat))
-    eps = torch.finfo(hessian.dtype if isinstance(hessian, Interactions) else flat.dtype).eps
+    eps = torch.finfo(hessian.dtype if isinstance(hessian, Result) else flat.dtype).eps
     return Spectrum.of_products(flat, rows_of(hessian, flat.dtype), eps)
 
 
 def few_directions(hessian: Hessian) -> Tensor | None:
     """Directions (B, r, d) outside of which H is a multiple of the identity; None if they are not few."""
-    directions = span(hessian) if isinstance(hessian, Interactions) else None
+    directions = span(hessian) if isinstance(hessian, SampledResult) else None
     if directions is None or directions.shape[1] >= REDUCED_SHARE * directions.shape[2]:
         return None
     return directions
@@ -69,7 +70,7 @@ def dense(hessian: Hessian, like: Tensor, first: int = 0) -> Tensor:
     Error messages number the examples from `first` on.
     """
     batch, d = like.shape
-    if isinstance(hessian, Interactions):
+    if isinstance(hessian, Result):
         hessian = hessian.hessian
     elif not isinstance(hessian, Tensor):
         if d > DENSE_LIMIT:
@@ -103,9 +104,9 @@ def _largest(matrix: Tensor) -> Tensor:
     return torch.maximum(flat.amax(1), -flat.amin(1))
 
 
-def rows_of(hessian: Interactions | Callable[[Tensor], Tensor], dtype: torch.dtype) -> Product:
+def rows_of(hessian: Result | Callable[[Tensor], Tensor], dtype: torch.dtype) -> Product:
     """A function that multiplies H with rows (B, n, d) in float64; the product is computed in the precision of H."""
-    if isinstance(hessian, Interactions):
+    if isinstance(hessian, Result):
         return lambda rows: hessian.product(rows.to(hessian.dtype)).double()
 
     def product(rows: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ def check_gradient(gradient: Tensor, hessian: Hessian) -> Tensor:
             f"{hessian.method or 'this'} is an attribution, not a Hessian: there is no quadratic to minimise. Pass a "
             "result of SmoothHess, or a derivative among smoothhess.baselines."
         )
-    if isinstance(hessian, Tensor | Interactions):
+    if isinstance(hessian, Tensor | Result):
         if tuple(hessian.shape) != (batch, d, d):
             raise ValueError(
                 f"hessian must be (B, d, d) = {(batch, d, d)} for a gradient {tuple(gradient.shape)}, "
@@ -160,12 +161,12 @@ def check_gradient(gradient: Tensor, hessian: Hessian) -> Tensor:
     return flat
 
 
-def span(result: Interactions) -> Tensor | None:
+def span(result: SampledResult) -> Tensor | None:
     """Directions (B, r, d) outside of whose span the reported H is a multiple of the identity; None if r would be ~d.
 
     They are neither normalised nor linearly independent.
     """
-    if isinstance(result, Exact) or result.grouping is not None or "hessian" in result.__dict__:
+    if result.grouping is not None or result.estimate.cached_matrix.value is not None:
         return None
     gaussian, batch = result.gaussian, len(result)
     axes = None
@@ -177,21 +178,21 @@ def span(result: Interactions) -> Tensor | None:
         if not gaussian.rest:  # H is zero outside of them
             return axes
     rows = _denoised_rows(result) if result.shrink else _sampled_rows(result)
-    has_constant = result.shrink or result.unbiased_estimate.needs_correction  # a multiple of Σ⁻¹ outside of the rows
+    has_constant = result.shrink or result.estimate.unbiased.needs_correction  # a multiple of Σ⁻¹ outside of the rows
     if rows is None or (has_constant and not isinstance(gaussian, Eigenbasis | Isotropic)):
         return None
     return rows.double() if axes is None else torch.cat([rows.double(), axes], 1)
 
 
-def _sampled_rows(result: Interactions) -> Tensor | None:
+def _sampled_rows(result: SampledResult) -> Tensor | None:
     """Rows (B, r, d) that span H: scores, gradients, and factors of the control variate's expectation."""
-    unbiased = result.unbiased_estimate
+    unbiased = result.estimate.unbiased
     return torch.cat(unbiased.factors(), 1) if unbiased.is_factored else None
 
 
-def _denoised_rows(result: Interactions) -> Tensor | None:
+def _denoised_rows(result: SampledResult) -> Tensor | None:
     """Rows (B, r, d) that span the denoised H less a multiple of Σ⁻¹."""
-    denoised = result.denoised_estimate
+    denoised = result.estimate.denoised
     if denoised is None:
         return None
     low_rank = []

@@ -25,7 +25,7 @@ from smoothhess.linalg.trust_region.certified import minimize_certified
 from smoothhess.linalg.trust_region.lanczos import Product
 from smoothhess.linalg.trust_region.scaling import eigenvalues, exponent, norm, power, unit_vector
 from smoothhess.linalg.trust_region.spectrum import Spectrum, check_radii, count_kept
-from smoothhess.result.exact import Exact
+from smoothhess.result.exact import StoredResult
 from smoothhess.result.hessian_forms import (
     DENSE_PAYS,
     Hessian,
@@ -35,7 +35,7 @@ from smoothhess.result.hessian_forms import (
     rows_of,
     spectrum_of,
 )
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.result import Result
 
 __all__ = ["kkt_residual", "minimize_in_ball"]
 
@@ -90,11 +90,11 @@ def minimize_in_ball(
     if keep is not None:
         count_kept(flat.new_ones(1, 1), keep)  # validates keep before any work is done
         hessian = hessian if isinstance(hessian, Tensor) else dense(hessian, flat)
-    if isinstance(hessian, Interactions) and flat.shape[1] <= DENSE_PAYS and few_directions(hessian) is None:
+    if isinstance(hessian, Result) and flat.shape[1] <= DENSE_PAYS and few_directions(hessian) is None:
         hessian = hessian.hessian
     steps = []
     for start, part in _parts(flat, hessian):
-        chosen = slice(start, start + len(part)) if isinstance(part, Tensor | Interactions) else slice(None)
+        chosen = slice(start, start + len(part)) if isinstance(part, Tensor | Result) else slice(None)
         g, r = flat[chosen], radii[chosen]
         if not isinstance(part, Tensor):
             steps.append(spectrum_of(g, part).minimize(r))
@@ -181,7 +181,7 @@ def _parts(flat: Tensor, hessian: Hessian) -> Iterator[tuple[int, Hessian]]:
     width = d if d <= DENSE_PAYS or isinstance(hessian, Tensor) else 2 * HEAD_LEAST
     step = TRUST_REGION_MATRICES.items(32 * d * width, flat.device)
     # an operator may need all of its examples for each product
-    if batch <= step or isinstance(hessian, Exact) or not isinstance(hessian, Tensor | Interactions):
+    if batch <= step or isinstance(hessian, StoredResult) or not isinstance(hessian, Tensor | Result):
         yield 0, hessian
         return
     for start in range(0, batch, step):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,3 +67,20 @@ class Taylor:
         if self.product is not None:
             value = value + (delta * self.product(delta)).sum(-1) / 2
         return value
+
+
+def surrogate(result: Any, order: int = 2) -> Taylor:
+    """The Taylor surrogate of a result; see `Interactions.taylor`. Raises ValueError if it holds no derivatives."""
+    if not hasattr(result, "taylor"):
+        raise ValueError(
+            f"{result.method or 'this'} is an attribution, not a Hessian: it has no Taylor surrogate and no attack. "
+            "Use SmoothHess, or a derivative among smoothhess.baselines (gradient, hessian, softplus, swish)."
+        )
+    if result.grouping is not None:
+        raise ValueError(
+            "group sums have no Taylor surrogate, since single features are not kept. Use the result before groups()."
+        )
+    if order not in (1, 2):
+        raise ValueError(f"order must be 1 or 2, got {order}.")
+    product = result.product if order == 2 else None
+    return Taylor(result.inputs, result.output, result.gradient.flatten(1), product)

@@ -32,7 +32,7 @@ from smoothhess.view.figures.surrogate_line import along
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 __all__ = [
     "along",
@@ -62,7 +62,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def plot(result: Interactions, kind: str = "heatmap", **options: Any) -> Axes:
+def plot(result: Result, kind: str = "heatmap", **options: Any) -> Axes:
     """Draw a figure of the given kind.
 
     Args:

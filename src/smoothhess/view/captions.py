@@ -15,7 +15,7 @@ from smoothhess.draws.gaussian import Diagonal, Isotropic, SegmentShift
 from smoothhess.result.exact import Attribution
 
 if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 # labels for the two ends of a colour bar; non-breaking spaces keep each on one line
 LESS_MORE = "←\u00a0less\u00a0·\u00a0more\u00a0→"
@@ -26,12 +26,12 @@ NEGATIVE_POSITIVE = "←\u00a0negative\u00a0·\u00a0positive\u00a0→"
 FAINT_WORDS = "faint: within noise (|z| < 2)"
 
 
-def is_attribution(one: Interactions) -> bool:
+def is_attribution(one: Result) -> bool:
     """Whether the numbers are attributions and not derivatives."""
     return isinstance(one, Attribution)
 
 
-def noun(one: Interactions) -> str:
+def noun(one: Result) -> str:
     """Return the plural noun for the features of a result."""
     image = image_size(tuple(one.inputs.shape[1:])) is not None
     if one.grouping is not None:
@@ -39,7 +39,7 @@ def noun(one: Interactions) -> str:
     return "pixels" if image else "features"
 
 
-def noise_sentence(one: Interactions, kind: str) -> str:
+def noise_sentence(one: Result, kind: str) -> str:
     """Describe what the noise shifts and what an interaction then means; empty for ungrouped features.
 
     `kind` is "image", "series" or "table".
@@ -61,7 +61,7 @@ def noise_sentence(one: Interactions, kind: str) -> str:
     return f"The noise shifts {moved}; an interaction of two {group}s is the sum over all pairs of their {feature}s."
 
 
-def _by_segments(one: Interactions) -> bool:
+def _by_segments(one: Result) -> bool:
     """Whether each group of the result is one of the segments that the noise shifts."""
     gaussian, grouping = one.gaussian, one.grouping
     if grouping is None or not isinstance(gaussian, SegmentShift):
@@ -72,7 +72,7 @@ def _by_segments(one: Interactions) -> bool:
     return len(pairs) == len(torch.unique(group)) == len(torch.unique(segment))
 
 
-def interaction_label(one: Interactions) -> tuple[str, str]:
+def interaction_label(one: Result) -> tuple[str, str]:
     """Return the label of a colour bar of interactions: a sentence with both ends, and the unit."""
     if is_attribution(one):
         return f"interaction by {method(one)}   {NEGATIVE_POSITIVE}", ""
@@ -82,14 +82,14 @@ def interaction_label(one: Interactions) -> tuple[str, str]:
     )
 
 
-def gradient_label(one: Interactions, thing: str) -> tuple[str, str]:
+def gradient_label(one: Result, thing: str) -> tuple[str, str]:
     """Return the label of a colour bar of gradients; `thing` is the feature that is raised."""
     if is_attribution(one):
         return f"first-order part of {method(one)}   {NEGATIVE_POSITIVE}", ""
     return f"raising {thing} by itself   {LOWERS_RAISES}", f"{slope_word(one)}, per unit of it"
 
 
-def diagonal_label(one: Interactions) -> tuple[str, str]:
+def diagonal_label(one: Result) -> tuple[str, str]:
     """Return the label of a colour bar of diagonal entries."""
     if is_attribution(one):
         return f"interaction with itself by {method(one)}   {NEGATIVE_POSITIVE}", ""
@@ -99,7 +99,7 @@ def diagonal_label(one: Interactions) -> tuple[str, str]:
     return f"as {thing} rises, f bends   {DOWN_UP}", f"curvature $H_{{ii}}$, {unit}"
 
 
-def method(one: Interactions) -> str:
+def method(one: Result) -> str:
     """Return the name of the method of an exact result."""
     return getattr(one, "method", "") or "an exact method"
 
@@ -114,7 +114,7 @@ def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (shape[-2], shape[-1]) if planar and min(shape[-2:]) > 1 else None
 
 
-def unit_words(result: Interactions) -> str:
+def unit_words(result: Result) -> str:
     """Return the unit of an entry of the Hessian."""
     if result.grouping is None:
         return "per unit of each feature"
@@ -123,7 +123,7 @@ def unit_words(result: Interactions) -> str:
     return "per unit of the given direction in both groups"
 
 
-def quality_words(result: Interactions) -> str:
+def quality_words(result: Result) -> str:
     """Return the quality figures of one example on one line, or the name of an exact method."""
     if result.design == "exact":
         return getattr(result, "method", "") or "exact"
@@ -133,6 +133,6 @@ def quality_words(result: Interactions) -> str:
     return ", ".join(words if np.isnan(r2) else [words[0], f"R² {r2:.2f}", words[1]])
 
 
-def slope_word(result: Interactions) -> str:
+def slope_word(result: Result) -> str:
     """Return the name of the gradient of a result."""
     return "gradient" if result.design == "exact" else "SmoothGrad"

@@ -22,6 +22,7 @@ from smoothhess.curvature.control_variate import Control
 from smoothhess.curvature.one_flip import Expectation, Kinks, NoKinksError
 from smoothhess.datasets.distributed.process_group import Forms, Processes, forms
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, chain, cut, join
 from smoothhess.explainers.choose_control import frozen_model
 from smoothhess.explainers.sampler import OtherPathError, Sampler
@@ -326,27 +327,28 @@ def _expectation(tensors: Mapping[str, Tensor], passes: float) -> Expectation:
     return Expectation(known, tensors["gradient"], passes, (), tensors.get("drift"))
 
 
-_OWN = ("inputs", "statistics", "gaussian", "grouping")  # available in every process, or sent separately
-
-
 def _packed(result: Interactions) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a result into tensors and other values, without what every process has."""
-    stats = result.statistics
-    values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in _OWN}
+    """Split a result into tensors and other values, without the inputs, the Gaussian and the groups."""
+    estimate, stats = result.estimate, result.statistics
+    values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in ("inputs", "estimate")}
     tensors = {name: v for name, v in values.items() if isinstance(v, Tensor)}
     rest = {name: v for name, v in values.items() if name not in tensors}
     tensors |= {f"statistics.{name}": t for name, t in stats.tensors().items()}
-    return tensors, {"stats": (stats.design, stats.stream, stats.rank), "rest": rest}
+    if estimate.no_kinks is not None:
+        tensors["no_kinks"] = estimate.no_kinks
+    return tensors, {"stats": (stats.design, stats.stream, stats.rank), "shrink": estimate.shrink, "rest": rest}
 
 
 def _restored(sampler: Sampler, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Interactions:
+    """The result that `_packed` has split."""
     prefix, (design, stream, rank) = "statistics.", about["stats"]
     kept = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    return Interactions(
-        inputs=sampler.inputs,
-        statistics=Statistics.from_tensors(design, stream, rank, kept),
-        gaussian=sampler.gaussian,
-        grouping=sampler.grouping,
-        **{name: t for name, t in tensors.items() if not name.startswith(prefix)},
-        **about["rest"],
+    own = {name: t for name, t in tensors.items() if not name.startswith(prefix)}
+    estimate = HessianEstimate(
+        Statistics.from_tensors(design, stream, rank, kept),
+        sampler.gaussian,
+        sampler.grouping,
+        about["shrink"],
+        own.pop("no_kinks", None),
     )
+    return Interactions(inputs=sampler.inputs, estimate=estimate, **own, **about["rest"])

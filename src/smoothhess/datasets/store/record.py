@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.result.exact import Exact
+from smoothhess.result.exact import StoredResult
 from smoothhess.result.files import Parts, restore
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Columns, Pair, labels_of
+from smoothhess.result.result import Result
 
 KEEP = ("pairs", "hessian", "result")  # from least to most
 SCALARS = ("output", "value", "value_stderr", "relative_error", "r2", "n_calls", "n_passes")
@@ -96,7 +97,7 @@ class Record:
         return [p._replace(names=(label(p.i), label(p.j))) for p in self.kept.get("pairs", [])[:k]]
 
     @property
-    def result(self) -> Interactions:
+    def result(self) -> Result:
         """The complete result, a batch of one example.
 
         Raises:
@@ -138,7 +139,7 @@ class Rows:
         return sum(t.numel() * t.element_size() for t in each)
 
 
-def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int], keep: str, n_pairs: int) -> Rows:
+def rows_of(result: Result, numbers: Sequence[int], digests: Sequence[int], keep: str, n_pairs: int) -> Rows:
     """Convert the result of a pack to the rows of a shard."""
     count = len(result)
     columns = {"number": torch.tensor(numbers), "digest": torch.tensor(digests)}
@@ -163,10 +164,10 @@ def rows_of(result: Interactions, numbers: Sequence[int], digests: Sequence[int]
     return Rows(list(numbers), status, columns, results if keep == "result" else [])
 
 
-def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
+def _by_control(result: Result) -> Iterator[tuple[Tensor, Result]]:
     """Examples with a control variate and examples without one, each as if explained in a batch of one."""
     everyone = torch.arange(len(result))
-    if result.control_weights is None:
+    if not isinstance(result, Interactions) or result.control_weights is None:
         yield everyone, result
         return
     applied = result.control_weights.any(1).cpu()
@@ -179,7 +180,7 @@ def _by_control(result: Interactions) -> Iterator[tuple[Tensor, Interactions]]:
             everyone[~applied],
             replace(
                 plain,
-                statistics=statistics,
+                estimate=replace(plain.estimate, statistics=statistics),
                 control=None,
                 control_weights=None,
                 control_note=plain.control_note or "single flips explain too little of the gradient's variation",
@@ -213,9 +214,11 @@ def _square(triangle: Tensor, size: int) -> Tensor:
     return matrix
 
 
-def _parts(result: Interactions) -> Parts:
+def _parts(result: Result) -> Parts:
     """A result as text and tensors; the inverse is `smoothhess.result.files.restore`."""
-    if isinstance(result, Exact) and callable(result.derivatives.curvature):
+    if not isinstance(result, Interactions | StoredResult):
+        raise ValueError(f"a {type(result).__name__} cannot be stored. Use keep='hessian'.")
+    if isinstance(result, StoredResult) and callable(result.derivatives.form):
         raise ValueError(
             "a matrix-free Hessian calls the model and cannot be stored. Use keep='hessian', feature_mask, or an "
             "explainer that returns dense results."

@@ -13,14 +13,14 @@ from torch import Tensor
 from smoothhess.datasets.store.shard_files import Shard, numbers_in, spans, summaries
 from smoothhess.evaluate.global_interactions import unbiased_features
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
-from smoothhess.result.exact import Exact
-from smoothhess.result.interactions import Interactions
+from smoothhess.result.exact import StoredResult
+from smoothhess.result.result import Result
 
 TRIALS = 10  # attempts to read the summaries of a running job
 
 
 def tally(
-    first: Interactions, second: Interactions | None, seed: int, numbers: Sequence[int], chosen: Sequence[int]
+    first: Result, second: Result | None, seed: int, numbers: Sequence[int], chosen: Sequence[int]
 ) -> GlobalInteractions:
     """Summary of the `chosen` examples of a pack from two independent estimates, or from one that is not random.
 
@@ -45,13 +45,13 @@ def tally(
         scales=first.feature_scales[0].double().cpu(),
         feature_shape=first.feature_shape,
         segments=tuple((seed, start, stop) for start, stop in spans([numbers[i] for i in chosen])),
-        method=first.method if isinstance(first, Exact) else f"SmoothHess {first.gaussian_text}",
+        method=first.method if isinstance(first, StoredResult) else f"SmoothHess {first.gaussian_text}",
         n_calls=sum(int(r.n_calls[rows].sum()) for r in results),
         n_passes=sum(float(r.n_passes[rows].sum()) for r in results),
     )
 
 
-def _share(first: Interactions, second: Interactions | None) -> Tensor:
+def _share(first: Result, second: Result | None) -> Tensor:
     """Weight of the first estimate, (B, 1, 1)."""
     calls = first.n_calls.double()
     more = torch.zeros_like(calls) if second is None else second.n_calls.double()

@@ -6,13 +6,13 @@ Text and its layout belong to `smoothhess.view.captions` and `title_layout`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
+from smoothhess.result.result import Result
 from smoothhess.result.select_example import batch_of_one
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = np.ndarray[Any, np.dtype[Any]]
+R = TypeVar("R", bound=Result)
 
 DIVERGING = "RdBu_r"  # safe for colour-blind readers; white at 0
 POSITIVE, NEGATIVE, INK = "#b2182b", "#2166ac", "#4d4d4d"
@@ -81,13 +82,13 @@ def _listed(ax: Any, count: int) -> list[Any]:
     return given
 
 
-def one_example(result: Interactions, example: int) -> Interactions:
+def one_example(result: R, example: int) -> R:
     """Return one example as a batch of size 1.
 
     Raises:
         ValueError: If `result` is not a result, or `example` is not an index of it.
     """
-    if not isinstance(result, Interactions):
+    if not isinstance(result, Result):
         raise ValueError(f"result must be the return value of attribute, got {type(result).__name__}.")
     return batch_of_one(result, example)
 
@@ -139,7 +140,7 @@ def check_count(k: int, of_what: str) -> int:
     return k
 
 
-def strongest(one: Interactions, k: int, names: Sequence[str] | None = None, **options: Any) -> list[Pair]:
+def strongest(one: Result, k: int, names: Sequence[str] | None = None, **options: Any) -> list[Pair]:
     """Return the k strongest pairs of one example, by `Interactions.top_pairs`."""
     d = one.shape[1]
     if d > MOST_MATRIX:
@@ -153,7 +154,7 @@ def strongest(one: Interactions, k: int, names: Sequence[str] | None = None, **o
     return found
 
 
-def scales_of(one: Interactions) -> Array:
+def scales_of(one: Result) -> Array:
     """Return the standard deviation of the noise in each feature of one example, (d,)."""
     return array(one.gaussian.scales(one.shape[1]) if one.grouping is None else one.grouping.scales[0])
 

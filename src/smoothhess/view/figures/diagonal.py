@@ -11,11 +11,11 @@ from smoothhess.view.figures import canvas, feature_map
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 
 def diagonal(
-    result: Interactions,
+    result: Result,
     *,
     k: int | None = None,
     names: Sequence[str] | None = None,

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.seeding import fixed_normal, torch_generator
+from smoothhess.result.interactions import SampledResult
 from smoothhess.view import captions
 from smoothhess.view.figures import canvas, feature_map, image_background, title_layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 STEPS = 30  # power iterations for the norm of the noise
 RANKS = ("strongest", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
 def eigen(
-    result: Interactions,
+    result: Result,
     *,
     which: int | Sequence[int] | None = None,
     k: int | None = None,
@@ -89,7 +90,7 @@ def eigen(
     return axes[0]
 
 
-def _chosen(which: int | Sequence[int] | None, ax: Any, one: Interactions) -> list[int]:
+def _chosen(which: int | Sequence[int] | None, ax: Any, one: Result) -> list[int]:
     """Return the indices of the directions to draw."""
     if which is None:
         image = captions.image_size(tuple(one.inputs.shape[1:])) is not None
@@ -103,7 +104,7 @@ def _chosen(which: int | Sequence[int] | None, ax: Any, one: Interactions) -> li
 
 
 def _direction(
-    one: Interactions, value: Tensor, vector: Tensor, rank: int, noise: float, error: float
+    one: Result, value: Tensor, vector: Tensor, rank: int, noise: float, error: float
 ) -> feature_map.Numbers:
     """Return one eigenpair; it is faint if neither its unbiased nor its reported curvature exceeds its error."""
     unbiased = float(one.bilinear(vector, vector).value[0])
@@ -132,29 +133,30 @@ def _direction(
     )
 
 
-def _error_norm(one: Interactions) -> float:
+def _error_norm(one: Result) -> float:
     """Return ‖Ĥ − H‖_F of the reported Hessian, a bound on the error of its eigenvalues; inf if unknown."""
-    known, share = one.denoised_estimate, float(one.relative_error[0])
-    if one.design == "exact" or not one.shrink or not share < 1:
+    share = float(one.relative_error[0])
+    if not isinstance(one, SampledResult) or not one.shrink or not share < 1:
         return 0.0 if share == 0 else float("inf")
-    norm = float(one.hessian[0].norm() if known is None else known.norm2[0].sqrt())
+    denoised = one.estimate.denoised
+    norm = float(one.hessian[0].norm() if denoised is None else denoised.norm2[0].sqrt())
     return norm * share / (1 - share**2) ** 0.5
 
 
-def _noise_norm(one: Interactions) -> float:
+def _noise_norm(one: Result) -> float:
     """Estimate the operator norm of Ĥ − H."""
+    if not isinstance(one, SampledResult) or one.shape[1] <= canvas.MOST_FEATURES:
+        return float(one.noise.operator_norms()[1][0])
     noise = one.noise
-    if one.design == "exact" or one.shape[1] <= canvas.MOST_FEATURES:
-        return float(noise.operator_norms()[1][0])
     if noise.skew is not None:  # the antisymmetric part has the same error distribution as the symmetric part
         skew = noise.skew
 
         def turned(rows: Tensor) -> Tensor:
             return one.gaussian.push(skew.apply(one.gaussian.whiten(rows)).to(rows))
     else:  # independent rows, with random signs
-        head = one.feature_statistics.head
+        head = one.estimate.features.head
         signs = torch.randint(0, 2, head.odd.shape[1:2], generator=torch_generator()).to(head.odd) * 2 - 1
-        scale = 2 * (one.feature_statistics.n_head * one.feature_statistics.n).sqrt().to(head.odd)
+        scale = 2 * (one.estimate.features.n_head * one.estimate.features.n).sqrt().to(head.odd)
 
         def turned(rows: Tensor) -> Tensor:
             there, back = (rows @ head.odd.mT * signs) @ head.score, (rows @ head.score.mT * signs) @ head.odd

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 MOST_BARS = 40  # with more unnamed features of one dimension, a profile is drawn
 BARS = 20  # default number of bars
@@ -41,7 +41,7 @@ class Numbers:
 
 
 def draw(
-    one: Interactions,
+    one: Result,
     numbers: Numbers,
     *,
     k: int | None,
@@ -61,7 +61,7 @@ def draw(
     return _bars(one, numbers, BARS if k is None else canvas.check_count(k, "bars"), labels, ax)
 
 
-def is_profile(one: Interactions, labels: list[str] | None) -> bool:
+def is_profile(one: Result, labels: list[str] | None) -> bool:
     """Whether a profile is drawn, because there are too many unnamed features of one dimension for bars."""
     return labels is None and one.shape[1] > MOST_BARS and max(one.feature_shape) == one.shape[1]
 
@@ -117,7 +117,7 @@ def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
     return ax
 
 
-def _bars(one: Interactions, numbers: Numbers, k: int, labels: list[str] | None, ax: Axes | None) -> Axes:
+def _bars(one: Result, numbers: Numbers, k: int, labels: list[str] | None, ax: Axes | None) -> Axes:
     chosen = np.argsort(-np.abs(numbers.rank), kind="stable")[:k]
     value, faint, reach = numbers.value[chosen], numbers.faint[chosen], _reach(numbers)
     name = labels_of(labels, one.shape[1], one.feature_shape)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smoothhess.result.interactions import SampledResult
 from smoothhess.view import captions
 from smoothhess.view.figures import canvas, feature_map
 from smoothhess.view.figures.canvas import Array
@@ -14,11 +15,11 @@ from smoothhess.view.figures.canvas import Array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 
 def gradient(
-    result: Interactions,
+    result: Result,
     *,
     k: int | None = None,
     names: Sequence[str] | None = None,
@@ -63,15 +64,15 @@ def gradient(
     return feature_map.draw(one, numbers, k=k, names=names, limit=limit, ax=ax)
 
 
-def _by_pixel(one: Interactions) -> tuple[Array, Array]:
+def _by_pixel(one: Result) -> tuple[Array, Array]:
     """Return SmoothGrad and its standard errors, (d,), or their sums over channels, (H·W,)."""
     size = captions.image_size(one.feature_shape)
     if size is None or one.shape[1] == size[0] * size[1]:
         return canvas.array(one.gradient[0]).reshape(-1), canvas.array(one.gradient_stderr[0]).reshape(-1)
     slope = canvas.array(one.gradient[0]).reshape(-1, size[0] * size[1]).sum(0)
-    if one.design == "exact":  # the standard error of a sum is at most the sum of the standard errors
+    if not isinstance(one, SampledResult):  # the standard error of a sum is at most the sum of the standard errors
         return slope, canvas.array(one.gradient_stderr[0]).reshape(-1, size[0] * size[1]).sum(0)
     # standard errors of the summed draws, as in groups(pixels), which would need a K × K matrix
-    rows = one.feature_statistics.head.even
+    rows = one.estimate.features.head.even
     sums = rows.reshape(*rows.shape[:2], -1, size[0] * size[1]).sum(2)
     return slope, np.sqrt(canvas.array(one.noise.of_mean(sums).value[0]))

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 SLANTED = 14  # with more features on the circle, long names are rotated to the radial direction
 
 
 def graph(
-    result: Interactions,
+    result: Result,
     *,
     k: int = 20,
     names: Sequence[str] | None = None,
@@ -152,7 +152,7 @@ def _names(ax: Axes, nodes: Sequence[int], places: Array, name) -> None:
 
 
 def _over(
-    ax: Axes, one: Interactions, size: tuple[int, int], found: Sequence[Pair], where: dict[int, Array], cmap: str
+    ax: Axes, one: Result, size: tuple[int, int], found: Sequence[Pair], where: dict[int, Array], cmap: str
 ) -> None:
     image_background.put(ax, image_background.pixels_of(one.inputs[0]), cmap, 0.0, 0.4, "")
     image_background.outlines(ax, image_background.segments_of(one), 0.0)
@@ -176,7 +176,7 @@ def _tags(ax: Axes, nodes: Sequence[int], where: dict[int, Array], labels: Seque
         )
 
 
-def _dots(ax: Axes, one: Interactions, nodes: Sequence[int], where: dict[int, Array]) -> list[Artist]:
+def _dots(ax: Axes, one: Result, nodes: Sequence[int], where: dict[int, Array]) -> list[Artist]:
     """Draw a dot for the gradient of each feature, and return the legend entries."""
     from matplotlib.lines import Line2D
 

@@ -16,14 +16,14 @@ from smoothhess.view.figures.feature_order import clustered
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 MOST_NAMES = 40  # maximum number of names on an axis
 LEAST_POINTS = 4.5  # smallest legible font size
 
 
 def heatmap(
-    result: Interactions,
+    result: Result,
     *,
     names: Sequence[str] | None = None,
     order: Literal["given", "clustered"] | Sequence[int] = "given",
@@ -120,7 +120,7 @@ def _chosen(hessian: Array, scales: Array, order: str | Sequence[int], k: int | 
     return chosen if order == "given" else chosen[clustered(effect[np.ix_(chosen, chosen)])]
 
 
-def _ticks(ax: Axes, one: Interactions, chosen: Array, given: bool, labels: list[str] | None) -> None:
+def _ticks(ax: Axes, one: Result, chosen: Array, given: bool, labels: list[str] | None) -> None:
     """Label both axes with names, indices or the rows of an image."""
     n, size = len(chosen), captions.image_size(one.feature_shape)
     font = title_layout.small(ax)

@@ -14,10 +14,10 @@ from smoothhess.view.figures.canvas import Array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 
-def size_of(one: Interactions, instead: str) -> tuple[int, int]:
+def size_of(one: Result, instead: str) -> tuple[int, int]:
     """Return (H, W) of an image input; the error for other inputs suggests the kinds of figures in `instead`."""
     size = captions.image_size(tuple(one.inputs.shape[1:]))
     if size is None:
@@ -28,7 +28,7 @@ def size_of(one: Interactions, instead: str) -> tuple[int, int]:
     return size
 
 
-def segments_of(one: Interactions) -> Array | None:
+def segments_of(one: Result) -> Array | None:
     """Return the groups of an image as (H, W) ids; None without groups, or if they differ between channels."""
     size = captions.image_size(tuple(one.inputs.shape[1:]))
     if one.grouping is None or size is None:
@@ -37,7 +37,7 @@ def segments_of(one: Interactions) -> Array | None:
     return channels[0] if (channels == channels[0]).all() else None
 
 
-def places_of(one: Interactions, size: tuple[int, int]) -> Array:
+def places_of(one: Result, size: tuple[int, int]) -> Array:
     """Return the position of each feature, or the centroid of each group, (features, 2) as x and y."""
     height, width = size
     flat = np.arange(one.inputs[0].numel())

@@ -14,13 +14,13 @@ from smoothhess.view.figures.canvas import Array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 BEND = 0.18  # curvature of the lines, so that collinear pairs do not overlap
 
 
 def image(
-    result: Interactions,
+    result: Result,
     *,
     k: int = 10,
     q: float = 0.05,

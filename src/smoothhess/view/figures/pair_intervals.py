@@ -15,11 +15,11 @@ from smoothhess.view.figures import canvas, pair_lines, title_layout
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 
 def pairs(
-    result: Interactions,
+    result: Result,
     *,
     k: int = 10,
     names: Sequence[str] | None = None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 FAINT_LINE = 0.35  # opacity of a faint line; higher than for areas, since lines are thin
 
@@ -47,9 +47,7 @@ def style(pair: Pair, width: float) -> dict[str, Any]:
     }
 
 
-def legend(
-    ax: Axes, one: Interactions, found: Sequence[Pair], q: float, columns: int, more: Sequence[Artist] = ()
-) -> None:
+def legend(ax: Axes, one: Result, found: Sequence[Pair], q: float, columns: int, more: Sequence[Artist] = ()) -> None:
     """Add a legend of the line styles that occur, below the Axes."""
     from matplotlib.lines import Line2D
 

@@ -16,11 +16,11 @@ from smoothhess.view.figures.canvas import Array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 
 def segment(
-    result: Interactions,
+    result: Result,
     *,
     source: int | tuple[int, ...] | str | None = None,
     names: Sequence[str] | None = None,
@@ -106,7 +106,7 @@ def segment(
     return ax
 
 
-def _segments(one: Interactions, size: tuple[int, int]) -> Array:
+def _segments(one: Result, size: tuple[int, int]) -> Array:
     """Return the index of the feature that each pixel belongs to, (H, W)."""
     if one.grouping is None:
         if one.shape[1] > size[0] * size[1]:
@@ -121,7 +121,7 @@ def _segments(one: Interactions, size: tuple[int, int]) -> Array:
     return segments
 
 
-def source_of(one: Interactions, source: int | tuple[int, ...] | str | None, labels: list[str] | None) -> int:
+def source_of(one: Result, source: int | tuple[int, ...] | str | None, labels: list[str] | None) -> int:
     """Return the index of the source; the feature with the strongest interactions if None."""
     d = one.shape[1]
     if source is None:
@@ -148,7 +148,7 @@ def source_of(one: Interactions, source: int | tuple[int, ...] | str | None, lab
     return int(np.ravel_multi_index([int(i) % n for i, n in zip(place, shape, strict=True)], shape))
 
 
-def interactions_with(one: Interactions, index: int) -> tuple[Array, Array, bool]:
+def interactions_with(one: Result, index: int) -> tuple[Array, Array, bool]:
     """Return row `index` of the Hessian, where its unbiased estimate is within noise, and whether there is noise."""
     unit = torch.zeros(one.shape[1], dtype=one.dtype, device=one.device)
     unit[index] = 1

@@ -16,14 +16,14 @@ from smoothhess.view.figures.segment_partners import source_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 SHADE = "#e3e3e3"  # background of the source
 MOST_WHISKERS = 80  # with more bars, a band is drawn instead
 
 
 def series(
-    result: Interactions,
+    result: Result,
     *,
     source: int | None = None,
     step: float | None = None,
@@ -109,7 +109,7 @@ def series(
     return curve if ax is None or isinstance(ax, Sequence | np.ndarray) else ax
 
 
-def _intervals(one: Interactions) -> tuple[Array, Array]:
+def _intervals(one: Result) -> tuple[Array, Array]:
     """Return the first sample of each interval, and the first sample after it."""
     shape = tuple(one.inputs.shape[1:])
     if not 1 <= len(shape) <= 2 or (len(shape) == 2 and one.grouping is None and shape[0] > 1):
@@ -149,7 +149,7 @@ def _bars(ax: Axes, value: Array, stderr: Array, reach: Array, left: Array, righ
     ax.axhline(0, color=canvas.INK, linewidth=0.6, zorder=4)
 
 
-def _interactions(ax: Axes, one: Interactions, index: int, left: Array, right: Array, k: int, level: float) -> None:
+def _interactions(ax: Axes, one: Result, index: int, left: Array, right: Array, k: int, level: float) -> None:
     """Draw bars of the interactions with the source, and arcs to its strongest partners."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from smoothhess.model.gradients import Oracle
+from smoothhess.result.taylor import surrogate
 from smoothhess.view.figures import canvas, title_layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 REACH = 4.0  # default reach in standard deviations of the noise
 
 
 def along(
     forward_func: Callable[..., Any],
-    result: Interactions,
+    result: Result,
     direction: Tensor | None = None,
     *,
     reach: float | None = None,
@@ -61,7 +62,7 @@ def along(
     True
     """
     one = canvas.one_example(result, example)
-    surrogates = {order: one.taylor(order) for order in (1, 2)}
+    surrogates = {order: surrogate(one, order) for order in (1, 2)}
     if not callable(forward_func):
         raise ValueError(f"forward_func must be the model that was explained, got {type(forward_func).__name__}.")
     if n_points < 2:
@@ -103,7 +104,7 @@ def along(
     return ax
 
 
-def _direction(one: Interactions, direction: Tensor | None) -> tuple[Tensor, str]:
+def _direction(one: Result, direction: Tensor | None) -> tuple[Tensor, str]:
     """Return the direction as (d,) of length 1, and its name."""
     if direction is None:
         v = one.eigh(1).vectors[0, 0].reshape(-1)
@@ -117,11 +118,11 @@ def _direction(one: Interactions, direction: Tensor | None) -> tuple[Tensor, str
     return v.reshape(-1) / length, "the given direction"
 
 
-def _target(one: Interactions) -> Any:
+def _target(one: Result) -> Any:
     return None if one.target is None else [tuple(one.target[0].tolist())]
 
 
-def _check_same(oracle: Oracle, one: Interactions) -> None:
+def _check_same(oracle: Oracle, one: Result) -> None:
     value = float(oracle.values(one.inputs, torch.zeros(1, dtype=torch.long, device=one.device))[0])
     known = float(one.output[0])
     if abs(value - known) > 1e-3 * max(1.0, abs(known)):

@@ -29,7 +29,7 @@ from smoothhess.view.report.notebook_summary import html
 from smoothhess.view.report.payload import PageOptions, payload
 
 if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 __all__ = ["html", "report"]
 
@@ -49,7 +49,7 @@ SCRIPTS = (  # in the order of their dependencies
 
 
 def report(
-    result: Interactions,
+    result: Result,
     path: str | os.PathLike[str],
     *,
     example: int | Sequence[int] | None = None,
@@ -61,7 +61,7 @@ def report(
     output: str = "output",
     title: str | None = None,
     headings: Sequence[str] | None = None,
-    sweep: Sequence[Interactions] | None = None,
+    sweep: Sequence[Result] | None = None,
     values: Any = None,
     units: Sequence[str] | Mapping[str, str] | str | None = None,
     note: str = "",

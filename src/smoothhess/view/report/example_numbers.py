@@ -14,12 +14,12 @@ from smoothhess.view.report import encoding
 from smoothhess.view.report.quality_levels import readings
 
 if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 EIGENPAIRS = 6
 
 
-def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) -> dict[str, Any]:
+def numbers(one: Result, scales: Tensor | None, level: float, q: float) -> dict[str, Any]:
     """Return the encoded numbers of a result of one example.
 
     `value`, `stderr` and `q` are those of `top_pairs`: the unbiased estimate, its standard error and the q-values,
@@ -49,19 +49,19 @@ def numbers(one: Interactions, scales: Tensor | None, level: float, q: float) ->
     }
 
 
-def _slope_df(one: Interactions) -> Tensor:
+def _slope_df(one: Result) -> Tensor:
     """Return the degrees of freedom of the standard errors of the gradient, (1,)."""
     if one.design == "exact":
         return one.noise.of_entries().df
     return one.noise.of_gradient().df
 
 
-def _still(one: Interactions) -> list[int]:
+def _still(one: Result) -> list[int]:
     """Return the features without noise, for which there is no estimate."""
     return [] if one.design == "exact" else torch.nonzero(one.feature_scales[0] == 0).reshape(-1).tolist()
 
 
-def _eigen(one: Interactions) -> dict[str, Any]:
+def _eigen(one: Result) -> dict[str, Any]:
     """Return the leading eigenvectors, with the share of ‖H‖² that each accounts for."""
     values, vectors = one.eigh(min(EIGENPAIRS, one.shape[1]))
     vectors = canvas.array(vectors[0]).reshape(len(values[0]), -1)

@@ -16,7 +16,7 @@ from smoothhess.view.figures import canvas
 from smoothhess.view.report.encoding import Array
 
 if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 KINDS = ("image", "table", "series")
 SHORTEST_SERIES = 32  # samples; a shorter grouped row of numbers is treated as a table
@@ -66,7 +66,7 @@ class Layout:
         return np.append(self.times, 2 * self.times[-1] - self.times[-2])
 
 
-def find_layout(result: Interactions, kind: str | None, image: Any, series: Any, b: int = 0) -> Layout:
+def find_layout(result: Result, kind: str | None, image: Any, series: Any, b: int = 0) -> Layout:
     """Return the layout of example b; `kind`, `image` and `series` are arguments of `report`."""
     shape = tuple(result.inputs.shape[1:])
     mask = _mask(result, b)
@@ -94,7 +94,7 @@ def find_layout(result: Interactions, kind: str | None, image: Any, series: Any,
     return Layout("table", mask)
 
 
-def features_of_pixels(result: Interactions, kind: str | None, series: Any) -> Interactions:
+def features_of_pixels(result: Result, kind: str | None, series: Any) -> Result:
     """Return the result with the channels of each pixel or sample summed; unchanged without channels."""
     shape = tuple(result.inputs.shape[1:])
     if result.grouping is not None or kind == "table":
@@ -139,7 +139,7 @@ def _one_of(image: Any, b: int, count: int) -> Any:
     return image[b] if getattr(image, "ndim", 0) == 4 and len(image) == count else image
 
 
-def _mask(result: Interactions, b: int) -> Array:
+def _mask(result: Result, b: int) -> Array:
     """Return the feature that each number of the input belongs to, (D,)."""
     if result.grouping is None:
         return np.arange(result.inputs[0].numel())
@@ -159,7 +159,7 @@ def _image_size(shape: tuple[int, ...], image: Any) -> tuple[int, int] | None:
     return captions.image_size(shape)
 
 
-def _looks_like_series(result: Interactions, shape: tuple[int, ...], mask: Array) -> bool:
+def _looks_like_series(result: Result, shape: tuple[int, ...], mask: Array) -> bool:
     if len(shape) == 2 and shape[0] == 1 and shape[1] >= SHORTEST_SERIES:
         ids = _alike(mask, shape[-1:])
         return ids is not None and _is_windows(ids)

@@ -20,8 +20,8 @@ from smoothhess.view.report.encoding import Array
 from smoothhess.view.report.quality_levels import readings
 
 if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions
     from smoothhess.result.pairs import Pair
+    from smoothhess.result.result import Result
 
 MOST_FEATURES = 1024  # with more, computing the pairs is too slow for a cell output
 PAIRS, EXAMPLES = 8, 4
@@ -30,7 +30,7 @@ SIGNS = {"good": "●", "fair": "▲", "poor": "■", "plain": "○"}
 CELL = "padding:2px 10px 2px 0;text-align:right;background:none;border:none;font-variant-numeric:tabular-nums"
 
 
-def html(result: Interactions, *, names: Sequence[str] | None = None, pairs: int = PAIRS) -> str:
+def html(result: Result, *, names: Sequence[str] | None = None, pairs: int = PAIRS) -> str:
     """Return a summary for notebooks: quality, the strongest pairs with their intervals, and an image of the matrix.
 
     Args:
@@ -60,7 +60,7 @@ def html(result: Interactions, *, names: Sequence[str] | None = None, pairs: int
     )
 
 
-def _example(one: Interactions, heading: str, names: Sequence[str] | None, pairs: int) -> str:
+def _example(one: Result, heading: str, names: Sequence[str] | None, pairs: int) -> str:
     quality = " &nbsp; ".join(
         f'<span title="{markup.escape(r.meaning)}">{SIGNS[r.level]} {r.name} {r.figure} '
         f'<span style="opacity:.7">({markup.escape(r.verdict)})</span></span>'
@@ -116,7 +116,7 @@ def _row(p: Pair, reach: float, sampled: bool) -> str:
     )
 
 
-def _matrix(one: Interactions) -> str:
+def _matrix(one: Result) -> str:
     hessian, stderr = canvas.array(one.hessian[0]), canvas.array(one.stderr()[0])
     faint = canvas.within_noise(canvas.array(one.unshrunk().hessian[0]), stderr)
     colours = _colours(hessian / canvas.symmetric_limit(hessian), faint)

@@ -26,7 +26,7 @@ from smoothhess.view.report.example_numbers import numbers
 from smoothhess.view.report.feature_layout import Layout
 
 if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 MOST_FEATURES = 512  # with more, a page is slow to open and not legible
 NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals", "table": "features"}
@@ -45,7 +45,7 @@ class PageOptions:
     output: str = "output"
     title: str | None = None
     headings: Sequence[str] | None = None
-    sweep: Sequence[Interactions] | None = None
+    sweep: Sequence[Result] | None = None
     values: Any = None
     units: Sequence[str] | Mapping[str, str] | str | None = None
     note: str = ""
@@ -55,7 +55,7 @@ class PageOptions:
     kind: str | None = None
 
 
-def payload(result: Interactions, options: PageOptions) -> dict[str, Any]:
+def payload(result: Result, options: PageOptions) -> dict[str, Any]:
     """Return the content of the page; the errors that are raised are those of `report`."""
     count, kind, units = len(result), options.kind, options.units
     level, q = options.level, options.q
@@ -116,7 +116,7 @@ def _chosen(example: int | Sequence[int] | None, count: int) -> list[int]:
     return [b % count for b in chosen]
 
 
-def _regrouping(result: Interactions, segments: Any, kind: str | None, series: Any) -> Callable[[Any], Interactions]:
+def _regrouping(result: Result, segments: Any, kind: str | None, series: Any) -> Callable[[Any], Result]:
     """Return the function that groups the features of a result, at any scale, as the page shows them."""
     grouping = result.grouping
     if grouping is not None:
@@ -131,8 +131,8 @@ def _regrouping(result: Interactions, segments: Any, kind: str | None, series: A
 
 
 def _every_scale(
-    result: Interactions, sweep: Sequence[Interactions] | None, regroup: Callable[[Any], Interactions]
-) -> list[tuple[Interactions, bool]]:
+    result: Result, sweep: Sequence[Result] | None, regroup: Callable[[Any], Result]
+) -> list[tuple[Result, bool]]:
     """Return the result of each scale in increasing order, and whether it is the `result` argument."""
     others = [r for r in sweep or [] if r is not result and not r.gaussian.same_as(result.gaussian)]
     for other in others:
@@ -147,7 +147,7 @@ def _every_scale(
     return sorted(found, key=lambda each: _scale(each[0])["sigma"])
 
 
-def _scale(result: Interactions) -> dict[str, Any]:
+def _scale(result: Result) -> dict[str, Any]:
     """Return the root mean square σ and the radius over features with noise; `still` counts features without noise."""
     every = result.gaussian.scales(result.inputs[0].numel()).double()
     sigma = every[every > 0] if bool((every > 0).any()) else every
@@ -178,7 +178,7 @@ def _refuse_large(d: int, count: int) -> None:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _output_words(result: Interactions, classes: Any, output: str, b: int) -> str:
+def _output_words(result: Result, classes: Any, output: str, b: int) -> str:
     """Return the name of the explained output: "the ‘cat’ logit", "output 3", "the output"."""
     target = None if result.target is None else result.target[b].reshape(-1).tolist()
     if isinstance(classes, str):
@@ -216,7 +216,7 @@ def _one_each(given: Sequence[Any] | None, count: int, what: str) -> Sequence[An
     return given
 
 
-def _made(one: Interactions) -> list[tuple[str, str]]:
+def _made(one: Result) -> list[tuple[str, str]]:
     """Return how the numbers were computed, as terms and their values."""
     scale = _scale(one)
     calls, passes = int(one.n_calls[0]), float(one.n_passes[0])
@@ -240,7 +240,7 @@ def _made(one: Interactions) -> list[tuple[str, str]]:
 # --- positions and values of features ---------------------------------------------------------------------------------
 
 
-def _places(result: Interactions, where: Layout, image: Any, values: Any, b: int) -> dict[str, Any]:
+def _places(result: Result, where: Layout, image: Any, values: Any, b: int) -> dict[str, Any]:
     """Return the positions of the features of example b, and the input values there."""
     if where.kind == "image":
         height, width = where.ids.shape

@@ -6,9 +6,10 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from smoothhess.estimate.stein_check import combined
+from smoothhess.result.interactions import SampledResult
 
 if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions
+    from smoothhess.result.result import Result
 
 ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # largest relative error that is rated good, or fair
 R2_GOOD, R2_FAIR = 0.8, 0.5  # smallest R² that is rated good, or fair
@@ -25,12 +26,12 @@ class Reading(NamedTuple):
     meaning: str
 
 
-def readings(one: Interactions) -> list[Reading]:
+def readings(one: Result) -> list[Reading]:
     """Return the quality figures of a result of one example."""
     return [_error(one), _r2(one), _calls(one), _self_check(one)]
 
 
-def _error(one: Interactions) -> Reading:
+def _error(one: Result) -> Reading:
     """Rate the relative error of the unbiased matrix, to which pairs and intervals belong."""
     error = float(one.unshrunk().relative_error[0])
     meaning = "The estimated error of the matrix in the Frobenius norm, relative to the norm of the matrix."
@@ -38,7 +39,7 @@ def _error(one: Interactions) -> Reading:
         return Reading(
             "Relative error", "0", "plain", "not sampled", f"{meaning} Exact results have no sampling error."
         )
-    if one.design != "exact" and not float(one.noise.df[0]):
+    if isinstance(one, SampledResult) and not float(one.noise.df[0]):
         return Reading(
             "Relative error", "unknown", "poor", "too few draws for an estimate", f"{meaning} Use more calls."
         )
@@ -62,7 +63,7 @@ def _percent(error: float) -> str:
     return f"{100 * error:.3g} %" if math.isfinite(error) else "over 100 %"  # the noise exceeds the signal
 
 
-def _r2(one: Interactions) -> Reading:
+def _r2(one: Result) -> Reading:
     meaning = (
         "Share of the gradient's variation around the input that pairs account for; the remainder is of higher order."
     )
@@ -79,7 +80,7 @@ def _r2(one: Interactions) -> Reading:
     return Reading("R²", figure, "poor", "pairs account for little of it", meaning)
 
 
-def _calls(one: Interactions) -> Reading:
+def _calls(one: Result) -> Reading:
     level, verdict = {
         "tolerance": ("good", "requested precision reached"),
         "calls": ("plain", "as requested"),
@@ -95,7 +96,7 @@ def _calls(one: Interactions) -> Reading:
     return Reading("Calls", figure, level, verdict, meaning)
 
 
-def _self_check(one: Interactions) -> Reading:
+def _self_check(one: Result) -> Reading:
     meaning = "Tests whether the gradients are consistent with the values: two identities that must hold, as a z-score."
     z = float(combined(one.stein_z)[0])
     if math.isnan(z) or one.design == "exact":

@@ -1,0 +1,85 @@
+"""Validation of features, directions and examples that users pass to the methods of a result.
+
+Functions of this module turn indices and vectors of any accepted shape into flat ones, or raise.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from smoothhess.result.result import Result
+
+
+def flat_index(i: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Position of a feature, given as a number or as an index into the feature shape, among all features."""
+    if isinstance(i, str):
+        raise TypeError(f"a feature must be an index, not a name, got {i!r}. Use names.index({i!r}).")
+    d = torch.Size(shape).numel()
+    single = hasattr(i, "__index__") and not isinstance(i, tuple)
+    index = tuple(map(operator.index, (i,) if single else i))  # type: ignore[arg-type]
+    sizes = (d,) if single else shape
+    if len(index) != len(sizes) or not all(-s <= j < s for j, s in zip(index, sizes, strict=True)):
+        raise ValueError(f"feature {i!r} is not among the {d} features of shape {shape}.")
+    flat = 0
+    for j, size in zip(index, sizes, strict=True):
+        flat = flat * size + j % size
+    return flat
+
+
+def unit_rows(result: Result, index: int) -> Tensor:
+    """The unit vector of a feature for every example, (B, 1, d)."""
+    unit = torch.zeros(result.shape[1], dtype=result.dtype, device=result.device)
+    unit[index] = 1
+    return unit.expand(len(result), 1, -1)
+
+
+def directions(result: Result, v: Tensor) -> Tensor:
+    """A direction as (B, d)."""
+    b, d, _ = result.shape
+    v = torch.as_tensor(v, dtype=result.dtype, device=result.device)
+    if v.shape not in ((b, *result.feature_shape), result.feature_shape, (b, d), (d,)):
+        raise ValueError(
+            f"a direction must have shape {result.feature_shape}, or that with {b} examples in front, got "
+            f"{tuple(v.shape)}."
+        )
+    return v.reshape(-1, d).expand(b, d)
+
+
+def check_rows(result: Result, rows: Tensor) -> Tensor:
+    """Rows (B, n, d) on the device and in the dtype of the result."""
+    b, d, _ = result.shape
+    if rows.ndim != 3 or rows.shape[0] != b or rows.shape[2] != d:
+        raise ValueError(f"rows must have shape ({b}, n, {d}), got {tuple(rows.shape)}.")
+    return rows.to(result.device, result.dtype)
+
+
+def matrix_product(result: Result, v: Tensor) -> Tensor:
+    """H v for v of any shape that `Result.__matmul__` accepts."""
+    b, d, _ = result.shape
+    v = torch.as_tensor(v, dtype=result.dtype, device=result.device)
+    features = result.feature_shape
+    if v.shape in ((b, *features), features, (b, d), (d,)):
+        flat = v.reshape(-1, d).expand(b, d)
+        product = result.source.product(flat[:, None])[:, 0]
+        return product.reshape(b, *(features if v.shape[-len(features) :] == features else (d,)))
+    if v.ndim in (2, 3) and v.shape[-2] == d and v.shape[:-2] in ((), (b,)):
+        return result.source.product(v.mT.expand(b, -1, -1)).mT
+    raise ValueError(
+        f"v must be a vector of {d} features, {features} or with {b} examples in front, got {tuple(v.shape)}."
+    )
+
+
+def example_indices(index: int | slice | Sequence[int] | Tensor, count: int) -> Tensor:
+    """Indices of examples on the CPU, at least one, from an index, a slice or several indices."""
+    if isinstance(index, int) and not -count <= index < count:
+        raise IndexError(f"example {index} of {count}")
+    chosen = torch.arange(count)[index.cpu() if isinstance(index, Tensor) else index].reshape(-1)
+    if not len(chosen):
+        raise IndexError("the index must select at least one example, got none.")
+    return chosen
