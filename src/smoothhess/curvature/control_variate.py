@@ -1,7 +1,7 @@
 """The control variate: subtract a field with a closed-form expectation from each row, and add the expectation back.
 
-From the field g̃ of `one_flip`, with E[z g̃ᵀ] = W₁, two fields with known expectation are made: the linear part W₁z, and
-the residual g̃ − W₁z, whose expectation is zero. Sampled is
+From the field g̃ of `flip_field`, with E[z g̃ᵀ] = W₁, two fields with known expectation are made: the linear part W₁z,
+and the residual g̃ − W₁z, whose expectation is zero. Sampled is
 
     ∇f − μ W₁z − β (g̃ − W₁z),      and μ W₁ is added back.
 
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from smoothhess.curvature.flip_field import flips, own_flips
+from smoothhess.curvature.frozen_network import FrozenNetwork
 from smoothhess.curvature.one_flip import Expectation, Kinks
 from smoothhess.draws.designs import Design, pilot_stack
 from smoothhess.draws.gaussian import Gaussian
@@ -62,7 +64,7 @@ class Control:
             linear=(self.linear - self.flip)[index],
             flipping=flipping,
             owner=owner,
-            kinks=self.kinks.select(owner) if len(flipping) else None,
+            network=self.kinks.network.select(owner) if len(flipping) else None,
             flip=self.flip[owner],
             gradient=None if self.expected.drift is not None else self.expected.gradient[owner],
         )
@@ -87,7 +89,7 @@ class Subtraction:
     linear: Tensor  # (b,) weight of W₁z, μ − β
     flipping: Tensor  # (f,) indices of these examples among the b
     owner: Tensor  # (f,) their indices in the oracle
-    kinks: Kinks | None  # their frozen networks
+    network: FrozenNetwork | None  # their frozen networks
     flip: Tensor  # (f,) β
     gradient: Tensor | None  # (f, k) Γ₁; None if τ was estimated: Γ₁ would be biased, so even parts are sampled
 
@@ -101,10 +103,10 @@ class Subtraction:
         """
         odd, even, weight = rows
         odd = odd - self.linear[:, None, None].to(odd) * self.hessian.product(z)
-        if self.kinks is None:
+        if self.network is None:
             return odd, even
         flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
-        there, around = self.kinks.own_flips(points[flipping], self.owner, mirrored)
+        there, around = own_flips(self.network, points[flipping], self.owner, mirrored)
         there, around = (gaussian.pull(f.reshape(flat)) for f in (there, around))
         beta, odd = self.flip[:, None, None].to(odd), odd.clone()
         odd[flipping] -= beta * there
@@ -141,8 +143,9 @@ class Pilot:
     @staticmethod
     def draw(oracle: Oracle, gaussian: Gaussian, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
         """Draw from the pilot stream of the seed of each example, which no design uses."""
-        x = kinks.inputs.flatten(1)
-        shape, k = kinks.inputs.shape[1:], gaussian.rank(x.shape[1])
+        network = kinks.network
+        x = network.inputs.flatten(1)
+        shape, k = network.inputs.shape[1:], gaussian.rank(x.shape[1])
         pairs = pilot_pairs(k)
         drawn = pilot_stack(seeds, pairs, k, x)
         found = []
@@ -152,7 +155,7 @@ class Pilot:
             points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
             _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))
             gradient = gaussian.pull(gradient.reshape(points.shape))
-            there, _ = kinks.flips(points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
+            there, _ = flips(network, points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
             found.append((z, (gradient[:, :, 0] - gradient[:, :, 1]) / 2, gaussian.pull(there.flatten(2))))
         return Pilot(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT, MOST_BYTES, thin_rank
-from smoothhess.curvature.one_flip import Kinks, NoKinksError
+from smoothhess.curvature.frozen_network import NoKinksError
+from smoothhess.curvature.one_flip import Kinks
 from smoothhess.draws.designs import SMALL, Design, find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score

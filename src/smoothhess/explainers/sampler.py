@@ -15,7 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT, THIN_PROBES, Control, Pilot, Subtraction, pilot_passes
-from smoothhess.curvature.one_flip import Kinks, NoKinksError
+from smoothhess.curvature.frozen_network import NoKinksError
+from smoothhess.curvature.one_flip import Kinks
 from smoothhess.curvature.unknown_operations import KINKED, SMOOTH, unknown_operations
 from smoothhess.draws.designs import Design, pilot_stack, tau_rows
 from smoothhess.draws.gaussian import Gaussian
@@ -219,7 +220,7 @@ class Sampler:
             if bent - KINKED or self.plain_gradient is None or self.oracle.precision != "float32":
                 return no
             kinks = Kinks.see(oracle, inputs, value[index], self.plain_gradient[index])
-            if kinks.unmodelled or kinks.price(k := self.gaussian.rank(inputs[0].numel())) > CERTAIN_PASSES:
+            if kinks.network.unmodelled or kinks.price(k := self.gaussian.rank(inputs[0].numel())) > CERTAIN_PASSES:
                 return no
             self.extra_passes += 1 + k / 2
             probability, curvature = kinks.chances(self.gaussian)

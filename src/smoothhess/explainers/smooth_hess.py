@@ -224,7 +224,7 @@ class SmoothHess:
         sampler = Sampler(oracle, inputs, gaussian, plan, None)
         with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
             kinks = insist(sampler, "the closed form cannot be computed")
-            size = len(kinks.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
+            size = len(kinks.network.bent) * len(inputs) * gaussian.rank(d) ** 2 * 8
             ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
             sampler.take_control(kinks, ones, layers=size <= LAYER_BYTES)
             budget = Budget(rows, rows, None)
@@ -234,7 +234,7 @@ class SmoothHess:
         assert sampler.control is not None
         closed = _closed_form(sampler, check, tolerance)
         if bool(closed.suspect.any()):
-            off, unseen = closed.error[closed.suspect].max(), kinks.unmodelled
+            off, unseen = closed.error[closed.suspect].max(), kinks.network.unmodelled
             reason = f"it does not model {unseen}, or many units flip" if unseen else "many units flip"
             warnings.warn(
                 f"the closed form of {int(closed.suspect.sum())} of {len(closed)} example(s) has an estimated relative "
@@ -407,7 +407,7 @@ def _closed_form(sampler: Sampler, check: Interactions, tolerance: float) -> Clo
     hessian = among_features(control.expected.hessian.dense())
     norm2 = hessian.double().square().sum((-1, -2)).clamp_min(torch.finfo(torch.float64).tiny)
     layers = []
-    for call, white in zip(control.kinks.calls, control.expected.layers, strict=False):
+    for call, white in zip(control.kinks.network.calls, control.expected.layers, strict=False):
         part = among_features(white)
         share = ((part.double() * hessian.double()).sum((-1, -2)) / norm2).to(inputs)
         layers.append(Layer(call.name, call.operator, call.pre[0].numel(), part, share))
