@@ -13,20 +13,45 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from smoothhess.estimate.antisymmetric_variance import Prior
+from smoothhess.estimate.antisymmetric_variance import Prior, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.direction_products import DirectionProducts
 from smoothhess.estimate.incomplete_blocks import Gram, Values, missing_variance
+from smoothhess.estimate.statistics import Statistics
+from smoothhess.estimate.unbiased_hessian import Unbiased
 
 LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a share of that from the antisymmetric half
 
 
 class PooledVariance:
-    """The weighted mean of both variances; `prior` holds those from the antisymmetric half, if there is one."""
+    """The weighted mean of both variances; `white` holds the whitened statistics (None for group sums)."""
 
-    def __init__(self, replicates: Replicates, prior: Prior | None, directions: DirectionProducts) -> None:
-        self.replicates, self.prior, self.directions = replicates, prior, directions
-        self.estimate, self.stats = replicates.estimate, replicates.stats
+    def __init__(self, white: Statistics | None, estimate: Unbiased) -> None:
+        self.white, self.estimate, self.stats = white, estimate, estimate.stats
+
+    @cached_property
+    def replicates(self) -> Replicates:
+        """The independent replicates of the head."""
+        return Replicates(self.estimate)
+
+    @cached_property
+    def skew(self) -> Skew | None:
+        """The antisymmetric half of a whitened estimate; None for group sums and designs without blocks."""
+        return Skew(self.white) if self.white is not None and self.replicates.has_blocks else None
+
+    @cached_property
+    def prior(self) -> Prior | None:
+        """Variances from the antisymmetric half; None for designs without orthogonal blocks."""
+        if not self.replicates.has_blocks:
+            return None
+        if self.skew is None:
+            return Prior.of_groups(self.stats, self.estimate.energy)
+        return Prior.of_features(self.skew, self.stats, self.estimate.energy)
+
+    @cached_property
+    def directions(self) -> DirectionProducts:
+        """Products of the directions of features or groups."""
+        return DirectionProducts(self.estimate, self.skew)
 
     @property
     def df(self) -> Tensor:

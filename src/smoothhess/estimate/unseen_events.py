@@ -13,10 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from smoothhess.estimate.antisymmetric_variance import Prior
 from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, Gram, is_quadratic
+from smoothhess.estimate.pooled_variance import PooledVariance
 from smoothhess.estimate.statistics import unmoved
-from smoothhess.estimate.unbiased_hessian import Unbiased, mean_energy
+from smoothhess.estimate.unbiased_hessian import mean_energy
 
 GRADIENT_ROUNDING = 16  # assumed rounding error of a gradient, in units in the last place
 EXACT_ROWS = 1e-10  # share of the noise in the energy of the rows below which they agree with a quadratic function
@@ -25,12 +25,12 @@ EXACT_ROWS = 1e-10  # share of the noise in the energy of the rows below which t
 class UnseenEvents:
     """Variance of an estimate from rounding and from events that no row contains.
 
-    `prior` holds the variances from the antisymmetric half, if there is one. `no_kinks` (B,) marks examples of which no
-    draw can cross a kink; None: of none this is known.
+    `shown` holds the variances that the rows show. `no_kinks` (B,) marks examples of which no draw can cross a kink;
+    None: of none this is known.
     """
 
-    def __init__(self, estimate: Unbiased, prior: Prior | None, no_kinks: Tensor | None) -> None:
-        self.estimate, self.stats, self.prior, self.no_kinks = estimate, estimate.stats, prior, no_kinks
+    def __init__(self, shown: PooledVariance, no_kinks: Tensor | None) -> None:
+        self.shown, self.estimate, self.stats, self.no_kinks = shown, shown.estimate, shown.stats, no_kinks
 
     @cached_property
     def unmoved(self) -> Tensor:
@@ -41,10 +41,10 @@ class UnseenEvents:
     def agrees_with_quadratic(self) -> Tensor:
         """Where the rows are those of a quadratic function, by their values or for lack of noise, (B,)."""
         found, nearly = is_quadratic(self.stats), is_quadratic(self.stats, NEARLY_QUADRATIC)
-        if not bool((nearly & ~found).any()) or self.prior is None:
+        if not bool((nearly & ~found).any()) or self.shown.prior is None:
             return found
         rounding = 4 * self.stats.rank * self.stats.n.square() * self.rounding
-        exact = self.stats.n * self.prior.trace <= EXACT_ROWS * self._energy + rounding
+        exact = self.stats.n * self.shown.prior.trace <= EXACT_ROWS * self._energy + rounding
         return found | (exact & nearly)  # values of float32 are less precise
 
     @cached_property
@@ -75,7 +75,8 @@ class UnseenEvents:
         which gradients changed, and the whole variance of the others.
         """
         stats, n = self.stats, self.stats.n.clamp_min(1)
-        noise = self.estimate.energy / n if self.prior is None else self.prior.trace
+        prior = self.shown.prior
+        noise = self.estimate.energy / n if prior is None else prior.trace
         return torch.where(stats.is_uncontrolled, noise / (2 * stats.rank * n), 0.0)
 
     def bounded(self, variance: Tensor, gram: Gram) -> Tensor:

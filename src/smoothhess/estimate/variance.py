@@ -21,7 +21,6 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.antisymmetric_variance import Prior, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
-from smoothhess.estimate.direction_products import DirectionProducts
 from smoothhess.estimate.incomplete_blocks import Gram, Values
 from smoothhess.estimate.mean_variance import MeanVariance
 from smoothhess.estimate.pooled_variance import PooledVariance
@@ -97,43 +96,34 @@ class Noise:
     # --- the parts that the variances are composed of -------------------------------------------------------------
 
     @cached_property
-    def replicates(self) -> Replicates:
-        """The independent replicates of the head."""
-        return Replicates(self.estimate)
-
-    @cached_property
-    def skew(self) -> Skew | None:
-        """The antisymmetric half of a whitened estimate; None for group sums and designs without blocks."""
-        return Skew(self.white) if self.white is not None and self.replicates.has_blocks else None
-
-    @cached_property
-    def prior(self) -> Prior | None:
-        """Variances from the antisymmetric half; None for designs without orthogonal blocks."""
-        if not self.replicates.has_blocks:
-            return None
-        if self.skew is None:
-            return Prior.of_groups(self.features, self.estimate.energy)
-        return Prior.of_features(self.skew, self.features, self.estimate.energy)
-
-    @cached_property
-    def directions(self) -> DirectionProducts:
-        """Products of the directions of features or groups."""
-        return DirectionProducts(self.estimate, self.skew)
-
-    @cached_property
     def pooled(self) -> PooledVariance:
         """Variances of the Hessian that the rows show."""
-        return PooledVariance(self.replicates, self.prior, self.directions)
+        return PooledVariance(self.white, self.estimate)
 
     @cached_property
     def unseen_events(self) -> UnseenEvents:
         """Errors that no row shows."""
-        return UnseenEvents(self.estimate, self.prior, self.no_kinks)
+        return UnseenEvents(self.pooled, self.no_kinks)
 
     @cached_property
     def control_errors(self) -> ControlErrors:
         """Errors that a control variate adds."""
         return ControlErrors(self.white, self.features, self.gaussian)
+
+    @property
+    def replicates(self) -> Replicates:
+        """The independent replicates of the head."""
+        return self.pooled.replicates
+
+    @property
+    def skew(self) -> Skew | None:
+        """The antisymmetric half of a whitened estimate; None for group sums and designs without blocks."""
+        return self.pooled.skew
+
+    @property
+    def prior(self) -> Prior | None:
+        """Variances from the antisymmetric half; None for designs without orthogonal blocks."""
+        return self.pooled.prior
 
     @property
     def df(self) -> Tensor:
@@ -199,7 +189,7 @@ class Noise:
             own = mixed.diagonal(dim1=-2, dim2=-1)
             gram = Gram(own[..., None], own[:, None], mixed)
         else:
-            pairs = self.directions.of_entries()
+            pairs = self.pooled.directions.of_entries()
             gram = Gram(*(p.gram for p in pairs))
 
         def prior(p: Prior) -> Tensor:
@@ -222,7 +212,7 @@ class Noise:
         errors, lengths = self.control_errors, self.estimate.identity.diagonal
 
         def prior(p: Prior) -> Tensor:
-            return p.variance(*[self.directions.of_features] * 3)
+            return p.variance(*[self.pooled.directions.of_features] * 3)
 
         def values() -> Values:
             return Values(*[self.estimate.sampled_diagonal] * 3)
@@ -242,7 +232,7 @@ class Noise:
         gram = Gram(lengths[:, i, None], lengths, self.estimate.identity.product(unit)[:, 0].double())
 
         def prior(p: Prior) -> Tensor:
-            return p.variance(*self.directions.of_row(i, gram.mixed))
+            return p.variance(*self.pooled.directions.of_row(i, gram.mixed))
 
         def values() -> Values:
             own = self.estimate.sampled_diagonal
@@ -266,7 +256,7 @@ class Noise:
         gram = Gram(products[:, 0, 0], products[:, 1, 1], products[:, 0, 1])
 
         def prior(p: Prior) -> Tensor:
-            return p.variance(*self.directions.of_bilinear(both, products))
+            return p.variance(*self.pooled.directions.of_bilinear(both, products))
 
         def values() -> Values:
             sampled = estimate.sampled_product(both).double() @ both.double().mT
@@ -289,8 +279,8 @@ class Noise:
 
         def prior(_: Prior) -> Tensor:
             # (tr G tr κ + tr Gκ)/2 over all pairs; κ is taken to be proportional to the rows' energy
-            kappa, energy = self.pooled.kappa_trace, self.directions.of_features.energy.sum(-1)
-            mixed = self.directions.energy(estimate.odd, identity.product(estimate.odd)).sum(-1)
+            kappa, energy = self.pooled.kappa_trace, self.pooled.directions.of_features.energy.sum(-1)
+            mixed = self.pooled.directions.energy(estimate.odd, identity.product(estimate.odd)).sum(-1)
             return (kappa * total + kappa * mixed / energy.clamp_min(1e-300)) / 2
 
         def values() -> Values:
