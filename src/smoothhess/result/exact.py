@@ -19,7 +19,7 @@ from smoothhess.draws.gaussian import Diagonal, Isotropic
 from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, symmetric
-from smoothhess.estimate.variance import Noise, Variance
+from smoothhess.estimate.variance import Variance, Variances
 from smoothhess.linalg.eigenvalue_order import by_magnitude
 from smoothhess.linalg.krylov import leading_eigenpairs
 from smoothhess.linalg.memory import BATCH_INPUTS
@@ -163,7 +163,7 @@ class _Beside:
         return torch.cat([p.product(r) for p, r in zip(self.parts, rows.split(sizes), strict=True)])
 
 
-class _Certain(Noise):
+class _Certain:
     """Variances of an exact result: zero, or infinite (unknown) if it was computed from a sampled Hessian."""
 
     def __init__(self, result: Exact) -> None:
@@ -417,7 +417,7 @@ class Exact(Interactions):
         return self._product(rows)
 
     @cached_property
-    def noise(self) -> Noise:
+    def noise(self) -> Variances:  # type: ignore[override]  # there are no statistics
         """Variances: zero, or infinite where the derivatives were made of samples."""
         return _Certain(self)
 
