@@ -51,7 +51,8 @@ from paper.datasets import ImageData
 from paper.networks import ResNet, _BasicBlock, _Bottleneck, resnet18
 from paper.training import Recipe, correct, train, warm_cosine
 from smoothhess import Interactions, Isotropic, SmoothHess
-from smoothhess.curvature.one_flip import Kinks
+from smoothhess.curvature import control_variate
+from smoothhess.curvature.frozen_network import FrozenNetwork
 from smoothhess.datasets import Store, explain_dataset
 from smoothhess.draws.designs import find_design
 from smoothhess.explainers.choose_control import frozen_model
@@ -173,7 +174,11 @@ class Clock:
         return sum(a.elapsed_time(b) / 1000 if self.cuda else b - a for a, b in self.spans)
 
 
-PASSES = {Oracle: ("__call__", "values"), Kinks: ("own_flips", "moves", "back")}
+PASSES: dict[Any, tuple[str, ...]] = {
+    Oracle: ("__call__", "values"),
+    FrozenNetwork: ("moves", "back"),
+    control_variate: ("flips", "own_flips"),
+}
 
 
 @contextmanager
@@ -569,20 +574,20 @@ def _exact_tau(s: Setting, network: nn.Module, x: Tensor, target: int) -> None:
     owner = torch.zeros(1, dtype=torch.long, device=x.device)
     d = x[0].numel()
     with borrowed(network, x.device):
-        kinks = frozen_model(Sampler.start(oracle, x, gaussian, find_design("orthogonal")))
+        frozen = frozen_model(Sampler.start(oracle, x, gaussian, find_design("orthogonal"))).network
         few = range(min(s.choose(1024, 8), d))
-        kinks.squares(gaussian, owner, few)
-        took, _ = seconds(lambda: kinks.squares(gaussian, owner, few))
+        frozen.squares(gaussian, owner, few)
+        took, _ = seconds(lambda: frozen.squares(gaussian, owner, few))
         whole = took * d / len(few)
         with peak_memory() as peak:
             if whole <= TAU_SECONDS:
-                whole, squares = seconds(lambda: kinks.squares(gaussian, owner))
+                whole, squares = seconds(lambda: frozen.squares(gaussian, owner))
                 how = f"all {d} columns, mean τ {float(squares.sqrt().mean()):.3g}"
             else:
                 how = f"extrapolated from {len(few)} of {d} columns"
             s.tell(
                 "c",
-                f"exact τ of {kinks.neurons:,} units, d = {d}, float32",
+                f"exact τ of {frozen.neurons:,} units, d = {d}, float32",
                 "timed",
                 f"{whole:.1f} s ({how}), peak {peak()}; 64 random directions instead: {64 * took / len(few):.3f} s",
             )

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from smoothhess import Isotropic, SmoothHess, from_gradient
+from smoothhess.curvature.flip_field import flips
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.draws.designs import DESIGNS
 from smoothhess.linalg.memory import ByteLimit
@@ -96,8 +97,8 @@ def test_the_expectation_of_the_flips_is_the_closed_form(name, kind):
     expected = kinks.expectation(gaussian)
     z = torch.randn(10_000, gaussian.rank(6), generator=torch.Generator().manual_seed(1)).double()
     points = (x + gaussian.colour(z))[None]
-    one_sided = gaussian.pull(kinks.flips(points, torch.arange(1), mirrored=False)[0][0])
-    odd, even = (gaussian.pull(f[0]) for f in kinks.flips(points, torch.arange(1), mirrored=True))
+    one_sided = gaussian.pull(flips(kinks.network, points, torch.arange(1), mirrored=False)[0][0])
+    odd, even = (gaussian.pull(f[0]) for f in flips(kinks.network, points, torch.arange(1), mirrored=True))
     for there, around in ((one_sided, one_sided), (odd, even)):
         for sample, truth in (
             (z[:, :, None] * there[:, None], expected.hessian.dense()[0]),
@@ -113,8 +114,8 @@ def test_mirror_images_need_no_pass_of_their_own(name):
     net, x = make().double().eval(), 0.4 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(8)).double()
     kinks = seen(net, x)
     delta = torch.randn(2, 50, *shape, generator=torch.Generator().manual_seed(3)).double()
-    there, back = (kinks.flips(x[:, None] + d, torch.arange(2), mirrored=False)[0] for d in (delta, -delta))
-    odd, even = kinks.flips(x[:, None] + delta, torch.arange(2), mirrored=True)
+    there, back = (flips(kinks.network, x[:, None] + d, torch.arange(2), mirrored=False)[0] for d in (delta, -delta))
+    odd, even = flips(kinks.network, x[:, None] + delta, torch.arange(2), mirrored=True)
     torch.testing.assert_close(odd, (there - back) / 2, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(even, (there + back) / 2, rtol=1e-8, atol=1e-12)
 

@@ -1,7 +1,7 @@
 """The control variate: subtract a field with a closed-form expectation from each row, and add the expectation back.
 
-From the field g̃ of `one_flip`, with E[z g̃ᵀ] = W₁, two fields with known expectation are made: the linear part W₁z, and
-the residual g̃ − W₁z, whose expectation is zero. Sampled is
+From the field g̃ of `flip_field`, with E[z g̃ᵀ] = W₁, two fields with known expectation are made: the linear part W₁z,
+and the residual g̃ − W₁z, whose expectation is zero. Sampled is
 
     ∇f − μ W₁z − β (g̃ − W₁z),      and μ W₁ is added back.
 
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from smoothhess.curvature.flip_field import flips, own_flips
+from smoothhess.curvature.frozen_network import FrozenNetwork
 from smoothhess.curvature.one_flip import Expectation, Kinks
 from smoothhess.draws.designs import Design, pilot_stack, tau_rows
 from smoothhess.draws.gaussian import Gaussian
@@ -54,7 +56,7 @@ class Directions:
 
     def expectation(self, kinks: Kinks, gaussian: Gaussian, index: Tensor, layers: bool = False) -> Expectation:
         """W₁ and Γ₁ of the examples at `index`; `layers` adds the contribution of each layer to a dense W₁."""
-        inputs, probes = kinks.inputs, None
+        inputs, probes = kinks.network.inputs, None
         k = gaussian.rank(inputs[0].numel())
         if k > CONTROL_LIMIT:
             exact = self.tau_probes is not None and self.tau_probes >= k
@@ -79,7 +81,7 @@ class Control:
     @staticmethod
     def make(kinks: Kinks, expected: Expectation, weights: Tensor, chosen: Tensor, directions: Directions) -> Control:
         """From the expectation and the weights (b, 2) of the `chosen` examples, (b,)."""
-        count = len(kinks.inputs)
+        count = len(kinks.network.inputs)
         weights = weights.to(chosen.device, torch.float64)
         if len(chosen) < count:
             weights = weights.new_zeros(count, 2).index_copy(0, chosen, weights)
@@ -103,7 +105,7 @@ class Control:
             linear=(self.linear - self.flip)[index],
             flipping=flipping,
             owner=owner,
-            kinks=self.kinks.select(owner) if len(flipping) else None,
+            network=self.kinks.network.select(owner) if len(flipping) else None,
             flip=self.flip[owner],
             gradient=None if self.expected.drift is not None else self.expected.gradient[owner],
         )
@@ -128,7 +130,7 @@ class Subtraction:
     linear: Tensor  # (b,) weight of W₁z, μ − β
     flipping: Tensor  # (f,) indices of these examples among the b
     owner: Tensor  # (f,) their indices in the oracle
-    kinks: Kinks | None  # their frozen networks
+    network: FrozenNetwork | None  # their frozen networks
     flip: Tensor  # (f,) β
     gradient: Tensor | None  # (f, k) Γ₁; None if τ was estimated: Γ₁ would be biased, so even parts are sampled
 
@@ -142,10 +144,10 @@ class Subtraction:
         """
         odd, even, weight = rows
         odd = odd - self.linear[:, None, None].to(odd) * self.hessian.product(z)
-        if self.kinks is None:
+        if self.network is None:
             return odd, even
         flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
-        there, around = self.kinks.own_flips(points[flipping], self.owner, mirrored)
+        there, around = own_flips(self.network, points[flipping], self.owner, mirrored)
         there, around = (gaussian.pull(f.reshape(flat)) for f in (there, around))
         beta, odd = self.flip[:, None, None].to(odd), odd.clone()
         odd[flipping] -= beta * there
@@ -182,8 +184,9 @@ class Pilot:
     @staticmethod
     def draw(oracle: Oracle, gaussian: Gaussian, kinks: Kinks, seeds: Sequence[int]) -> Pilot:
         """Draw from the pilot stream of the seed of each example, which no design uses."""
-        x = kinks.inputs.flatten(1)
-        shape, k = kinks.inputs.shape[1:], gaussian.rank(x.shape[1])
+        network = kinks.network
+        x = network.inputs.flatten(1)
+        shape, k = network.inputs.shape[1:], gaussian.rank(x.shape[1])
         pairs = pilot_pairs(k)
         drawn = pilot_stack(seeds, pairs, k, x)
         found = []
@@ -193,7 +196,7 @@ class Pilot:
             points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
             _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))
             gradient = gaussian.pull(gradient.reshape(points.shape))
-            there, _ = kinks.flips(points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
+            there, _ = flips(network, points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
             found.append((z, (gradient[:, :, 0] - gradient[:, :, 1]) / 2, gaussian.pull(there.flatten(2))))
         return Pilot(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 

@@ -7,7 +7,8 @@ whitened directions u and v,
     Var(uᵀŴv) = (|u|² vᵀKv + |v|² uᵀKu + 2 (u·v) uᵀKv)/4n.
 
 This estimate is available from an incomplete block on. Features (or groups) have whitened directions: uᵀHv = q_uᵀ W q_v
-with q_u = L⁺u. The variance between independent replicates is in `block_variance`; both are combined in `variance`.
+with q_u = L⁺u; their products are in `direction_products`. The variance between independent replicates is in
+`block_variance`; both are combined in `pooled_variance`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import SMALL
-from smoothhess.estimate.statistics import Statistics
+from smoothhess.estimate.statistics import PROBES, Statistics
 
 DENSE_SKEW = 4096  # coordinates up to which A is stored as a matrix
 SPREAD_DF = 1.5  # degrees of freedom per direction that carries noise
@@ -101,6 +102,23 @@ class Prior:
         # Eigenvalues come in pairs ±iλ, so at least two directions carry the noise; rounding could give less.
         shared = SPREAD_DF * spread.clamp_min(2)
         self.df = shared if k > SMALL else torch.zeros_like(spread)  # not used in few dimensions
+
+    @staticmethod
+    def of_features(skew: Skew, stats: Statistics, energy: Tensor) -> Prior:
+        """From the antisymmetric half of a whitened estimate."""
+        return Prior(skew.norm2, skew.spread, skew.k, stats.n, energy)
+
+    @staticmethod
+    def of_groups(stats: Statistics, energy: Tensor) -> Prior:
+        """From the products of A with random probes, which are kept with group sums."""
+        assert stats.skew is not None
+        probes = stats.skew[..., stats.k :] / stats.n[:, None, None]
+        norm2 = probes.square().sum(1).mean(-1)
+        # ‖AᵀA‖²_F from inner products of different probes, which is unbiased
+        products = (probes.mT @ probes).square()
+        fourth = (products.sum((-1, -2)) - products.diagonal(dim1=-2, dim2=-1).sum(-1)) / (PROBES * (PROBES - 1))
+        spread = torch.where(fourth > 0, norm2.square() / fourth, stats.rank / 2)
+        return Prior(norm2, spread, stats.rank, stats.n, energy)
 
     def _each(self, numbers: Tensor, like: Tensor) -> Tensor:
         return numbers.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,7 +1,7 @@
 """Estimate of the variance from the scatter of independent replicates: blocks, scramblings or single rows.
 
 This module sums rows over replicates and computes the variance between them. The estimate from the antisymmetric half
-is in `antisymmetric_variance`; both are combined in `variance`.
+is in `antisymmetric_variance`; both are combined in `pooled_variance`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Replicates:
         self.estimate, self.stats = estimate, estimate.stats
         stats = self.stats
         self.size = find_design(stats.design).replicate_rows(stats.rank)
+        self.has_blocks = self.size > 1 and stats.design == "orthogonal"  # the antisymmetric half is used for these
         self.alone = False  # whether no example has two replicates
         if self.size == 1:
             rows = torch.arange(stats.head.odd.shape[1], device=stats.n.device)

@@ -45,7 +45,7 @@ class ControlErrors:
         """|D q_i|² for every feature, (B, d)."""
         drift = self.features.drift
         if drift is None:
-            return self.features.gradient.new_zeros(1, 1, dtype=torch.float64)
+            return self.features.gradient.new_zeros(1, self.features.k, dtype=torch.float64)
         return drift.double().square().mean(1)
 
     @cached_property

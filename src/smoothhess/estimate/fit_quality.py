@@ -47,10 +47,10 @@ def explained(noise: Noise) -> Tensor:
 
     spread = noise.replicates.of_norm(white.head.score, odd, norm2)
     if noise.prior is None:
-        spread = noise.weigh(spread)
+        spread = noise.pooled.weigh(spread)
     else:
-        prior = (total * noise.prior.trace + (noise.prior.k + 2) * noise.kappa_trace) / 4
-        spread = noise.weigh(spread, prior, noise.prior_df)
+        prior = (total * noise.prior.trace + (noise.prior.k + 2) * noise.pooled.kappa_trace) / 4
+        spread = noise.pooled.weigh(spread, prior)
     if white.is_factored:
         score, rows = white.factors()
         norm = norm2(score, torch.cat([odd, rows[:, odd.shape[1] :]], 1), noise.estimate.constant)

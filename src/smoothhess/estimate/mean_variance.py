@@ -9,17 +9,15 @@ from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.estimate.block_variance import Replicates
-from smoothhess.estimate.incomplete_blocks import Correction
-from smoothhess.estimate.statistics import Statistics
 
 LEAST_BLOCKS = 5  # blocks from which the variance of a mean may be taken from their scatter
 
 
 class MeanVariance:
-    """Variances of means over rows; `has_blocks` says whether the rows of a block depend on each other."""
+    """Variances of means over rows."""
 
-    def __init__(self, features: Statistics, replicates: Replicates, correction: Correction, has_blocks: bool) -> None:
-        self.features, self.replicates, self.correction, self.has_blocks = features, replicates, correction, has_blocks
+    def __init__(self, replicates: Replicates) -> None:
+        self.replicates, self.features = replicates, replicates.stats
 
     def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the variance of the mean of a quantity with one value per row, and its degrees of freedom.
@@ -31,13 +29,14 @@ class MeanVariance:
         curvature.
         """
         units = self.replicates.of_mean(rows)
-        if not self.has_blocks:
+        if not self.replicates.has_blocks:
             known = (self.replicates.df > 0).reshape(-1, *[1] * (units.ndim - 1))
             return torch.where(known, units, torch.inf), self.replicates.df
         rest = rows if exact is None else rows - exact.to(rows)
         independent, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
-            radial = self.correction.radial.sqrt() * self.features.rank / 2  # depends on the same lengths as the rest
+            # the error of the mean curvature depends on the same lengths as the rest
+            radial = self.replicates.estimate.correction.radial.sqrt() * self.features.rank / 2
             independent = (independent.sqrt() + radial).square() + self._as_independent(exact) * self._incomplete_share
         total = [t.reshape(len(t), -1).sum(1) for t in (units, independent)]
         by_blocks, by_rows = (student_t.quantile(0.95, d.cpu()).to(d.device).square() for d in (self.replicates.df, df))
@@ -57,6 +56,6 @@ class MeanVariance:
     @cached_property
     def _incomplete_share(self) -> Tensor:
         """Variance of a quadratic form's mean over the blocks, relative to independent rows, (B,); 0 if complete."""
-        c, k = self.correction, self.features.rank
+        c, k = self.replicates.estimate.correction, self.features.rank
         # C (m/n)² summed over blocks, as the sum of m(k − m)/n², times n/(k − 1)
         return ((c.corrected + c.plain) * 2 * (k + 2) / k * self.features.n).clamp_max(1)

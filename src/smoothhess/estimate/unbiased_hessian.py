@@ -88,6 +88,11 @@ class Unbiased:
         return self.correction.constant if self.needs_correction else torch.zeros_like(self.correction.constant)
 
     @cached_property
+    def energy(self) -> Tensor:
+        """Mean of |γ′|² over the rows, whitened, (B,)."""
+        return mean_energy(self.stats, self.stats.head.along.double() - self.correction.slope)
+
+    @cached_property
     def _matrix(self) -> Tensor:
         stats, head = self.stats, self.stats.head
         total = stats.summed()
@@ -180,6 +185,12 @@ def corrected_rows(head: Rows, correction: Correction) -> Tensor:
     weight = head.weight.double()
     factor = torch.where(weight > 0, correction.slope / weight.clamp_min(1e-300), 0.0)
     return head.odd - factor[..., None].to(head.odd) * head.score
+
+
+def mean_energy(stats: Statistics, along: Tensor) -> Tensor:
+    """Mean of |γ|² over rows whose slopes along their own directions are `along` (B, P), whitened, (B,)."""
+    square = (along.square() + stats.head.across.double()) * stats.rank
+    return (square / stats.head.weight.double().clamp_min(1e-300)).sum(1) / stats.n_head.clamp_min(1)
 
 
 def pair_norm(s: Tensor, g: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.control_variate import Control, Directions, Pilot, pilot_passes, thin_rank
-from smoothhess.curvature.one_flip import Kinks, NoKinksError
+from smoothhess.curvature.frozen_network import NoKinksError
+from smoothhess.curvature.one_flip import Kinks
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.memory import CLOSED_FORMS, is_out_of_memory, reraise_out_of_memory
 
@@ -96,7 +97,7 @@ def given_control(
     chosen = torch.nonzero(weights.any(1)).reshape(-1).to(sampler.inputs.device)
     if not len(chosen):
         return Choice(None, "its weights are zero", passes)
-    size = len(kinks.bent) * len(kinks.inputs) * sampler.rank**2 * 8
+    size = len(kinks.network.bent) * len(sampler.inputs) * sampler.rank**2 * 8
     expected = directions.expectation(kinks, sampler.gaussian, chosen, layers=size <= layer_bytes)
     return Choice(Control.make(kinks, expected, weights[chosen], chosen, directions), "", passes)
 

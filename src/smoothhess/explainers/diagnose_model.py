@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import Call, is_opaque, record
-from smoothhess.curvature.one_flip import Kinks, NoKinksError
+from smoothhess.curvature.frozen_network import NoKinksError
+from smoothhess.curvature.one_flip import Kinks
 from smoothhess.draws.designs import pilot_rows
 from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.linalg.memory import FLOAT64_CHUNK, reraise_out_of_memory
@@ -206,10 +207,10 @@ def _look_inside(
     except NoKinksError as error:
         return _Model(tuple(calls), str(error), (), 2)
     one = torch.ones(len(x))
-    for i, call, tau, share in zip(kinks.bent, kinks.calls, taus, shares, strict=True):
+    for i, call, tau, share in zip(kinks.network.bent, kinks.network.calls, taus, shares, strict=True):
         flips = _flips(call, tau, one) if call.knots else calls[i].flips
         calls[i] = replace(calls[i], flips=flips, share=share)
-    knotted = tuple((call, tau) for call, tau in zip(kinks.calls, taus, strict=True) if call.knots)
+    knotted = tuple((call, tau) for call, tau in zip(kinks.network.calls, taus, strict=True) if call.knots)
     return _Model(tuple(calls), "", knotted, 2 + passes)
 
 
@@ -228,21 +229,23 @@ def _activation(call: Call, batch: int, forward_func: Callable[..., Any]) -> Act
 def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tuple[tuple[Tensor, ...], Tensor, float]:
     """τ of each nonlinear call (B, units), its share ⟨W, W₁⟩/‖W₁‖² (calls, B), and the number of passes."""
     rows = torch.eye(z.shape[1]).to(z) if z.shape[1] <= EXACT_RANK else z / math.sqrt(len(z))
-    batch_size = min(kinks.oracle.batch_size, FLOAT64_CHUNK.items(kinks.neurons * z.element_size(), z.device))
+    network = kinks.network
+    batch_size = min(network.oracle.batch_size, FLOAT64_CHUNK.items(network.neurons * z.element_size(), z.device))
     taus, shares = [], []
-    for owner in torch.arange(len(kinks.inputs), device=z.device).split(1):
-        part = kinks.select(owner)
-        tau = sum(part.moves(gaussian, v, owner).double().square().sum(1) for v in rows.split(batch_size)) ** 0.5
+    for owner in network.everyone.split(1):
+        frozen = network.select(owner)
+        part = Kinks(frozen)
+        tau = sum(frozen.moves(gaussian, v, owner).double().square().sum(1) for v in rows.split(batch_size)) ** 0.5
         bend, _ = part.weights(tau)
-        total = torch.zeros(len(kinks.bent), dtype=torch.float64, device=z.device)
+        total = torch.zeros(len(network.bent), dtype=torch.float64, device=z.device)
         for v in z[:n_probes].split(batch_size):
-            bent = part.curved(part.moves(gaussian, v, owner), bend)
-            turned = gaussian.pull(part.back(bent, owner))[0]  # W₁v, (c, k); its products give vᵀW W₁v of each call
-            products = part.per_call(bent.double() * part.moves(gaussian, turned, owner).double())
+            bent = part.curved(frozen.moves(gaussian, v, owner), bend)
+            turned = gaussian.pull(frozen.back(bent, owner))[0]  # W₁v, (c, k); its products give vᵀW W₁v of each call
+            products = frozen.per_call(bent.double() * frozen.moves(gaussian, turned, owner).double())
             total += torch.stack([p.sum() for p in products])
         taus.append(tau)
         shares.append(total / total.sum())
-    return kinks.per_call(torch.cat(taus)), torch.stack(shares, 1).cpu(), len(rows) / 2 + 2 * n_probes
+    return network.per_call(torch.cat(taus)), torch.stack(shares, 1).cpu(), len(rows) / 2 + 2 * n_probes
 
 
 def _flips(call: Call, tau: Tensor, multiple: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def _has_no_kinks(sampler: Sampler, index: Tensor, harmless: frozenset[str]) -> 
         if bent - KINKED or oracle.precision != "float32":
             return no, passes
         kinks = Kinks.see(oracle, inputs, at.value[index], at.gradient[index])
-        if kinks.unmodelled or kinks.price(sampler.rank) > CERTAIN_PASSES:
+        if kinks.network.unmodelled or kinks.price(sampler.rank) > CERTAIN_PASSES:
             return no, passes
         passes += 1 + sampler.rank / 2
         probability, curvature = kinks.chances(sampler.gaussian)

@@ -225,7 +225,7 @@ class SmoothHess:
         assert choice.control is not None
         closed = _closed_form(choice.control, sampler, check, tolerance)
         if bool(closed.suspect.any()):
-            off, unseen = closed.error[closed.suspect].max(), choice.control.kinks.unmodelled
+            off, unseen = closed.error[closed.suspect].max(), choice.control.kinks.network.unmodelled
             reason = f"it does not model {unseen}, or many units flip" if unseen else "many units flip"
             warnings.warn(
                 f"the closed form of {int(closed.suspect.sum())} of {len(closed)} example(s) has an estimated relative "
@@ -397,7 +397,7 @@ def _closed_form(control: Control, sampler: Sampler, check: Interactions, tolera
     hessian = among_features(control.expected.hessian.dense())
     norm2 = hessian.double().square().sum((-1, -2)).clamp_min(torch.finfo(torch.float64).tiny)
     layers = []
-    for call, white in zip(control.kinks.calls, control.expected.layers, strict=False):
+    for call, white in zip(control.kinks.network.calls, control.expected.layers, strict=False):
         part = among_features(white)
         share = ((part.double() * hessian.double()).sum((-1, -2)) / norm2).to(inputs)
         layers.append(Layer(call.name, call.operator, call.pre[0].numel(), part, share))

@@ -19,7 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import Control
-from smoothhess.curvature.one_flip import Expectation, Kinks, NoKinksError
+from smoothhess.curvature.frozen_network import NoKinksError
+from smoothhess.curvature.one_flip import Expectation, Kinks
 from smoothhess.datasets.distributed.process_group import Forms, Processes, forms
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.hessian_estimate import HessianEstimate
@@ -159,7 +160,7 @@ class Leader(Sampler):
     def share(self, kinks: Kinks) -> Kinks:
         """The model that was frozen here, after all processes have frozen theirs."""
         self.request("freeze", lambda: ({}, {}))
-        return SharedKinks(**{f.name: getattr(kinks, f.name) for f in fields(Kinks)}, leader=self)
+        return SharedKinks(kinks.network, leader=self)
 
     def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm, check: bool) -> Statistics:
         """As in `Sampler`, with the rows split over all processes."""
@@ -206,7 +207,7 @@ class SharedKinks(Kinks):
     def _shared(
         self, own: Callable[[Tensor], Expectation], given: Mapping[str, Tensor], index: Tensor | None
     ) -> Expectation:
-        everyone = torch.arange(len(self.inputs), device=self.inputs.device) if index is None else index
+        everyone = self.network.everyone if index is None else index
         if len(everyone) == 1:  # the closed form of one example is not split
             return own(everyone)
         passes = math.nan

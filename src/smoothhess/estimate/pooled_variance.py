@@ -1,0 +1,136 @@
+"""Combination of the two estimates of the Hessian's variance, weighted by their degrees of freedom.
+
+The scatter of independent replicates of the design (`block_variance`) and, for orthogonal blocks, the antisymmetric
+half of the estimate (`antisymmetric_variance`) both estimate Var(uᵀĤv). The variance of incomplete blocks, which the
+antisymmetric half lacks, is added before both are averaged. Errors that no row shows are in `unseen_events`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from smoothhess.estimate.antisymmetric_variance import Prior, Skew
+from smoothhess.estimate.block_variance import Replicates
+from smoothhess.estimate.direction_products import DirectionProducts
+from smoothhess.estimate.incomplete_blocks import Gram, Values, missing_variance
+from smoothhess.estimate.statistics import Statistics
+from smoothhess.estimate.unbiased_hessian import Unbiased
+
+LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a share of that from the antisymmetric half
+
+
+class PooledVariance:
+    """The weighted mean of both variances; `white` holds the whitened statistics (None for group sums)."""
+
+    def __init__(self, white: Statistics | None, estimate: Unbiased) -> None:
+        self.white, self.estimate, self.stats = white, estimate, estimate.stats
+
+    @cached_property
+    def replicates(self) -> Replicates:
+        """The independent replicates of the head."""
+        return Replicates(self.estimate)
+
+    @cached_property
+    def skew(self) -> Skew | None:
+        """The antisymmetric half of a whitened estimate; None for group sums and designs without blocks."""
+        return Skew(self.white) if self.white is not None and self.replicates.has_blocks else None
+
+    @cached_property
+    def prior(self) -> Prior | None:
+        """Variances from the antisymmetric half; None for designs without orthogonal blocks."""
+        if not self.replicates.has_blocks:
+            return None
+        if self.skew is None:
+            return Prior.of_groups(self.stats, self.estimate.energy)
+        return Prior.of_features(self.skew, self.stats, self.estimate.energy)
+
+    @cached_property
+    def directions(self) -> DirectionProducts:
+        """Products of the directions of features or groups."""
+        return DirectionProducts(self.estimate, self.skew)
+
+    @property
+    def df(self) -> Tensor:
+        """Degrees of freedom of the Hessian's variances, (B,)."""
+        return self.replicates.df if self.prior is None else self.replicates.df + self._prior_df
+
+    @cached_property
+    def _prior_df(self) -> Tensor:
+        """Degrees of freedom of the variances from a single block (Satterthwaite), (B,).
+
+        The variance from incomplete blocks and radial functions is estimated from all rows, with about half of the
+        degrees of freedom of independent rows; the rest is estimated from the directions that carry the noise.
+        """
+        assert self.prior is not None
+        stats, k, c = self.stats, self.stats.rank, self.estimate.correction
+        total = self.prior.trace * (k + 1) / 2  # E‖Ŵ − W‖²_F, whitened
+        # ‖W₀‖² of the linear part: the energy of the rows minus their noise
+        linear2 = (self.estimate.energy - stats.n * self.prior.trace).clamp_min(0)
+        linear = torch.minimum((c.corrected + c.plain) * k * linear2, total)
+        known = linear + c.radial * k * k
+        rest = total - linear
+        spread = known.square() / (stats.n / 2).clamp_min(1) + rest.square() / self.prior.df.clamp_min(1e-9)
+        found = torch.where(spread > 0, (known + rest).square() / spread.clamp_min(1e-300), self.prior.df)
+        most = self.prior.df_of_directions(self.directions.of_features)
+        found = torch.minimum(torch.maximum(found, self.prior.df), most)
+        return torch.where(self.prior.df > 0, found, 0.0)
+
+    @cached_property
+    def kappa_trace(self) -> Tensor:
+        """Sum over the features of the noise of a direction, from the antisymmetric half, (B,)."""
+        assert self.prior is not None
+        return self.prior.own(self.directions.of_features).sum(-1)
+
+    def weigh(self, units: Tensor, prior: Tensor | None = None) -> Tensor:
+        """Mean of both variances, weighted by their degrees of freedom; infinite if neither has any."""
+        shape = (-1, *[1] * (units.ndim - 1))
+        a = self.replicates.df.reshape(shape)
+        if prior is None:
+            return torch.where(a > 0, units, torch.inf)
+        b = self._prior_df.reshape(shape)
+        if self.replicates.alone:
+            return torch.where(b > 0, prior, torch.inf)
+        return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
+
+    @cached_property
+    def _along_itself(self) -> Tensor:
+        """Variance of the diagonal entries between blocks over that from the antisymmetric half, (B,), at least 1.
+
+        It is computed from the sum over all diagonal entries, which suffices from two blocks on.
+        """
+        assert self.prior is not None
+        own, estimate = self.estimate.identity.diagonal, self.estimate
+        units = self.replicates.of_form(self.stats.head.score * estimate.odd, own).sum(1)
+        shown = self.prior.variance(*[self.directions.of_features] * 3)
+        if estimate.correction.has_variance:
+            gram, values = Gram(own, own, own), Values(*[estimate.sampled_diagonal] * 3)
+            shown = shown + missing_variance(estimate.correction, values, gram, self.stats.rank)
+        ratio = units / shown.sum(1).clamp_min(1e-300)
+        return torch.where((self.replicates.df >= 1) & ratio.isfinite(), ratio, 1.0).clamp(1, 10)
+
+    def of_form(
+        self,
+        units: Tensor,
+        gram: Gram,
+        prior: Callable[[Prior], Tensor],
+        values: Callable[[], Values],
+        parallel: bool = True,
+    ) -> Tensor:
+        """Var(uᵀĤv) from its variance between replicates, `units`, and that from the antisymmetric half, `prior`.
+
+        `values` gives the sampled uᵀĤu, vᵀĤv and uᵀĤv. `parallel`: u and v may be parallel, so `_along_itself` applies.
+        """
+        if self.prior is None:
+            return self.weigh(units)
+        found, correction = prior(self.prior), self.estimate.correction
+        if not self.replicates.alone and parallel:
+            cosine2 = gram.mixed.square() / (gram.left * gram.right).clamp_min(1e-300)
+            found = found * (1 + (self._along_itself.reshape(-1, *[1] * (found.ndim - 1)) - 1) * cosine2)
+        if correction.has_variance:
+            missing = missing_variance(correction, values(), gram, self.stats.rank)
+            found = torch.maximum(found + missing, found * LEAST_SHARE)
+        return self.weigh(units, found)
