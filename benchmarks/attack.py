@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from paper.datasets import mnist
 from paper.networks import image_mlp
-from smoothhess import Interactions, SmoothHess, baselines
+from smoothhess import Exact, Interactions, SmoothHess, baselines
 from smoothhess.evaluate.attack import attack
 from smoothhess.evaluate.attack_comparison import AttackComparison, AttackDifference, post_hoc
 from smoothhess.model.weight_files import load_weights
@@ -92,7 +92,7 @@ def plain_runs(
         yield result
 
 
-def attacked(result: Interactions, epsilon: float, order: int, bounds: Any) -> Attacked:
+def attacked(result: Interactions | Exact, epsilon: float, order: int, bounds: Any) -> Attacked:
     points = attack(result, epsilon, order=order, bounds=bounds)
     return Attacked(points, float(result.n_calls.double().mean()), float(result.n_passes.double().mean()))
 

@@ -11,9 +11,9 @@ ROOT = Path(smoothhess.__file__).parent
 ORDER = "_version linalg draws model curvature estimate result explainers baselines evaluate datasets view cli".split()
 # Methods that show a result: each imports `view` when it is called.
 FACADES = {
-    ("result.interactions", "plot"),
-    ("result.interactions", "report"),
-    ("result.interactions", "_repr_html_"),
+    ("result.result", "plot"),
+    ("result.result", "report"),
+    ("result.result", "_repr_html_"),
     ("evaluate.selection", "plot"),
     ("evaluate.sweep", "plot"),
     ("evaluate.validate_pairs", "plot"),

@@ -516,7 +516,7 @@ def test_more_with_another_model():
 
 def test_too_many_rows_of_too_many_features(monkeypatch):
     monkeypatch.setattr("smoothhess.estimate.statistics.DENSE_LIMIT", 3)
-    monkeypatch.setattr("smoothhess.result.interactions.DENSE_LIMIT", 3)
+    monkeypatch.setattr("smoothhess.estimate.hessian_estimate.DENSE_LIMIT", 3)
     explainer = Plain(OneHidden(5))
     small = explainer.attribute(batch(), sigma=0.3, n_calls=10)
     with pytest.raises(ValueError, match=r"Use result @ v, groups\(mask\)"):

@@ -7,7 +7,7 @@ from torch import nn
 
 from smoothhess import Interactions, SmoothHess
 from smoothhess.linalg.memory import ByteLimit
-from smoothhess.result import interactions
+from smoothhess.result import eigenpairs
 from smoothhess.result.pairs import benjamini_hochberg
 from tests.truths import OneHidden, Plain, gaussians
 
@@ -81,14 +81,14 @@ class TestOperator:
 
     def test_eigenpairs_by_products_alone(self, kind, n_calls, monkeypatch):
         expected = make(n_calls, kind).eigh(3)
-        monkeypatch.setattr(interactions, "ROW_SPAN", ByteLimit(0))
-        monkeypatch.setattr(interactions, "ROW_SPAN_FOR_FEW", ByteLimit(0))
+        monkeypatch.setattr(eigenpairs, "ROW_SPAN", ByteLimit(0))
+        monkeypatch.setattr(eigenpairs, "ROW_SPAN_FOR_FEW", ByteLimit(0))
         result = make(n_calls, kind)
         found = result.eigh(3)
         torch.testing.assert_close(found.values, expected.values, rtol=1e-3, atol=1e-6)
         assert float(result.eigh_residuals(found).max()) <= 1.1 * interactions.EIGH_TOLERANCE
         assert float(make(n_calls, kind).eigh_residuals(expected).max()) < 1e-9
-        turned = interactions.Eigenpairs(expected.values, expected.vectors.roll(1, -1))
+        turned = eigenpairs.Eigenpairs(expected.values, expected.vectors.roll(1, -1))
         assert float(result.eigh_residuals(turned).min()) > 1e-3
 
     def test_scipy(self, kind, n_calls):

@@ -75,7 +75,7 @@ def test_many_features_are_refused_with_advice_before_a_matrix_is_made():
     wide = sh.SmoothHess(lambda x: (x**2).sum(1)).attribute(torch.zeros(1, 1001), sigma=0.1, n_calls=20)
     with pytest.raises(ValueError, match=r"1001 × 1001 colours is not legible.*Pass k=40 .*groups\(mask\)"):
         view.heatmap(wide)
-    assert "hessian" not in wide.__dict__
+    assert wide.estimate.cached_matrix.value is None
     assert view.heatmap(wide, k=5).images[0].get_array().shape == (5, 5)
     huge = sh.SmoothHess(lambda x: (x**2).sum(1)).attribute(torch.zeros(1, 6000), sigma=0.1, n_calls=4)
     with pytest.raises(ValueError, match=r"is not legible.*Use result.groups"):

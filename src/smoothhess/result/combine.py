@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,11 +16,8 @@ from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import merge
 from smoothhess.result.result import Result
 
-if TYPE_CHECKING:
-    from smoothhess.result.interactions import Interactions, SampledResult
-
 R = TypeVar("R", bound=Result)
-S = TypeVar("S", bound="SampledResult")
+Sampled = Any  # a `SampledResult`: its methods call these functions
 
 PER_EXAMPLE = ("n_passes", "precision_error", "control_weights")  # tensors (B, …) beside inputs and target
 
@@ -63,7 +60,7 @@ def concatenated(results: Sequence[R], **source: Any) -> R:
     )
 
 
-def concatenate_sampled(first: S, results: Sequence[Result]) -> S:
+def concatenate_sampled(first: Sampled, results: Sequence[Result]) -> Sampled:
     """Concatenate sampled results of one kind, of which `first` is the first."""
     alike = same_settings(first, results)
     return concatenated(
@@ -84,10 +81,10 @@ def same_settings(first: R, results: Sequence[Result]) -> list[R]:
     return [r for r in results if isinstance(r, type(first))]
 
 
-def merge_sampled(a: Interactions, b: Interactions) -> Interactions:
+def merge_sampled(a: Sampled, b: Sampled) -> Sampled:
     """Merge two results of the same inputs from different draws."""
     if type(b) is not type(a):
-        raise TypeError(
+        raise ValueError(
             f"only sampled results can be merged, got {type(b).__name__}, which holds no draws. To concatenate "
             "different examples use Interactions.cat."
         )
@@ -150,7 +147,7 @@ def _tensors(result: Result) -> dict[str, Tensor]:
     return {name: t for name in PER_EXAMPLE if isinstance(t := getattr(result, name, None), Tensor)}
 
 
-def _weights(results: Sequence[SampledResult]) -> Tensor | None:
+def _weights(results: Sequence[Sampled]) -> Tensor | None:
     """`control_weights` of all examples; zero for results without a control variate."""
     like = next((r.control_weights for r in results if r.control_weights is not None), None)
     if like is None:

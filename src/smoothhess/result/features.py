@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from smoothhess.result.result import Result
+Result = Any  # a `Result`: its methods call these functions
 
 
 def flat_index(i: int | tuple[int, ...], shape: tuple[int, ...]) -> int:

@@ -212,8 +212,8 @@ class Interactions(SampledResult):
             A new result with the draws of both.
 
         Raises:
-            TypeError: if `other` is not an `Interactions`.
-            ValueError: if the results differ in inputs, outputs, settings or version, or if they share draws.
+            ValueError: if `other` is not an `Interactions`, if the results differ in inputs, outputs, settings or
+                version, or if they share draws.
         """
         return combine.merge_sampled(self, other)
 

@@ -11,86 +11,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
 from smoothhess.estimate.variance import Variance, Variances
 from smoothhess.result import eigenpairs, export, features, files, text
+from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.intervals import Estimate
 from smoothhess.result.pairs import Columns, Pair, labels_of, strongest_pairs
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
-
-
-class Matrix(Protocol):
-    """A symmetric matrix per example, with its products and its diagonal."""
-
-    def product(self, rows: Tensor, /) -> Tensor:
-        """H applied to each row of (B, n, d)."""
-        ...
-
-    def dense(self) -> Tensor:
-        """H, (B, d, d)."""
-        ...
-
-    def diagonal(self) -> Tensor:
-        """H_ii, (B, d)."""
-        ...
-
-
-class ResultSource(Protocol):
-    """The numbers that a result is read from: a `HessianEstimate` or `Derivatives`."""
-
-    @property
-    def gaussian(self) -> Gaussian:
-        """The Gaussian, or the typical change of each feature."""
-        ...
-
-    @property
-    def grouping(self) -> Grouping | None:
-        """The groups, if the features are groups."""
-        ...
-
-    @property
-    def output(self) -> Tensor:
-        """f(x), (B,)."""
-        ...
-
-    @property
-    def value(self) -> Tensor:
-        """The value of the explained function, (B,)."""
-        ...
-
-    @property
-    def gradient(self) -> Tensor:
-        """The gradient, (B, d)."""
-        ...
-
-    @property
-    def hessian(self) -> Tensor:
-        """The reported Hessian, (B, d, d)."""
-        ...
-
-    @property
-    def noise(self) -> Variances:
-        """Variances of the unbiased numbers."""
-        ...
-
-    @property
-    def unbiased(self) -> Matrix:
-        """The Hessian behind entries, rows and intervals."""
-        ...
-
-    def product(self, rows: Tensor, /) -> Tensor:
-        """The reported H applied to each row of (B, n, d)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,7 +49,7 @@ class Result(ABC):
 
     @property
     @abstractmethod
-    def source(self) -> ResultSource:
+    def source(self) -> HessianEstimate | Derivatives:
         """The numbers that this result is read from; for modules of this package."""
 
     # --- shape and settings ---------------------------------------------------------------------------------------
