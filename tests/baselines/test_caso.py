@@ -283,7 +283,7 @@ def test_it_is_an_attribution(tmp_path):
     for result in (caso(f, X, radius=0.1), cafo(f, X, radius=0.1)):
         assert isinstance(result, Attribution)
         with pytest.raises(ValueError, match="is an attribution, not a Hessian"):
-            result.taylor()
+            attack(result, 0.1)
         with pytest.raises(ValueError, match="is an attribution"):
             attack(result, 0.1)
         result.save(tmp_path / "r.safetensors")

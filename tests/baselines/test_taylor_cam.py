@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import Interactions
+from smoothhess import Interactions, attack
 from smoothhess.baselines.taylor_cam import taylor_cam, taylor_map
 from smoothhess.result.exact import Attribution
 from tests.model.test_state import Counting, assert_same, snapshot
@@ -190,7 +190,7 @@ def test_it_is_an_attribution(tmp_path):
     result = taylor_cam(Pooled(), "conv", X)
     assert isinstance(result, Attribution)
     with pytest.raises(ValueError, match="Taylor-CAM, own is an attribution"):
-        result.taylor()
+        attack(result, 0.1)
     result.save(tmp_path / "r.safetensors")
     assert torch.equal(Interactions.load(tmp_path / "r.safetensors").hessian, result.hessian)
     assert torch.equal(result.inputs, torch.ones(3, K).double())

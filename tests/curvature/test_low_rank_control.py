@@ -52,10 +52,10 @@ class TestResults:
         result, asked = thin(shrink=shrink, n_calls=24), thin(shrink=shrink, n_calls=24)
         dense = asked.hessian
         rows = torch.randn(3, 5, 40, generator=torch.Generator().manual_seed(1)).double()
-        torch.testing.assert_close(result._product(rows), rows @ dense)
+        torch.testing.assert_close(result.product(rows), rows @ dense)
         values, vectors = result.eigh(3)
         torch.testing.assert_close((dense @ vectors.flatten(2).mT).mT, values[..., None] * vectors.flatten(2))
-        unbiased = asked._unbiased_hessian
+        unbiased = asked.estimate.unbiased.dense()
         torch.testing.assert_close(result.diagonal().value, unbiased.diagonal(dim1=-2, dim2=-1))
         torch.testing.assert_close(result.row(3).value, unbiased[:, 3])
         mask = torch.arange(40) % 6
@@ -64,10 +64,10 @@ class TestResults:
         noise = result.noise
         torch.testing.assert_close(noise.squared_norm, unbiased.square().sum((-1, -2)))
         if shrink:
-            torch.testing.assert_close(result.denoised_estimate.norm2, dense.square().sum((-1, -2)))
-            white = result.denoised_estimate.dense()
+            torch.testing.assert_close(result.estimate.denoised.norm2, dense.square().sum((-1, -2)))
+            white = result.estimate.denoised.dense()
             scale = GAUSSIAN.scales(40)
-            torch.testing.assert_close(result.denoised_estimate.explained.isfinite().all(), torch.tensor(True))
+            torch.testing.assert_close(result.estimate.denoised.explained.isfinite().all(), torch.tensor(True))
             torch.testing.assert_close(white, dense * scale[:, None] * scale, rtol=1e-6, atol=1e-9)
 
     def test_it_stays_unbiased(self):

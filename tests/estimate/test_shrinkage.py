@@ -9,6 +9,7 @@ from torch import nn
 
 from smoothhess import Interactions, SmoothHess
 from smoothhess.draws.designs import DESIGNS
+from smoothhess.estimate.hessian_estimate import Once
 from smoothhess.estimate.shrinkage import _blocks, _damp
 from smoothhess.linalg import principal_directions
 from tests.truths import OneHidden, gaussians, quadratic
@@ -88,7 +89,7 @@ def test_factored_products_equal_the_matrix(kind, rows):
     dense = result.hessian
     torch.testing.assert_close(product, (dense @ v[..., None])[..., 0], rtol=1e-8, atol=1e-10)
     norm = dense.square().sum((-1, -2))
-    torch.testing.assert_close(result.denoised_estimate.norm2, norm, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(result.estimate.denoised.norm2, norm, rtol=1e-6, atol=1e-12)
     mask = torch.arange(12) // 4
     sums = torch.zeros(12, 3).double()
     sums[torch.arange(12), mask] = 1
@@ -234,11 +235,11 @@ def test_examples_keep_what_was_worked_out(n_calls):
     """Selecting and joining carries the denoised estimate along; it equals the one worked out anew."""
     x = torch.randn(6, 40, generator=torch.Generator().manual_seed(1)).double()
     result = SmoothHess(mlp(40, 60, 30)).attribute(x, radius=1.0, n_calls=n_calls, tol=0.08)
-    anew = replace(result).hessian
-    assert result.denoised_estimate is not None
+    anew = replace(result.estimate, cached_denoised=Once(), cached_matrix=Once()).hessian
+    assert result.estimate.denoised is not None
     parts = [result[[3, 1, 5]], result[[0, 2, 4]]]
     whole = Interactions.cat(parts)
-    assert all("denoised_estimate" in vars(r) for r in [*parts, whole])
+    assert all(r.estimate.cached_denoised.value is not None for r in [*parts, whole])
     torch.testing.assert_close(whole.hessian, anew[[3, 1, 5, 0, 2, 4]])
     torch.testing.assert_close(whole.relative_error, result.relative_error[[3, 1, 5, 0, 2, 4]])
     v = torch.randn(40, generator=torch.Generator().manual_seed(2)).double()

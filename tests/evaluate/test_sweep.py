@@ -264,10 +264,12 @@ def test_what_is_refused(arguments, options, error, text):
         sweep(lambda x: x.sum(1), X, *arguments, **options)
 
 
-def test_what_a_change_refuses(tmp_path):
+def test_what_a_change_refuses():
     scales = sweep(deep(), X, [0.3, 0.6], n_calls=20)
-    with pytest.raises(ValueError, match="cannot be saved"):
-        scales.difference(0, 1).save(tmp_path / "x.safetensors")
+    change = scales.difference(0, 1)
+    assert not any(hasattr(change, name) for name in ("save", "merge"))  # save and merge the two results
+    with pytest.raises(ValueError, match="only an Interactions can be extended, got Change"):
+        SmoothHess(deep()).more(change, 20)
     other = sweep(deep(), X, [0.9], n_calls=20, seed=1)
     with pytest.raises(ValueError, match="do not share their draws"):
         type(scales)((scales[0], other[0])).difference(0, 1)

@@ -86,7 +86,7 @@ class TestOperator:
         result = make(n_calls, kind)
         found = result.eigh(3)
         torch.testing.assert_close(found.values, expected.values, rtol=1e-3, atol=1e-6)
-        assert float(result.eigh_residuals(found).max()) <= 1.1 * interactions.EIGH_TOLERANCE
+        assert float(result.eigh_residuals(found).max()) <= 1.1 * eigenpairs.TOLERANCE
         assert float(make(n_calls, kind).eigh_residuals(expected).max()) < 1e-9
         turned = eigenpairs.Eigenpairs(expected.values, expected.vectors.roll(1, -1))
         assert float(result.eigh_residuals(turned).min()) > 1e-3

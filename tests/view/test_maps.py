@@ -73,9 +73,7 @@ def test_sums_over_channels_have_the_errors_that_groups_of_pixels_have(design):
     value, stderr = _by_pixel(result[1])
     grouped = result.groups(torch.arange(20).reshape(4, 5).expand(3, 4, 5))[1]
     np.testing.assert_allclose(value, grouped.gradient[0].numpy(), rtol=1e-9)
-    variance = grouped.noise.of_mean(grouped.feature_statistics.head.even).value[
-        0
-    ]  # without rounding and unseen events
+    variance = grouped.noise.of_mean(grouped.estimate.features.head.even).value[0]  # without rounding and unseen events
     np.testing.assert_allclose(stderr, variance.sqrt().numpy(), rtol=1e-9)
 
 
