@@ -9,7 +9,7 @@ from torch import nn
 
 from smoothhess import Interactions, SmoothHess
 from smoothhess.draws.designs import DESIGNS
-from smoothhess.estimate.hessian_estimate import Once
+from smoothhess.estimate.once import Once
 from smoothhess.estimate.shrinkage import _blocks, _damp
 from smoothhess.linalg import principal_directions
 from tests.truths import OneHidden, gaussians, quadratic

@@ -7,10 +7,9 @@ and `shrinkage`, the variances of single numbers in `variance`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate import fit_quality
 from smoothhess.estimate.grouping import Grouping, probes
+from smoothhess.estimate.once import Once
 from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
 from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric
 from smoothhess.estimate.stein_check import z_scores
@@ -27,25 +27,6 @@ from smoothhess.estimate.variance import Noise
 
 TOLD_FROM_ZERO = 1.0  # the estimate of ‖H‖² must exceed this many standard deviations that it would have for H = 0
 JUMP_ROUNDING = 1e3  # units in the last place by which values of an affine function may differ
-
-T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class Once(Generic[T]):
-    """A value that is computed when it is first needed, and that copies of its owner can take over."""
-
-    value: T | None = None
-
-    def get(self, compute: Callable[[], T]) -> T:
-        """The value; computed by the first call."""
-        if self.value is None:
-            self.value = compute()
-        return self.value
-
-    def then(self, change: Callable[[T], T]) -> Once[T]:
-        """A changed copy; empty if the value has not been computed."""
-        return Once(None if self.value is None else change(self.value))
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Self
 
@@ -148,7 +148,8 @@ class Part:
 
     def select(self, index: Tensor) -> Part:
         """The examples at `index`."""
-        chosen = {n: t[index] for n, t in vars(self).items() if isinstance(t, Tensor)}
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        chosen = {name: t[index] for name, t in tensors.items() if isinstance(t, Tensor)}
         known = None if self.known is None else self.known.select(index)
         return replace(self, basis=self.basis.select(index), known=known, **chosen)
 

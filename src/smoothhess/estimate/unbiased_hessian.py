@@ -18,6 +18,7 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.incomplete_blocks import Correction, correct
+from smoothhess.estimate.once import Once
 from smoothhess.estimate.statistics import Rows, Statistics, symmetric
 
 
@@ -66,6 +67,7 @@ class Unbiased:
         if not self.has_identity:  # group sums of independent rows: not kept, and no correction is needed
             gram = torch.zeros(1, stats.k, stats.k, device=like.device)
         self.identity = Identity(gaussian, gram, like)
+        self._cached_matrix = Once[Tensor]()
 
     @cached_property
     def correction(self) -> Correction:
@@ -92,7 +94,6 @@ class Unbiased:
         """Mean of |γ′|² over the rows, whitened, (B,)."""
         return mean_energy(self.stats, self.stats.head.along.double() - self.correction.slope)
 
-    @cached_property
     def _matrix(self) -> Tensor:
         stats, head = self.stats, self.stats.head
         total = stats.summed()
@@ -104,7 +105,7 @@ class Unbiased:
 
     def dense(self) -> Tensor:
         """The estimate, (B, d, d) float64."""
-        return self._matrix
+        return self._cached_matrix.get(self._matrix)
 
     def sampled_dense(self) -> Tensor:
         """The estimate without the control variate's expectation, (B, d, d) float64."""
@@ -125,7 +126,7 @@ class Unbiased:
 
     def product(self, rows: Tensor) -> Tensor:
         """Ĥ applied to each row of (B, n, d)."""
-        if not self.is_factored or "_matrix" in vars(self):
+        if not self.is_factored or self._cached_matrix.value is not None:
             return rows @ self.dense().to(rows)
         score, odd = self.factors()
         found = ((rows @ odd.mT) @ score + (rows @ score.mT) @ odd) / 2
@@ -143,7 +144,7 @@ class Unbiased:
     def sampled_diagonal(self) -> Tensor:
         """The diagonal of Ĥ without the control variate's expectation, (B, d) float64."""
         stats = self.stats
-        if stats.total is not None or "_matrix" in vars(self):
+        if stats.total is not None or self._cached_matrix.value is not None:
             known = 0.0 if stats.known is None else stats.known.diagonal().double()
             return self.dense().diagonal(dim1=-2, dim2=-1) - known
         found = (stats.head.score.double() * self.odd.double()).sum(1) / stats.n.clamp_min(1)[:, None]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.estimate.grouping import Grouping
-from smoothhess.estimate.hessian_estimate import Once, refuse_dense
+from smoothhess.estimate.hessian_estimate import refuse_dense
+from smoothhess.estimate.once import Once
 from smoothhess.estimate.statistics import symmetric
 from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.memory import BATCH_INPUTS
