@@ -258,3 +258,30 @@ def test_calls_are_not_extrapolated_below_the_run_that_had_the_control():
     assert (without.calls_for(0.9) < 480).all()
     beside = Interactions.cat([with_control, without])
     assert ((beside.calls_for(0.9) == 480) == torch.tensor([True, True, False, False])).all()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_merging_keeps_the_control_variate_and_its_bias(first):
+    """A result without control variate, and one whose τ is estimated: in either order the bias is in the error."""
+    net = mlp(12, 20, 20)
+    x = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)).double()
+    parts = [
+        SmoothHess(net).attribute(x, sigma=0.4, n_calls=48, control=None, seed=1),
+        SmoothHess(net).attribute(x, sigma=0.4, n_calls=48, control="kink", tau_probes=8, seed=2),
+    ]
+    both = parts[first].merge(parts[1 - first])
+    assert (both.control, both.tau_probes, both.unbiased) == ("kink", 8, False)
+    whole, half = parts[1].statistics, both.statistics
+    torch.testing.assert_close(half.drift, whole.drift / 2)
+    torch.testing.assert_close(half.drift_norm2, whole.drift_norm2 / 4)
+
+
+def test_merging_results_of_one_control_variate_keeps_its_bias():
+    net = mlp(12, 20, 20)
+    x = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)).double()
+    options = {"sigma": 0.4, "n_calls": 48, "control": "kink", "tau_probes": 8}
+    a, b = (SmoothHess(net).attribute(x, seed=seed, **options) for seed in (1, 2))
+    merged = a.merge(b).statistics  # the weights of the control variate come from the pilot draws of each seed
+    torch.testing.assert_close(merged.drift, (a.statistics.drift + b.statistics.drift) / 2)
+    norms = [r.statistics.drift_norm2.sqrt() for r in (a, b)]
+    torch.testing.assert_close(merged.drift_norm2.sqrt(), (norms[0] + norms[1]) / 2)

@@ -54,7 +54,7 @@ def test_interactions_are_those_of_the_part_behind_the_layer(model):
     tail = sh.SmoothHess(model.tail).attribute(vectors, additional_forward_args=MASK, **options)
     torch.testing.assert_close(found.hessian, tail.hessian)
     torch.testing.assert_close(found.gradient, tail.gradient)
-    assert found.gradient[1, 3:].tolist() == [0, 0]  # tokens that are masked act on nothing
+    assert found.gradient[1, 3:].abs().max() < 1e-15  # tokens that are masked act on nothing
     assert bool((found.unshrunk().hessian[1, 3:].abs() <= 5 * found.stderr()[1, 3:]).all())
 
 

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import SMALL
+from smoothhess.estimate.quadratic_rows import is_quadratic
 from smoothhess.estimate.statistics import DrawRange, Statistics
 
 RADIAL = 1.5  # see `_radial_variance`
 DEGREES = (1, 4)  # range of p for the part of f that is not quadratic: kinks, and the next even term of a smooth f
 _TINY = 1e-300
-NEARLY_QUADRATIC = 1e-3  # tolerance of values and slopes of rows that may be those of a quadratic function
-QUADRATIC, ROUNDING = 1e-6, 64  # tolerance of values and slopes: relative, and in units in the last place of f(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,23 +137,6 @@ def _radial_variance(stats: Statistics, variance: Tensor, inside: Tensor) -> Ten
     p = (2 + slope / torch.where(level == 0, 1.0, level)).clamp(*DEGREES)
     with_values = torch.minimum((p * level).square() / (2 * (k + 2)), variance)
     return torch.where(stats.has_own_values, with_values, without_values)
-
-
-def is_quadratic(stats: Statistics, tolerance: float = QUADRATIC) -> Tensor:
-    """Whether values and slopes of every row are those of a quadratic function, w f = k α/2, (B,).
-
-    False with a control variate, whose residual has other slopes than the function.
-    """
-    return rows_of_quadratic(stats, tolerance).all(1)
-
-
-def rows_of_quadratic(stats: Statistics, tolerance: float = QUADRATIC) -> Tensor:
-    """The rows of the head whose values and slopes are those of a quadratic function, (B, P)."""
-    head = stats.head
-    value, slope = head.value_even.double(), head.along.double() * stats.rank / 2
-    rounding = torch.finfo(head.odd.dtype).eps * head.weight.double() * stats.value.double().abs()[:, None]
-    agree = (value - slope).abs() <= tolerance * (value.abs() + slope.abs()) + ROUNDING * rounding
-    return agree & stats.has_own_values[:, None]
 
 
 def _alike(stats: Statistics, k: int) -> list[tuple[list[int], list[tuple[int, int]]]]:

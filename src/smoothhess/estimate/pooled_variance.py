@@ -2,7 +2,8 @@
 
 The scatter of independent replicates of the design (`block_variance`) and, for orthogonal blocks, the antisymmetric
 half of the estimate (`antisymmetric_variance`) both estimate Var(uᵀĤv). The variance of incomplete blocks, which the
-antisymmetric half lacks, is added before both are averaged. Errors that no row shows are in `unseen_events`.
+antisymmetric half lacks, is added before both are averaged. Errors
+from events that were not sampled are estimated in `unseen_events`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class PooledVariance:
         """Degrees of freedom of the variances from a single block (Satterthwaite), (B,).
 
         The variance from incomplete blocks and radial functions is estimated from all rows, with about half of the
-        degrees of freedom of independent rows; the rest is estimated from the directions that carry the noise.
+        degrees of freedom of independent rows; the rest is estimated from the directions that carry the noise. At least
+        `prior.df`, at most that of the features' directions; 0 in few dimensions, where the antisymmetric half is not
+        used. Its sum with `replicates.df` determines the widths of intervals, and enters the stopping rule.
         """
         assert self.prior is not None
         stats, k, c = self.stats, self.stats.rank, self.estimate.correction

@@ -430,7 +430,19 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
         stein=a.stein + b.stein,
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
         known=mean(a.known, a.n, b.known, b.n),
+        **_mean_drift(a, b),
     )
+
+
+def _mean_drift(a: Statistics, b: Statistics) -> dict[str, Tensor]:
+    """`drift` and `drift_norm2` of the mean over the rows of both; the control variate may be that of one of them."""
+    if a.drift is None and b.drift is None:
+        return {}
+    n = (a.n + b.n)[:, None, None].clamp_min(1)
+    scaled = [s.drift * (s.n[:, None, None] / n).to(s.drift) for s in (a, b) if s.drift is not None]
+    total = sum(scaled[1:], scaled[0])
+    shares = [s.n / n[:, 0, 0] * s.drift_norm2.sqrt() for s in (a, b) if s.drift_norm2 is not None]
+    return {"drift": total, "drift_norm2": sum(shares[1:], shares[0]).square()}
 
 
 def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:

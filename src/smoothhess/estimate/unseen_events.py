@@ -13,8 +13,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, Gram, is_quadratic
+from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.pooled_variance import PooledVariance
+from smoothhess.estimate.quadratic_rows import NEARLY_QUADRATIC, is_quadratic
 from smoothhess.estimate.statistics import unmoved
 from smoothhess.estimate.unbiased_hessian import mean_energy
 

@@ -19,7 +19,7 @@ def ranks(x: Tensor) -> Tensor:
     """
     from scipy.stats import rankdata
 
-    return torch.as_tensor(rankdata(x.detach().cpu().numpy(), axis=-1)).to(x.device)
+    return torch.as_tensor(rankdata(x.detach().double().cpu().numpy(), axis=-1)).to(x.device)
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
-from smoothhess.estimate.incomplete_blocks import NEARLY_QUADRATIC, is_quadratic
+from smoothhess.estimate.quadratic_rows import NEARLY_QUADRATIC, is_quadratic
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
@@ -248,9 +248,13 @@ class _Finished(NamedTuple):
 def _estimate(
     sampler: Sampler, stats: Statistics, index: Tensor, shrink: bool, checks: KinkChecks
 ) -> tuple[HessianEstimate, KinkChecks]:
-    """The estimate from the statistics of the examples at `index`, and the checks for kinks made so far."""
+    """The estimate of the examples at `index`, whose statistics are `stats`, and `checks` with those made here.
+
+    Where no row shows a kink, the operations of the model are checked, once per example: `no_kinks` decides between an
+    exact and an unknown (NaN) error.
+    """
     no_kinks = None
-    still = unmoved(stats)
+    still = unmoved(stats) & stats.is_uncontrolled  # a residual of zero proves nothing about the model
     smooth = torch.nonzero(still | is_quadratic(stats, NEARLY_QUADRATIC)).reshape(-1)  # no row shows a kink
     if len(smooth):
         no_kinks = torch.zeros(len(index), dtype=torch.bool, device=index.device)

@@ -1,6 +1,6 @@
 """Warnings about a result: unfinished sampling, unknown errors, and gradients that contradict the values.
 
-This module decides when to warn and with which words. The numbers that it looks at are computed in
+This module defines the conditions and the messages of the warnings. The quantities that it tests are computed in
 `smoothhess.result.interactions` and `smoothhess.estimate`.
 """
 
@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from smoothhess.estimate.incomplete_blocks import rows_of_quadratic
+from smoothhess.estimate.quadratic_rows import rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
 from smoothhess.result.interactions import Interactions
@@ -27,7 +27,7 @@ class FewEventsWarning(UserWarning):
 def warn_of(result: Interactions, tol: float | None) -> None:
     """Issue all warnings about a result, at the caller of the public method that calls this function."""
     _warn_unfinished(result, tol)
-    _warn_unmoved(result)
+    _warn_few_events(result)
     warn_inconsistent(result)
 
 
@@ -56,7 +56,11 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
         )
 
 
-def _warn_unmoved(result: Interactions) -> None:
+def _warn_few_events(result: Interactions) -> None:
+    """Warn of jumps, and of examples in which fewer than FEW_ROWS rows of the head, or none, show a kink.
+
+    Rows of zeros, which pad examples with fewer rows, do not count.
+    """
     jumping = result.discontinuous
     if jumping.any():
         warnings.warn(
@@ -66,26 +70,30 @@ def _warn_unmoved(result: Interactions) -> None:
             stacklevel=4,
         )
     unknown = result.noise.unknown & ~jumping
-    head = result.statistics.head
-    moved = ((head.along != 0) | (head.across != 0)).sum(1)
-    enough = result.statistics.n_head >= 2 * moved.clamp_min(3)
-    kinked = (~rows_of_quadratic(result.statistics)).sum(1)
-    bent = (kinked > 0) & (kinked < FEW_ROWS) & (result.statistics.n_head >= 2 * kinked.clamp_min(3))
-    few = (moved > 0) & (moved < FEW_ROWS) & enough & ~unknown
-    bent = bent & result.statistics.has_own_values & ~few & ~unknown
-    if bent.any():
+    stats = result.statistics
+    moved = ((stats.head.along != 0) | (stats.head.across != 0)).sum(1)  # (B,) rows that changed the gradient
+    kinked = (~rows_of_quadratic(stats)).sum(1)  # (B,) rows that are not those of a quadratic function
+    few, few_kinks = (
+        (count > 0) & (count < FEW_ROWS) & (stats.n_head >= 2 * count.clamp_min(3)) & ~unknown
+        for count in (moved, kinked)
+    )
+    few_kinks = few_kinks & stats.has_own_values & ~few
+    if result.estimate.no_kinks is not None:  # rows of a smooth function may differ from a quadratic one
+        few_kinks = few_kinks & ~result.estimate.no_kinks
+    if few_kinks.any():
         warnings.warn(
-            f"at most {int(kinked[bent].max())} of {int(result.statistics.n[bent].max())} draws of {int(bent.sum())} "
-            f"of {len(result)} example(s) crossed a kink, and all others agree with a quadratic function: what the "
-            "kinks contribute rests on so few events that its error is uncertain. Use more calls or a larger sigma.",
+            f"at most {int(kinked[few_kinks].max())} of {int(stats.n_head[few_kinks].max())} draws of "
+            f"{int(few_kinks.sum())} of {len(result)} example(s) crossed a kink, and all others agree with a quadratic "
+            "function: the contribution of the kinks is estimated from so few draws that its standard error is "
+            "unreliable. Use more calls or a larger sigma.",
             FewEventsWarning,
             stacklevel=4,
         )
     if few.any():
         warnings.warn(
-            f"at most {int(moved[few].max())} of {int(result.statistics.n[few].max())} draws of {int(few.sum())} of "
-            f"{len(result)} example(s) changed the gradient: the estimate rests on so few events that its error is "
-            "uncertain. Use more calls or a larger sigma.",
+            f"at most {int(moved[few].max())} of {int(stats.n_head[few].max())} draws of {int(few.sum())} of "
+            f"{len(result)} example(s) changed the gradient: the estimate is based on so few draws that its standard "
+            "error is unreliable. Use more calls or a larger sigma.",
             FewEventsWarning,
             stacklevel=4,
         )

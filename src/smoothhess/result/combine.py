@@ -19,7 +19,7 @@ from smoothhess.result.result import Result
 R = TypeVar("R", bound=Result)
 Sampled = Any  # a `SampledResult`: its methods call these functions
 
-PER_EXAMPLE = ("n_passes", "precision_error", "control_weights")  # tensors (B, …) beside inputs and target
+PER_EXAMPLE = ("n_passes", "precision_error", "control_weights")  # tensors (B, …) in addition to inputs and target
 
 
 def selected(result: R, chosen: Tensor, **source: Any) -> R:
@@ -82,7 +82,10 @@ def same_settings(first: R, results: Sequence[Result]) -> list[R]:
 
 
 def merge_sampled(a: Sampled, b: Sampled) -> Sampled:
-    """Merge two results of the same inputs from different draws."""
+    """Merge two results of the same inputs from different draws, as if they were one run.
+
+    Statistics and passes are added; a field that is not set below is that of `a`. The statistics refuse shared draws.
+    """
     if type(b) is not type(a):
         raise ValueError(
             f"only sampled results can be merged, got {type(b).__name__}, which holds no draws. To concatenate "
@@ -107,6 +110,10 @@ def merge_sampled(a: Sampled, b: Sampled) -> Sampled:
         estimate=a.estimate.with_statistics(merge(a.statistics, b.statistics, features)),
         control=a.control or b.control,
         control_weights=a.control_weights if a.control else b.control_weights,
+        control_rank=a.control_rank if a.control else b.control_rank,
+        tau_probes=a.tau_probes if a.control else b.tau_probes,
+        control_note="" if a.control or b.control else a.control_note or b.control_note,
+        precision_error=_larger(a.precision_error, b.precision_error),
         unbiased=a.unbiased and b.unbiased,
         n_passes=a.n_passes + b.n_passes,
         status=tuple(s if s == t else "calls" for s, t in zip(a.status, b.status, strict=True)),
@@ -145,6 +152,11 @@ def differences(a: Result, b: Result) -> list[str]:
 def _tensors(result: Result) -> dict[str, Tensor]:
     """The tensors of PER_EXAMPLE that a result has."""
     return {name: t for name in PER_EXAMPLE if isinstance(t := getattr(result, name, None), Tensor)}
+
+
+def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The larger of two errors, where None is unknown."""
+    return b if a is None else a if b is None else torch.maximum(a, b)
 
 
 def _weights(results: Sequence[Sampled]) -> Tensor | None:

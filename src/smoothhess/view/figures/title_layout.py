@@ -218,7 +218,8 @@ def _power(limit: float) -> int:
 
 
 def caption(ax: Axes, text: str) -> None:
-    """Replace the title and the caption by a caption."""
-    from smoothhess.view.figures.title_layout import compose
+    """Replace the title and the caption of finished Axes by `text`, in the font of a caption; the x label stays.
 
+    For figures that are composed outside of `view.figures`, in `evaluate` and `cli`.
+    """
     compose(ax, "", text)
