@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from smoothhess import SmoothHess, segments
 from smoothhess.estimate.incomplete_blocks import Gram, Values, correct, missing_variance
@@ -218,3 +219,21 @@ class TestFunctionsOfTheDistance:
             assert float(((low <= exact) & (exact <= high)).double().mean()) > 0.92
         true = torch.linalg.matrix_norm(result.hessian - truth) / truth.norm()
         assert 0.6 < float((result.relative_error / true).median()) < 1.8
+
+
+def test_groups_of_examples_with_different_numbers_of_rows():
+    """A mask per example, and examples that stop at different times: all numbers are those of single examples."""
+    rng = torch.Generator().manual_seed(4)
+    net = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 1)).double()
+    x = torch.randn(4, 12, generator=rng).double() * torch.tensor([0.1, 1.0, 2.0, 4.0]).double()[:, None]
+    masks = torch.stack([(torch.arange(12) // 4).roll(shift) for shift in (0, 1, 2, 5)])
+    parts = [
+        SmoothHess(net).attribute(
+            x[i : i + 1], sigma=0.3, n_calls=n, feature_mask=masks[i : i + 1], shrink=False, control=None
+        )
+        for i, n in enumerate((10, 14, 14, 40))
+    ]
+    together = type(parts[0]).cat(parts)
+    alone = torch.cat([p.relative_error for p in parts])
+    torch.testing.assert_close(together.relative_error, alone)
+    torch.testing.assert_close(together.stderr(), torch.cat([p.stderr() for p in parts]))

@@ -225,3 +225,97 @@ class TestKinksBehindAQuadratic:
                 x, sigma=self.SIGMA, n_calls=2 * self.D
             )
         assert result.relative_error.isnan().all() or dtype == F64
+
+
+HALF = torch.arange(12) < 6
+
+
+class TestCasesOfAnAttack:
+    """Where a rule about kinks that no row shows once failed, in one direction or the other."""
+
+    @staticmethod
+    def explain(f, d=12, dtype=F64, at=0.0, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            options = {"sigma": 1.0, "n_calls": 2 * d, **options}
+            result = SmoothHess(f).attribute(torch.full((1, d), at, dtype=dtype), **options)
+        return result, [w for w in caught if issubclass(w.category, UserWarning)]
+
+    @pytest.mark.parametrize("d", [1, 2, 3, 4])
+    @pytest.mark.parametrize("calls", [None, 40])
+    def test_few_dimensions(self, d, calls):
+        result, caught = self.explain(lambda x: x[:, 0] * x[:, -1] + 100 * (x[:, 0] - 4.6).relu(), d, n_calls=calls)
+        assert result.relative_error.isnan().all()
+        assert caught
+
+    @pytest.mark.parametrize("slope", [1e3, 1e4])
+    def test_a_large_slope_in_float32(self, slope):
+        def f(x):
+            return slope * x[:, 3] + x[:, 0] * x[:, 1]
+
+        exact, silent = self.explain(f, 20, torch.float32)
+        assert exact.relative_error < 1e-2
+        assert not silent
+        result, caught = self.explain(lambda x: f(x) + (x[:, 2] - 4.6).relu(), 20, torch.float32)
+        assert result.relative_error.isnan().all()
+        assert caught
+
+    @pytest.mark.parametrize(
+        "kink",
+        [
+            lambda z: z.square().sqrt(),
+            lambda z: (z**2) ** 0.5,
+            lambda z: torch.stack([z, -z]).std(0),
+            lambda z: z * torch.zeros(len(z), dtype=torch.long).copy_(z.detach() > 0).to(z),
+            lambda z: torch.stack([r if r.tolist() > 0 else 0 * r for r in z]),
+            lambda z: z * torch.as_tensor(z.detach().numpy() > 0).to(z),
+        ],
+    )
+    def test_kinks_that_are_made_of_other_operations(self, kink):
+        result, caught = self.explain(lambda x: x[:, 0] * x[:, 1] + kink(x[:, 2] - 6), 20)
+        assert result.relative_error.isnan().all()
+        assert caught
+
+    @pytest.mark.parametrize(
+        "f",
+        [
+            lambda x: nn.functional.mse_loss(x, torch.zeros_like(x), reduction="none").sum(1),
+            lambda x: nn.functional.bilinear(x, x, torch.ones(1, 12, 12).to(x))[:, 0],
+            lambda x: torch.where(HALF, x, 0).square().sum(1),
+            lambda x: (x * 1.0).sigmoid_().sum(1),
+            lambda x: nn.functional.cross_entropy(x.tanh(), torch.zeros(len(x), dtype=torch.long), reduction="none"),
+            lambda x: nn.functional.softplus(x).sum(1),
+        ],
+    )
+    @pytest.mark.parametrize("dtype", [torch.float32, F64])
+    def test_smooth_functions_at_a_small_scale_are_certain(self, f, dtype):
+        result, caught = self.explain(f, dtype=dtype, at=0.3, sigma=1e-2)
+        assert (result.relative_error < 0.05).all()
+        assert not caught
+
+    def test_a_large_output_in_float32(self):
+        net = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 1))
+        result, caught = self.explain(lambda x: net(x) + 1e4, dtype=torch.float32, sigma=0.5, n_calls=120, control=None)
+        assert result.relative_error.isfinite().all()
+        assert not caught
+
+    def test_an_odd_function(self):
+        result, caught = self.explain(lambda x: torch.sin(x).sum(1))
+        assert not result.hessian.any()
+        assert not result.relative_error.isnan().any()
+        assert not caught
+
+    def test_smooth_networks_do_not_cross_kinks(self):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 1))
+        x = torch.randn(1, 12, generator=torch.Generator().manual_seed(1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            for seed in range(12):
+                SmoothHess(net).attribute(x, sigma=0.06, n_calls=24, seed=seed)
+
+    def test_units_that_never_flip_behind_smooth_ones(self):
+        net = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)).double()
+        result, caught = self.explain(net, at=0.4, sigma=1e-5)
+        assert (result.relative_error < 1e-3).all()
+        assert not caught

@@ -529,3 +529,13 @@ def test_too_many_rows_of_too_many_features(monkeypatch):
         explainer.attribute(batch(), sigma=0.3, n_calls=4000)
     streamed = explainer.attribute(batch(), sigma=0.3, n_calls=4000, feature_mask=torch.tensor([0, 0, 1, 1, 1]))
     assert streamed.hessian.shape == (3, 2, 2)
+
+
+def test_a_result_does_not_share_memory_with_the_inputs():
+    x = torch.zeros(100, 5).double()
+    result = Plain(OneHidden(5)).attribute(x[:2], sigma=0.3, n_calls=20)
+    before = result.taylor()(torch.ones(2, 1, 5).double())
+    x.fill_(7)
+    assert not result.inputs.any()
+    torch.testing.assert_close(result.taylor()(torch.ones(2, 1, 5).double()), before)
+    assert result.inputs.untyped_storage().nbytes() == 2 * 5 * 8

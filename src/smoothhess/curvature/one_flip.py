@@ -244,7 +244,7 @@ class Kinks:
         return torch.cat(kept, -1)
 
     def chances(self, gaussian: Gaussian) -> tuple[Tensor, Tensor]:
-        """Expected number of neurons that flip, and a bound of ‖W₁‖_F, (B,) each; k/2 passes per example."""
+        """Expected number of neurons that flip, and a bound of their part of ‖W₁‖_F, (B,) each; k/2 passes."""
         network = self.network
         owner = network.everyone
         tau = network.squares(gaussian, owner).sqrt()
@@ -255,4 +255,5 @@ class Kinks:
                 margin = gap / t.clamp_min(torch.finfo(torch.float64).tiny)
                 total += torch.where(t > 0, torch.special.ndtr(-margin), 0.0).sum(1)
         bend, _ = self.weights(tau)
-        return total, (bend.abs() * tau.square()).sum(1)
+        sizes = zip(network.calls, network.per_call(bend.abs() * tau.square()), strict=True)
+        return total, torch.stack([part.sum(1) * bool(call.knots) for call, part in sizes]).sum(0)

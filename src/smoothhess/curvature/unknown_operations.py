@@ -9,11 +9,13 @@ listed here count as unknown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoothhess.curvature.activation_hooks import is_opaque
@@ -21,9 +23,12 @@ from smoothhess.model.state import modules_behind
 
 # Names of aten operators, without namespace and overload, that are polynomial in each argument or rearrange numbers.
 _POLYNOMIAL = """
-add sub rsub mul neg mm bmm mv dot addmm addmv addbmm baddbmm linear matmul einsum outer
-convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear
-mkldnn_convolution _mkldnn_linear mkldnn_linear view _unsafe_view reshape _reshape_alias as_strided t transpose
+add sub rsub mul neg addcmul lerp mm bmm mv dot addmm addmv addbmm baddbmm linear matmul einsum outer
+_trilinear mse_loss cumprod linalg_cross linalg_det _linalg_det where masked_fill scatter_add index_put _index_put_impl
+unfold im2col col2im reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d upsample_linear1d
+upsample_bicubic2d upsample_trilinear3d pixel_unshuffle unsafe_split unsafe_chunk _conj nll_loss_forward
+nll_loss2d_forward convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+bilinear mkldnn_convolution _mkldnn_linear mkldnn_linear view _unsafe_view reshape _reshape_alias as_strided t transpose
 permute flatten unflatten expand expand_as repeat repeat_interleave squeeze unsqueeze cat stack split
 split_with_sizes chunk unbind slice select narrow diagonal index_select gather index flip roll constant_pad_nd
 clone contiguous alias detach lift_fresh lift_fresh_copy _to_copy copy copy_ to zeros zeros_like ones ones_like
@@ -39,16 +44,18 @@ POLYNOMIAL = frozenset(_POLYNOMIAL.split())
 
 # Operators that have derivatives of all orders (where they are defined), but may saturate.
 _SMOOTH = """
-div reciprocal std var_mean pow exp exp2 expm1 log log1p log2 log10 sqrt rsqrt sin cos tan sinh cosh atan asinh tanh
+div reciprocal var_mean exp exp2 expm1 log log1p log2 log10 rsqrt sin cos tan sinh cosh atan asinh tanh
 sigmoid erf erfc gelu silu mish log_sigmoid log_sigmoid_forward lgamma digamma _softmax softmax _log_softmax
-log_softmax logsumexp logaddexp native_layer_norm layer_norm native_group_norm
+log_softmax _safe_softmax softplus glu logsumexp logaddexp binary_cross_entropy_with_logits
+native_layer_norm layer_norm native_group_norm
+mkldnn_rnn_layer _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+_scaled_dot_product_efficient_attention _scaled_dot_product_attention_math
 """
 SMOOTH = frozenset(_SMOOTH.split())
 
 # Operators whose kinks the closed form includes, see smoothhess.curvature.activation_hooks.
 _KINKED = """
-relu relu_ relu6 relu6_ leaky_relu leaky_relu_ prelu _prelu_kernel hardtanh hardtanh_ clamp clamp_ clamp_min
-clamp_min_ clamp_max clamp_max_ threshold threshold_ abs abs_ elu
+relu relu6 leaky_relu prelu _prelu_kernel hardtanh clamp clamp_min clamp_max threshold abs elu
 """
 KINKED = frozenset(_KINKED.split())
 
@@ -58,7 +65,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -67,12 +74,37 @@ class _Recorder(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         if namespace != "aten" or "mode" in func._schema.overload_name:  # such as division with rounding
             name = str(func)
-        elif name == "_to_copy" and args[0].is_floating_point() and not found.is_floating_point():
+        elif _rounds(name, args, found):
             name = "conversion to integers"
         elif (name.rstrip("_") == "div" and not _varies(args[1])) or (name.rstrip("_") == "pow" and _is_power(args[1])):
             name = "mul"
-        self.names.add(name)
+        self.names[name.rstrip("_")] += 1  # in-place operators have an underscore
         return found
+
+
+class _Reader(TorchFunctionMode):
+    """Records that numbers of floating-point tensors are read by code outside of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in READERS and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            self.reads = True
+        return func(*args, **(kwargs or {}))
+
+
+READERS = {"tolist", "item", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"}
+
+
+def _rounds(name: str, args: tuple[Any, ...], found: Any) -> bool:
+    """Whether an operator converts floating-point numbers to integers."""
+    if name == "_to_copy":
+        return args[0].is_floating_point() and not (found.is_floating_point() or found.is_complex())
+    return name == "copy_" and args[1].is_floating_point() and not (found.is_floating_point() or found.is_complex())
 
 
 def _varies(divisor: Any) -> bool:
@@ -99,9 +131,11 @@ def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: 
     if any(is_opaque(m) for m in [model, *modules_behind(model)] if m is not None):
         return ["a compiled module"]
     leaf = inputs.detach().requires_grad_()
-    with torch.enable_grad(), _Recorder() as recorder:
+    with torch.enable_grad(), _Reader() as reader, _Recorder() as recorder:
         output = forward(leaf)
-    found = {n for n in recorder.names if n.rstrip("_") not in POLYNOMIAL and n not in POLYNOMIAL}
+    found = {n for n in recorder.names if n not in POLYNOMIAL}
+    if reader.reads:
+        found.add("numbers that are read outside of torch")
     if not isinstance(output, Tensor) or output.grad_fn is None:
         return sorted(found | {"an output without a gradient"})
     own, passed = _behind(output.grad_fn)

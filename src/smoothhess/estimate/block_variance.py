@@ -16,6 +16,7 @@ from smoothhess.estimate.incomplete_blocks import pieces
 from smoothhess.estimate.statistics import DrawRange, symmetric
 from smoothhess.estimate.unbiased_hessian import Unbiased
 
+SquaredNorm = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 LARGE_REPLICATE = 8  # rows; incomplete blocks of larger replicates are treated in `incomplete_blocks`
 
 
@@ -130,34 +131,39 @@ class Replicates:
 
         return self._per_mean(squares.clamp_min(0)) + self._of_loose(of_rows)
 
-    def of_norm(self, score: Tensor, odd: Tensor, squared_norm: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def of_norm(self, score: Tensor, odd: Tensor, squared_norm: SquaredNorm) -> Tensor:
         """Sum of the variances of all entries, (B,).
 
-        `squared_norm(S, G, c)` is ‖sym SᵀG + c I‖² of rows (b, r, k) and constants (b,), in any coordinates.
+        `squared_norm(S, G, c, i)` is ‖sym SᵀG + c I‖² of rows (b, r, k) and constants (b,) of the examples i (b,), in
+        any coordinates.
         """
         if self.alone:
             return torch.zeros_like(self.divisor)
         batch, lift = len(self.stats), self.estimate.correction.lift
+        everyone = torch.arange(batch, device=lift.device)
         if not self.estimate.needs_correction:
             lift = torch.zeros_like(lift)
         if self.size == 1:  # the norm of a single row's estimate needs no matrix
             score = score.expand(batch, *score.shape[1:])
-            of_sum = squared_norm(score, odd, lift.sum(1)) / self.weight.clamp_min(1)
+            of_sum = squared_norm(score, odd, lift.sum(1), everyone) / self.weight.clamp_min(1)
             rows, moved = (t.reshape(-1, 1, t.shape[-1]) for t in (score, odd))
-            squares = squared_norm(rows, moved, lift.reshape(-1)).reshape(batch, -1).sum(1)
+            owner = everyone.repeat_interleave(lift.shape[1])
+            squares = squared_norm(rows, moved, lift.reshape(-1), owner).reshape(batch, -1).sum(1)
         else:
             of_sum, squares = (torch.zeros_like(self.weight) for _ in range(2))
             for examples, ends in self.alike:
                 s, g, c = score if len(score) == 1 else score[examples], odd[examples], lift[examples]
                 last = max((b for _, b in ends), default=0)
-                of_sum[examples] = squared_norm(s[:, :last], g[:, :last], c[:, :last].sum(1)) / max(last, 1)
+                index = torch.as_tensor(examples, device=lift.device)
+                of_sum[examples] = squared_norm(s[:, :last], g[:, :last], c[:, :last].sum(1), index) / max(last, 1)
                 for a, b in ends:
-                    squares[examples] += squared_norm(s[:, a:b], g[:, a:b], c[:, a:b].sum(1)) / (b - a)
+                    squares[examples] += squared_norm(s[:, a:b], g[:, a:b], c[:, a:b].sum(1), index) / (b - a)
         spread = squares - of_sum
 
         def of_rows() -> Tensor:
             rows, moved = (t.expand(batch, *t.shape[1:]).reshape(-1, 1, t.shape[-1]) for t in (score, odd))
-            return squared_norm(rows, moved, lift.reshape(-1)).reshape(batch, -1).sum(1)
+            owner = everyone.repeat_interleave(lift.shape[1])
+            return squared_norm(rows, moved, lift.reshape(-1), owner).reshape(batch, -1).sum(1)
 
         return self._per_mean(torch.where(spread > 1e-12 * squares, spread, 0.0)) + self._of_loose(of_rows)
 

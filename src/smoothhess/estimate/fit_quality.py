@@ -38,7 +38,7 @@ def explained(noise: Noise) -> Tensor:
     lifted = noise.estimate.needs_correction
     odd = corrected_rows(white.head, noise.estimate.correction) if lifted else white.head.odd
 
-    def norm2(score: Tensor, rows: Tensor, constant: Tensor) -> Tensor:
+    def norm2(score: Tensor, rows: Tensor, constant: Tensor, examples: Tensor | None = None) -> Tensor:
         found = _one_sided_norm(score, rows, push)
         if not lifted:
             return found

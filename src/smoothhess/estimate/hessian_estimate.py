@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -184,7 +185,7 @@ class HessianEstimate:
             stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
         unbiased = HessianEstimate(stats, self.gaussian, composed, no_kinks=self.no_kinks)
         sums = self._denoised_groups(grouping, unbiased)
-        return unbiased if sums is None else replace(unbiased, sums=sums, shrink=True)
+        return unbiased if sums is None else unbiased.changed(sums=sums, shrink=True)
 
     def _denoised_groups(self, grouping: Grouping, unbiased: HessianEstimate) -> Shrunk | None:
         """Group sums that use the denoised Hessian; None if there is none, and for groups of groups."""
@@ -204,9 +205,9 @@ class HessianEstimate:
 
     # --- selection, concatenation, merging ------------------------------------------------------------------------
 
-    def unshrunk(self) -> HessianEstimate:
-        """The same estimate, with the unbiased Hessian reported."""
-        return replace(self, shrink=False, sums=None, cached_matrix=Once())
+    def changed(self, **fields: Any) -> HessianEstimate:
+        """A copy with other fields, and without the cached quantities, which depend on them."""
+        return replace(self, **{"cached_denoised": Once(), "cached_matrix": Once(), **fields})
 
     def with_statistics(self, statistics: Statistics) -> HessianEstimate:
         """The estimate from other statistics of the same examples; denoised sums of groups are lost."""

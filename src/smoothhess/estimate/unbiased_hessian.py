@@ -29,6 +29,12 @@ class Identity:
         self.gaussian, self.gram, self.like = gaussian, gram, like
         self.d = like.shape[-1]
 
+    def select(self, examples: Tensor) -> Identity:
+        """That of the examples at these indices."""
+        if self.gram is None or len(self.gram) == 1:
+            return self
+        return Identity(self.gaussian, self.gram[examples], self.like)
+
     def product(self, rows: Tensor) -> Tensor:
         """Its product with each row of (B, n, d)."""
         if self.gram is not None:
@@ -172,13 +178,14 @@ class Unbiased:
         score = self.stats.head.score / self.stats.n.clamp_min(1)[:, None, None].to(self.odd)
         return self.pair_norm(score.expand_as(self.odd), self.odd, self.constant)
 
-    def pair_norm(self, score: Tensor, odd: Tensor, constant: Tensor) -> Tensor:
-        """‖sym SᵀG + c I‖²_F of rows S and G, (B,)."""
+    def pair_norm(self, score: Tensor, odd: Tensor, constant: Tensor, examples: Tensor | None = None) -> Tensor:
+        """‖sym SᵀG + c I‖²_F of rows S and G of some examples, (b,); of all examples if None."""
         found = pair_norm(score, odd)
         if not self.needs_correction:
             return found
-        mixed = (self.identity.product(score).double() * odd.double()).sum((-1, -2))
-        return found + 2 * constant * mixed + constant.square() * self.identity.squared_norm
+        identity = self.identity if examples is None else self.identity.select(examples)
+        mixed = (identity.product(score).double() * odd.double()).sum((-1, -2))
+        return found + 2 * constant * mixed + constant.square() * identity.squared_norm
 
 
 def corrected_rows(head: Rows, correction: Correction) -> Tensor:

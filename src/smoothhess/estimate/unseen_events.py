@@ -13,9 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from smoothhess.draws.designs import SMALL
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.pooled_variance import PooledVariance
-from smoothhess.estimate.quadratic_rows import NEARLY_QUADRATIC, is_quadratic
+from smoothhess.estimate.quadratic_rows import NEARLY_QUADRATIC, is_informative, is_quadratic
 from smoothhess.estimate.statistics import unmoved
 from smoothhess.estimate.unbiased_hessian import mean_energy
 
@@ -41,12 +42,14 @@ class UnseenEvents:
     @cached_property
     def agrees_with_quadratic(self) -> Tensor:
         """Where the rows are those of a quadratic function, by their values or for lack of noise, (B,)."""
-        found, nearly = is_quadratic(self.stats), is_quadratic(self.stats, NEARLY_QUADRATIC)
-        if not bool((nearly & ~found).any()) or self.shown.prior is None:
+        informative, own = is_informative(self.stats), self.stats.has_own_values
+        found = is_quadratic(self.stats) & informative
+        nearly = (is_quadratic(self.stats, NEARLY_QUADRATIC) | ~informative) & own & ~found
+        if not bool(nearly.any()) or self.shown.prior is None or self.stats.rank <= SMALL:
             return found
         rounding = 4 * self.stats.rank * self.stats.n.square() * self.rounding
         exact = self.stats.n * self.shown.prior.trace <= EXACT_ROWS * self._energy + rounding
-        return found | (exact & nearly)  # values of float32 are less precise
+        return found | (exact & nearly)  # values of float32 are less precise than differences of gradients
 
     @cached_property
     def unknown(self) -> Tensor:

@@ -20,7 +20,7 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
-from smoothhess.estimate.quadratic_rows import NEARLY_QUADRATIC, is_quadratic
+from smoothhess.estimate.quadratic_rows import shows_no_kink
 from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
@@ -255,10 +255,11 @@ def _estimate(
     """
     no_kinks = None
     still = unmoved(stats) & stats.is_uncontrolled  # a residual of zero proves nothing about the model
-    smooth = torch.nonzero(still | is_quadratic(stats, NEARLY_QUADRATIC)).reshape(-1)  # no row shows a kink
+    smooth = torch.nonzero(still | shows_no_kink(stats)).reshape(-1)
+    constant = still & (stats.head.even == 0).all(2).all(1)  # an odd function has gradients that do vary
     if len(smooth):
         no_kinks = torch.zeros(len(index), dtype=torch.bool, device=index.device)
-        no_kinks[smooth], checks = check_kinks(sampler, checks, index[smooth], still[smooth])
+        no_kinks[smooth], checks = check_kinks(sampler, checks, index[smooth], constant[smooth])
     grouping = None if sampler.grouping is None else sampler.grouping.select(index)
     denoised = shrink and sampler.grouping is None and stats.k > SMALL
     return HessianEstimate(stats, sampler.gaussian, grouping, denoised, no_kinks), checks
@@ -274,7 +275,7 @@ def _result(sampler: Sampler, finished: Sequence[_Finished], note: str) -> Inter
         listed = [s for part in finished for s in part.status]
         status = tuple(listed[i] for i in order.tolist())
     return Interactions(
-        inputs=sampler.inputs,
+        inputs=sampler.inputs.clone(),  # the caller may change its tensor later
         estimate=estimate,
         target=None if entries is None else entries.cpu(),
         n_passes=torch.cat([part.passes for part in finished])[order],

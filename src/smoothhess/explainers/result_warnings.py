@@ -10,14 +10,12 @@ import warnings
 
 import torch
 
-from smoothhess.estimate.quadratic_rows import rows_of_quadratic
+from smoothhess.estimate.quadratic_rows import FEW_ROWS, is_informative, rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
 from smoothhess.result.interactions import Interactions
 
 STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| above which a warning is issued; the limit is higher with fewer rows than that
-
-FEW_ROWS = 4  # a warning is issued if fewer draws than these changed the gradient
 
 
 class FewEventsWarning(UserWarning):
@@ -77,7 +75,7 @@ def _warn_few_events(result: Interactions) -> None:
         (count > 0) & (count < FEW_ROWS) & (stats.n_head >= 2 * count.clamp_min(3)) & ~unknown
         for count in (moved, kinked)
     )
-    few_kinks = few_kinks & stats.has_own_values & ~few
+    few_kinks = few_kinks & stats.has_own_values & is_informative(stats) & ~few
     if result.estimate.no_kinks is not None:  # rows of a smooth function may differ from a quadratic one
         few_kinks = few_kinks & ~result.estimate.no_kinks
     if few_kinks.any():

@@ -269,8 +269,8 @@ class SmoothHess:
         """
         if not isinstance(result, Interactions):
             raise ValueError(
-                f"only an Interactions can be extended, got {type(result).__name__}, which holds no draws. Use "
-                "SmoothHess.attribute for a sampled result."
+                f"only an Interactions can be extended, got {type(result).__name__}: it was not sampled, or was "
+                "computed from other results. Use SmoothHess.attribute for a sampled result, or extend these."
             )
         if result.estimator_version != ESTIMATOR_VERSION:
             raise ValueError(

@@ -88,8 +88,8 @@ def merge_sampled(a: Sampled, b: Sampled) -> Sampled:
     """
     if type(b) is not type(a):
         raise ValueError(
-            f"only sampled results can be merged, got {type(b).__name__}, which holds no draws. To concatenate "
-            "different examples use Interactions.cat."
+            f"only two Interactions can be merged, got {type(b).__name__}: it was not sampled, or was computed from "
+            "other results. To concatenate different examples use Interactions.cat."
         )
     refuse_other_version(a, b)
     differ = differences(a, b)

@@ -1,7 +1,7 @@
 """Interactions, the sampled result: SmoothHess and SmoothGrad of B examples with their standard errors.
 
-Methods that need draws belong here: merging, extrapolation of the error, the check of the gradients. What exact results
-have too is in `result`; the formulas of the estimates are in `smoothhess.estimate`, the file format in `files`.
+Methods that need draws belong here: merging, extrapolation of the error, the check of the gradients. What exact
+results have too is in `result`; the formulas of the estimates are in `smoothhess.estimate`, the file format in `files`.
 """
 
 from __future__ import annotations
@@ -126,9 +126,42 @@ class SampledResult(Result):
         """
         return surrogate(self, order)
 
+    def calls_for(self, error: float, norm: Literal["fro", "op"] = "fro") -> Tensor:
+        """Number of gradient calls after which the relative error is about `error`, by the rate 1/√n of Theorem 1.
+
+        Where a control variate was applied, the number is at least `n_calls`: with a smaller budget control="auto" may
+        not apply it. The error of a denoised estimate falls more slowly than 1/√n: on multilayer perceptrons it fell by
+        a factor of 1.3 to 1.9 where 2 was requested, and of 2 to 3.5 where 4 was. Call the method again on the longer
+        run; `unshrunk()` has the rate 1/√n.
+
+        Args:
+            error: relative error to reach.
+            norm: "fro" for the Frobenius norm, "op" for the operator norm.
+
+        Returns:
+            (B,); infinite where H cannot be distinguished from zero.
+
+        Raises:
+            ValueError: if `error` is not positive, or `norm` is not "fro" or "op".
+        """
+        if error <= 0:
+            raise ValueError(f"error must be positive, got {error}.")
+        if norm == "fro":
+            reached = self.relative_error.double()
+        elif norm == "op":
+            self.refuse_dense()
+            size, deviation = self.noise.operator_norms()
+            reached = torch.where(size > 0, deviation / size, 0.0)
+        else:
+            raise ValueError(f'norm must be "fro" or "op", got {norm!r}.')
+        needed = torch.ceil(self.n_calls * (reached / error).square())
+        if self.control_weights is None:
+            return needed
+        return torch.where(self.control_weights.any(1), needed.maximum(self.n_calls.to(needed)), needed)
+
     def unshrunk(self) -> Self:
         """The same result with the unbiased estimate for all quantities."""
-        return replace(self, estimate=self.estimate.unshrunk())
+        return replace(self, estimate=self.estimate.changed(shrink=False, sums=None))
 
     def grouped(self, grouping: Grouping) -> Self:
         """As `groups`, for a `Grouping` that was validated before."""
@@ -168,39 +201,6 @@ class Interactions(SampledResult):
     total error is smaller, is used for `hessian`, `@`, `eigh`, `taylor`, `groups(mask).hessian` and the figures, and
     `relative_error` and `r2` describe it. `unshrunk()` returns a result that uses the unbiased estimate everywhere.
     """
-
-    def calls_for(self, error: float, norm: Literal["fro", "op"] = "fro") -> Tensor:
-        """Number of gradient calls after which the relative error is about `error`, by the rate 1/√n of Theorem 1.
-
-        Where a control variate was applied, the number is at least `n_calls`: with a smaller budget control="auto" may
-        not apply it. The error of a denoised estimate falls more slowly than 1/√n: on multilayer perceptrons it fell by
-        a factor of 1.3 to 1.9 where 2 was requested, and of 2 to 3.5 where 4 was. Call the method again on the longer
-        run; `unshrunk()` has the rate 1/√n.
-
-        Args:
-            error: relative error to reach.
-            norm: "fro" for the Frobenius norm, "op" for the operator norm.
-
-        Returns:
-            (B,); infinite where H cannot be distinguished from zero.
-
-        Raises:
-            ValueError: if `error` is not positive, or `norm` is not "fro" or "op".
-        """
-        if error <= 0:
-            raise ValueError(f"error must be positive, got {error}.")
-        if norm == "fro":
-            reached = self.relative_error.double()
-        elif norm == "op":
-            self.refuse_dense()
-            size, deviation = self.noise.operator_norms()
-            reached = torch.where(size > 0, deviation / size, 0.0)
-        else:
-            raise ValueError(f'norm must be "fro" or "op", got {norm!r}.')
-        needed = torch.ceil(self.n_calls * (reached / error).square())
-        if self.control_weights is None:
-            return needed
-        return torch.where(self.control_weights.any(1), needed.maximum(self.n_calls.to(needed)), needed)
 
     def merge(self, other: Interactions) -> Interactions:
         """Merge this result with another of the same inputs from other draws, as if both were one run.

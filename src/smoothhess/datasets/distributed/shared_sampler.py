@@ -258,6 +258,7 @@ class Follower:
     sampler: Sampler
     processes: Processes
     kinks: Kinks | None = None
+    checked: bool = False  # whether this process has checked the model with rows of its own
 
     def begin(self, given: dict[str, Tensor], passes: float | None) -> Following:
         """Check that the model is the same as in the leader, and use its control variate."""
@@ -290,8 +291,11 @@ class Follower:
         return self, _tensors(self.kinks.expectation(gaussian, False, probes, chosen)), {}
 
     def extend(self, given: dict[str, Tensor], stretch: Stretch) -> Following:
-        """Evaluate the share of this process of the rows."""
-        return self, *evaluate(self.sampler, stretch, self.processes, Watch(self.processes))
+        """Evaluate the share of this process of the rows; the model is checked with the first rows that it has."""
+        share = stretch.share(self.processes.process_rank, self.processes.count)
+        check = len(share) > 0 and not self.checked
+        found = evaluate(self.sampler, stretch._replace(check=check), self.processes, Watch(self.processes))
+        return replace(self, checked=self.checked or check), *found
 
 
 Following = tuple[Follower, dict[str, Tensor], dict[str, Tensor]]

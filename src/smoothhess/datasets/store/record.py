@@ -180,7 +180,7 @@ def _by_control(result: Result) -> Iterator[tuple[Tensor, Result]]:
             everyone[~applied],
             replace(
                 plain,
-                estimate=replace(plain.estimate, statistics=statistics),
+                estimate=plain.estimate.changed(statistics=statistics),
                 control=None,
                 control_weights=None,
                 control_note=plain.control_note or "single flips explain too little of the gradient's variation",
