@@ -35,6 +35,13 @@ def test_an_error_of_the_model_is_raised(error):
             diagnose(Fails(error, range(first, 1000)), X, 0, sigma=0.3)
 
 
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, TypeError, IndexError])
+def test_an_error_of_one_call_is_raised_or_reported(error):
+    for call in range(1, 6):
+        with pytest.raises((error, UserWarning), match="device lost"):  # a warning is an error in these tests
+            SmoothHess(Fails(error, [call])).attribute(X, 0, **OPTIONS)
+
+
 class Intercepted(nn.Module):
     """Fails only while its activations are recorded or frozen."""
 

@@ -56,7 +56,7 @@ class ProcessFlags:
 
 
 def _read_tf32() -> Values:
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    return bool(torch.backends.cuda.matmul.allow_tf32), torch.backends.cudnn.allow_tf32
 
 
 def _write_tf32(values: Values) -> None:
