@@ -1,5 +1,8 @@
 """Models that draw random numbers are refused by the name of the operator."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +90,11 @@ def test_a_foreign_model_is_called_once_at_the_inputs():
 
     baselines.gradient(from_gradient(gradient), X)
     assert calls == [2]
+
+
+def test_the_compiler_of_torch_is_not_imported():
+    code = (
+        "import sys, torch, smoothhess; smoothhess.baselines.gradient(lambda x: x.sum(1), torch.ones(1, 2)); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert not subprocess.run([sys.executable, "-c", code], check=False).returncode
