@@ -370,10 +370,12 @@ def test_an_error_on_the_way_keeps_what_was_done(undisturbed, tmp_path):
         explain_dataset(net, poisoned.split(2), tmp_path, target=0, pack_size=2, **CHEAP)
     assert Store(tmp_path).numbers == list(range(6))
 
+    whole = job.network().double()
+
     def broken(x):
         if bool((x[:, 0] - job.data()[9, 0]).abs().min() < 1e-9):
             raise RuntimeError("out of paper")
-        return job.network().double()(x)
+        return whole(x)
 
     with pytest.raises(RuntimeError, match="out of paper") as caught:
         explain_dataset(SmoothHess(broken), job.data(), tmp_path / "b", target=0, pack_size=4, **CHEAP)

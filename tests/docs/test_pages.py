@@ -10,7 +10,14 @@ import pytest
 import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
-FAST = ["quickstart.md", "certainty.md", "howto/neurons.md", "howto/other-frameworks.md", "howto/pages.md"]
+FAST = [
+    "quickstart.md",
+    "certainty.md",
+    "howto/neurons.md",
+    "howto/other-frameworks.md",
+    "howto/pages.md",
+    "howto/threads.md",
+]
 SLOW = [
     "sigma.md",
     "global.md",

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothhess.draws.seeding import fixed_normal
 from smoothhess.linalg.memory import SAVED_ACTIVATIONS, in_batches, reraise_out_of_memory, with_bytes_kept
 from smoothhess.model.gradients import FIRST_ROWS, MOST_ROWS, Oracle
+from smoothhess.model.process_flags import math_attention
 from smoothhess.model.state import borrowed
 
 PROBES = 2  # random directions; a nonzero Hessian maps them to zero with probability zero
@@ -64,8 +64,7 @@ class HessianProducts:
         def some(chosen: slice) -> Tensor:
             return self._of(self.inputs[chosen], self.examples[chosen], rows[chosen])
 
-        # the other attention kernels have no second derivative
-        with borrowed(self.model, self.inputs.device), sdpa_kernel(SDPBackend.MATH):
+        with borrowed(self.model, self.inputs.device), math_attention():
             return torch.cat([*in_batches(some, len(rows), size, self._take_fewer)])
 
     def _take_fewer(self, _: int) -> bool:

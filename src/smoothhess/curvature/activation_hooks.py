@@ -27,6 +27,7 @@ if they are frozen: f(x + δ) + f(x − δ) = 2 f(x) does not hold for the froze
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Call", "FrozenRun", "Tape", "freeze", "is_opaque", "record", "replace"]
+from smoothhess.model.state import is_opaque
+
+__all__ = ["Call", "FrozenRun", "OtherPathError", "Tape", "freeze", "record", "replace"]
 
 # Piecewise linear calls, with the arguments after the input in the order torch, nn.functional and aten share.
 _BENT = {
@@ -104,22 +107,8 @@ class FrozenRun:
     post: tuple[Tensor, ...]
 
 
-def is_opaque(forward: Callable[..., Any]) -> bool:
-    """Whether a model, or a part of it, is scripted or compiled, so that its calls cannot be intercepted.
-
-    >>> is_opaque(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    False
-
-    A plain function that calls a scripted module cannot be told from one without activations: neither records a call.
-    """
-    if not isinstance(forward, nn.Module):
-        return isinstance(forward, torch.jit.ScriptFunction) or hasattr(forward, "_torchdynamo_orig_callable")
-    return any(
-        isinstance(module, torch.jit.ScriptModule)
-        or "_orig_mod" in module._modules  # the result of torch.compile(module)
-        or getattr(module, "_compiled_call_impl", None) is not None  # after module.compile()
-        for module in forward.modules()
-    )
+class OtherPathError(ValueError):
+    """The frozen model makes other activation calls than those that were recorded."""
 
 
 def replace(forward: Callable[..., Any], smooth: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
@@ -183,7 +172,7 @@ def freeze(forward: Callable[..., Any], tape: Tape, *inputs: Any) -> FrozenRun:
     with mode:
         output = forward(*inputs)
     if len(mode.pre) != len(tape.calls):
-        raise ValueError(f"freeze wants the {len(tape.calls)} recorded calls, got {len(mode.pre)}. {_SAME_PATH}")
+        raise OtherPathError(f"freeze wants the {len(tape.calls)} recorded calls, got {len(mode.pre)}. {_SAME_PATH}")
     return FrozenRun(output, tuple(mode.pre), tuple(mode.post))
 
 
@@ -326,13 +315,16 @@ class _Replace(_Intercept):
 
 @contextmanager
 def _watched(running: list[nn.Module]) -> Iterator[None]:
-    """Maintain a list of the modules that are running, innermost last."""
+    """Maintain a list of the modules that are running in this thread, innermost last."""
+    thread = threading.get_ident()
 
     def enter(module: nn.Module, _: Any) -> None:
-        running.append(module)
+        if threading.get_ident() == thread:
+            running.append(module)
 
     def leave(_: nn.Module, __: Any, ___: Any) -> None:
-        running.pop()
+        if threading.get_ident() == thread:
+            running.pop()
 
     handles = [
         torch.nn.modules.module.register_module_forward_pre_hook(enter),
@@ -407,12 +399,12 @@ class _Freeze(_Intercept):
         """The recorded call that corresponds to the current one."""
         k, calls = len(self.pre), self.tape.calls
         if k == len(calls):
-            raise ValueError(f"freeze wants the {k} recorded calls, got another {kind}. {_SAME_PATH}")
+            raise OtherPathError(f"freeze wants the {k} recorded calls, got another {kind}. {_SAME_PATH}")
         then, now = calls[k].pre.shape, z.shape
         grown = [(a, b) for a, b in zip(then, now, strict=False) if a != b]
         divisible = all(b % a == 0 and a % self.tape.batch == 0 for a, b in grown)
         if calls[k].kind != kind or len(then) != len(now) or len(grown) > 1 or not divisible:
-            raise ValueError(
+            raise OtherPathError(
                 f"freeze wants call {k} to be {calls[k].kind} of {tuple(then)} with n rows for each of "
                 f"{self.tape.batch} examples, got {kind} of {tuple(now)}. {_SAME_PATH}"
             )

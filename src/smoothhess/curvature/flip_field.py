@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.frozen_network import FrozenNetwork
+from smoothhess.curvature.frozen_network import FrozenNetwork, intercepted
 from smoothhess.curvature.slope_change_moments import second_derivative, slope_change
 from smoothhess.linalg.memory import in_batches
 
@@ -28,13 +28,19 @@ def own_flips(network: FrozenNetwork, points: Tensor, owner: Tensor, mirrored: b
     """`flips` for all examples of the network; `owner` are their indices in the oracle."""
     oracle = network.oracle
     found = in_batches(
-        lambda rows: _flips(network, points[:, rows], owner, mirrored),
+        lambda rows: _checked_flips(network, points[:, rows], owner, mirrored),
         points.shape[1],
         lambda _: max(1, oracle.batch_size // len(points)),
         lambda n: oracle.take_fewer(n * len(points), least=len(points)),
     )
     odd, even = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
     return odd, even
+
+
+def _checked_flips(network: FrozenNetwork, points: Tensor, owner: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
+    each = owner.repeat_interleave(points.shape[1])
+    with intercepted(lambda: network.oracle.bound(each)(points.flatten(0, 1))):
+        return _flips(network, points, owner, mirrored)
 
 
 def _flips(network: FrozenNetwork, points: Tensor, owner: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:

@@ -8,24 +8,46 @@ changes in `flip_field`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.activation_hooks import Call, FrozenRun, Tape, freeze, is_opaque, record
+from smoothhess.curvature.activation_hooks import Call, FrozenRun, OtherPathError, Tape, freeze, record
 from smoothhess.curvature.slope_change_moments import is_modelled
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
+from smoothhess.linalg.memory import reraise_out_of_memory
 from smoothhess.model.gradients import Oracle
-from smoothhess.model.state import modules_behind
+from smoothhess.model.state import is_opaque
 
 SOFTMAX_ROUNDING = 16  # tolerance of gradients through a softmax, in units in the last place
 
 
 class NoKinksError(ValueError):
     """Raised, with the reason, if the model cannot be frozen."""
+
+
+@contextmanager
+def intercepted(plain: Callable[[], Any]) -> Iterator[None]:
+    """Turn errors of a block that intercepts calls of the model into a warning and NoKinksError.
+
+    `plain` calls the model without interception; if it fails too, that error is raised.
+    """
+    try:
+        yield
+    except (NoKinksError, OtherPathError):
+        raise
+    except Exception as error:
+        reraise_out_of_memory(error)
+        plain()
+        reason = f"recording or freezing the activations fails ({type(error).__name__}: {error})"
+        warnings.warn(f"{reason}, although the model itself runs: the closed form is not used.", stacklevel=2)
+        raise NoKinksError(reason) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +64,17 @@ class FrozenNetwork:
     @staticmethod
     def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor) -> FrozenNetwork:
         """Freeze the model at the inputs; raises NoKinksError if that does not reproduce f(x) and ∇f(x)."""
-        if any(is_opaque(m) for m in [oracle.forward_func, *modules_behind(oracle.forward_func)]):
+        if is_opaque(oracle.forward_func):
             raise NoKinksError("the model is scripted or compiled, so its activations cannot be seen")
         owner = torch.arange(len(inputs), device=inputs.device)
+        try:
+            with intercepted(lambda: oracle.bound(owner)(inputs)):
+                return FrozenNetwork._see(oracle, inputs, owner, value, gradient)
+        except OtherPathError as error:
+            raise NoKinksError(str(error)) from error
+
+    @staticmethod
+    def _see(oracle: Oracle, inputs: Tensor, owner: Tensor, value: Tensor, gradient: Tensor) -> FrozenNetwork:
         tape = record(oracle.bound(owner), inputs)
         bent = tuple(i for i, call in enumerate(tape.calls) if is_modelled(call))
         if not bent:
@@ -52,11 +82,10 @@ class FrozenNetwork:
         if any(call.pre.shape[0] != len(inputs) for call in tape.calls):
             raise NoKinksError("an activation does not have the examples in dimension 0")
         leaf = inputs.detach().requires_grad_()
-        try:
-            with torch.enable_grad():
-                run = freeze(oracle.bound(owner), tape, leaf)
-        except ValueError as error:
-            raise NoKinksError(str(error)) from error
+        with torch.enable_grad():
+            run = freeze(oracle.bound(owner), tape, leaf)
+        if not all(run.post[i].requires_grad for i in bent):
+            raise NoKinksError("an activation is called where gradients are disabled, such as in a custom function")
         output = oracle.pick(run.output, owner)
         wanted = [leaf, *(run.post[i] for i in bent)]
         own, *sensitivity = torch.autograd.grad(
@@ -129,7 +158,7 @@ class FrozenNetwork:
         shift = gaussian.colour(directions.to(x))
         length = shift.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         reach = self._reach[:, None, None]  # independent of σ: exact for an affine function, and limits rounding errors
-        with torch.no_grad():
+        with torch.no_grad(), self._intercepted(owner):
             points = x[:, None] + (reach * shift / length).reshape(len(x), -1, *x.shape[1:])
             run = self.run(points.flatten(0, 1), owner.repeat_interleave(len(directions)))
             moved = [
@@ -143,11 +172,16 @@ class FrozenNetwork:
         x = self.inputs
         b, c = weights.shape[:2]
         leaf = x.repeat_interleave(c, 0).requires_grad_()
-        run = self.run(leaf, owner.repeat_interleave(c))
-        total = leaf.new_zeros(())
-        for i, part in zip(self.bent, self.per_call(weights), strict=True):
-            total = total + (part.flatten(0, 1).to(leaf) * run.pre[i].reshape(b * c, -1)).sum()
-        return torch.autograd.grad(total, leaf)[0].reshape(b, c, -1)
+        with self._intercepted(owner):
+            run = self.run(leaf, owner.repeat_interleave(c))
+            total = leaf.new_zeros(())
+            for i, part in zip(self.bent, self.per_call(weights), strict=True):
+                total = total + (part.flatten(0, 1).to(leaf) * run.pre[i].reshape(b * c, -1)).sum()
+            return torch.autograd.grad(total, leaf)[0].reshape(b, c, -1)
+
+    def _intercepted(self, owner: Tensor) -> AbstractContextManager[None]:
+        """`intercepted` for frozen passes far from the inputs, where the model itself need not run."""
+        return intercepted(lambda: self.oracle.bound(owner)(self.inputs))
 
     def columns(self, gaussian: Gaussian, owner: Tensor, columns: range | None = None) -> Iterator[Tensor]:
         """`moves` for all white directions e_i, or those in `columns`, in chunks."""

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smoothhess.curvature.activation_hooks import is_opaque
-from smoothhess.model.state import modules_behind
+from smoothhess.model.state import is_opaque
 
 # Names of aten operators, without namespace and overload, that are polynomial in each argument or rearrange numbers.
 _POLYNOMIAL = """
@@ -128,7 +127,7 @@ def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: 
     >>> unknown_operations(lambda x: x.relu().sum(1), torch.ones(1, 2), None)
     ['relu']
     """
-    if any(is_opaque(m) for m in [model, *modules_behind(model)] if m is not None):
+    if is_opaque(model):
         return ["a compiled module"]
     leaf = inputs.detach().requires_grad_()
     with torch.enable_grad(), _Reader() as reader, _Recorder() as recorder:

@@ -23,7 +23,7 @@ from smoothhess.evaluate.compare_surrogates import Comparison, compare
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
-from smoothhess.model.state import borrowed
+from smoothhess.model.state import borrowed, is_opaque
 from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor, surrogate
 
@@ -203,7 +203,7 @@ def _spread(
 
     Measured at a few of the inputs; None if the model calls no relu.
     """
-    if activation_hooks.is_opaque(forward_func):
+    if is_opaque(forward_func):
         return None
     oracle = Oracle(forward_func, inputs, None, args, check_batch_size(internal_batch_size))
     noise = fixed_normal(PROBES, *inputs.shape[1:], seed=seed)

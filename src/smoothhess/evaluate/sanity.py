@@ -359,7 +359,10 @@ def _randomised(model: nn.Module, layers: Sequence[str], seed: int) -> nn.Module
 
 @contextmanager
 def _own_random_state(seed: int) -> Iterator[None]:
-    """Seed the global generators, from which `reset_parameters` draws, and restore their state afterwards."""
+    """Seed the global generators, from which `reset_parameters` draws, and restore their state afterwards.
+
+    No other code than that which creates weights sets global generators: they belong to all threads.
+    """
     # torch.manual_seed seeds the generators of all devices, not only of the model's device
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     # A seed that no user is likely to choose: the seed of the user's initialisation would restore the initial weights,

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from smoothhess.curvature.activation_hooks import OtherPathError
+from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.fit_quality import zero_score
@@ -26,7 +28,7 @@ from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
 from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
 from smoothhess.explainers.options import Options, seeds_of
-from smoothhess.explainers.sampler import PRECISION_PASSES, OtherPathError, Sampler
+from smoothhess.explainers.sampler import PRECISION_PASSES, Sampler
 from smoothhess.linalg.memory import GROUPED_ROWS, is_out_of_memory, release
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
@@ -134,7 +136,7 @@ class Run:
         choice = choose_control(sampler, options.control, self.seeds, calls, options.tau_probes)
         try:
             result = self._sampled(with_control(sampler, choice), bar, choice.reason)
-        except OtherPathError as error:
+        except (NoKinksError, OtherPathError) as error:
             if options.control != "auto":
                 raise
             choice = Choice(None, str(error), choice.passes)
@@ -158,8 +160,8 @@ def in_parts(
 
     The number of examples that fit is kept for later runs of the explainer.
     """
-    together, drawn = oracle.batch, bar.n
-    if together <= oracle.most_examples:
+    together, drawn, most = oracle.batch, bar.n, oracle.most_examples
+    if together <= most:
         before = oracle.batch_size, oracle.measured
         try:
             return everyone()
@@ -170,10 +172,10 @@ def in_parts(
                 oracle.most_examples = None
                 raise
         oracle.begin_again(*before)  # the batch size had been halved because of the other examples
-        oracle.most_examples = -(-together // 2)
+        oracle.most_examples = most = -(-together // 2)
         bar.update(drawn - bar.n)
     parts = []
-    for index in torch.arange(together, device=device).split(oracle.most_examples):
+    for index in torch.arange(together, device=device).split(most):
         release()
         part = some(index)
         parts.append(replace(part, estimate=part.estimate.released()))

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control, Directions, Pilot, pilot_passes, thin_rank
 from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.explainers.sampler import Sampler
-from smoothhess.linalg.memory import CLOSED_FORMS, is_out_of_memory, reraise_out_of_memory
+from smoothhess.linalg.memory import CLOSED_FORMS
 
 PRICE = 1.5  # maximum passes of "auto" for the closed form and its pilot draws, per gradient call
 WORTH = 3  # exponent: the unexplained share must be below (share of passes left for calls) to this power
@@ -71,14 +72,10 @@ def choose_control(
         expected = directions.expectation(kinks, sampler.gaussian, chosen)
         weights = pilot.fit(expected, chosen, always=not auto)
         return Choice(Control.make(kinks, expected, weights, chosen, directions), "", passes)
-    except NoKinksError as error:
+    except (NoKinksError, OtherPathError) as error:
         if auto:
             return Choice(None, str(error), passes)
         raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        if not auto or is_out_of_memory(error):
-            raise
-        return Choice(None, f"freezing the activations fails ({error})", passes)
 
 
 def given_control(
@@ -114,8 +111,4 @@ def frozen_model(sampler: Sampler) -> Kinks:
     if _exact_passes(sampler):
         with oracle.exact():
             value, gradient = oracle(inputs, torch.arange(len(inputs), device=inputs.device))
-    try:
-        return Kinks.see(oracle, inputs, value, gradient)
-    except (RuntimeError, TypeError, IndexError) as error:  # the model itself runs, so freezing it fails
-        reraise_out_of_memory(error)
-        raise NoKinksError(f"freezing the activations fails ({error})") from error
+    return Kinks.see(oracle, inputs, value, gradient)

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.activation_hooks import Call, is_opaque, record
-from smoothhess.curvature.frozen_network import NoKinksError
+from smoothhess.curvature.activation_hooks import Call, OtherPathError, record
+from smoothhess.curvature.frozen_network import NoKinksError, intercepted
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.draws.designs import pilot_rows
 from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.linalg.memory import FLOAT64_CHUNK, reraise_out_of_memory
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
-from smoothhess.model.state import borrowed, modules_behind
+from smoothhess.model.state import borrowed, is_opaque, modules_behind
 
 MULTIPLES = torch.logspace(-3, 3, 13, dtype=torch.float64)  # of the given Gaussian
 ASKED = len(MULTIPLES) // 2
@@ -194,9 +194,14 @@ def _look_inside(
     oracle: Oracle, x: Tensor, value: Tensor, gradient: Tensor, gaussian: Gaussian, z: Tensor, n_probes: int
 ) -> _Model:
     """Record the calls, and compute their expected flips and shares of W₁."""
-    if any(is_opaque(m) for m in [oracle.forward_func, *modules_behind(oracle.forward_func)]):
+    if is_opaque(oracle.forward_func):
         return _Model((), "the model is scripted or compiled, which hides its activation calls", (), 0)
-    recorded = record(oracle.bound(torch.arange(len(x), device=x.device)), x).calls
+    forward = oracle.bound(torch.arange(len(x), device=x.device))
+    try:
+        with intercepted(lambda: forward(x)):
+            recorded = record(forward, x).calls
+    except NoKinksError as error:
+        return _Model((), str(error), (), 0.5)
     if not recorded:
         reason = "no activation call was seen (other framework, fused or hand-written operations, or none at all)"
         return _Model((), reason, (), 0.5)
@@ -204,7 +209,7 @@ def _look_inside(
     try:
         kinks = Kinks.see(oracle, x, value, gradient)
         taus, shares, passes = _bending(kinks, gaussian, z, n_probes)
-    except NoKinksError as error:
+    except (NoKinksError, OtherPathError) as error:
         return _Model(tuple(calls), str(error), (), 2)
     one = torch.ones(len(x))
     for i, call, tau, share in zip(kinks.network.bent, kinks.network.calls, taus, shares, strict=True):
@@ -321,6 +326,7 @@ def _lost(x: Tensor, delta: Tensor) -> Tensor:
 def _double_backward(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor) -> tuple[Tensor, str]:
     """Root mean square of |LᵀHLz| with the model's own H, (B,), or NaN and the reason why autograd has none."""
     square = torch.zeros(len(x), dtype=torch.float64)
+    everyone = torch.arange(len(x), device=x.device)
     for v in gaussian.colour(z):
 
         def product(points: Tensor, owner: Tensor, v: Tensor = v) -> tuple[Tensor, ...]:
@@ -331,9 +337,10 @@ def _double_backward(oracle: Oracle, x: Tensor, gaussian: Gaussian, z: Tensor) -
             return torch.autograd.grad(along, leaf)
 
         try:
-            (turned,) = oracle.in_batches(product, x, torch.arange(len(x), device=x.device))
+            (turned,) = oracle.in_batches(product, x, everyone)
         except RuntimeError as error:
             reraise_out_of_memory(error)
+            oracle.forward(x, everyone)  # raises if the model itself fails
             return torch.full_like(square, math.nan), str(error).strip().split("\n")[0].split(". ")[0]
         square += gaussian.pull(turned.flatten(1)).double().square().sum(1).cpu()
     return (square / len(z)).sqrt(), ""

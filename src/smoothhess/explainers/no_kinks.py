@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from smoothhess.curvature.activation_hooks import OtherPathError
+from smoothhess.curvature.frozen_network import NoKinksError, intercepted
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.curvature.unknown_operations import KINKED, SMOOTH, unknown_operations
 from smoothhess.explainers.sampler import Sampler
-from smoothhess.linalg.memory import reraise_out_of_memory
 
 NEVER = 1e-6  # units are taken to never flip if the probability that any of them flips is below this
 CERTAIN_PASSES = 2048  # maximum passes per example to compute the margins of its units if no draw has flipped one
@@ -56,7 +57,8 @@ def _has_no_kinks(sampler: Sampler, index: Tensor, harmless: frozenset[str]) -> 
         return oracle.pick(oracle.bound(owner)(x), owner)
 
     try:
-        bent = set(unknown_operations(forward, inputs, oracle.forward_func)) - harmless
+        with intercepted(lambda: forward(inputs)):
+            bent = set(unknown_operations(forward, inputs, oracle.forward_func)) - harmless
         if not bent:
             return ~no, passes
         if bent - KINKED or oracle.precision != "float32":
@@ -66,8 +68,7 @@ def _has_no_kinks(sampler: Sampler, index: Tensor, harmless: frozenset[str]) -> 
             return no, passes
         passes += 1 + sampler.rank / 2
         probability, curvature = kinks.chances(sampler.gaussian)
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:  # its operations cannot be recorded
-        reraise_out_of_memory(error)
+    except (NoKinksError, OtherPathError):  # its operations cannot be recorded
         return no, passes
     size = torch.linalg.vector_norm(at.whitened[index].double(), dim=1)
     return (probability < NEVER) & (curvature <= torch.finfo(inputs.dtype).eps * size), passes

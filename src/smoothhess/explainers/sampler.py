@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control, Subtraction
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.draws.designs import Design, pilot_stack
@@ -30,10 +31,6 @@ LOOKED_AT = 32  # rows that are checked for noise that is lost to rounding when 
 PRECISION_PAIRS = 4  # pairs of points at which gradients of low and full precision are compared
 PRECISION_PASSES = 4 * PRECISION_PAIRS
 CENTRE_PASSES = 2  # passes at the input itself: one separately, one in a batch with the first rows
-
-
-class OtherPathError(ValueError):
-    """The frozen model makes other activation calls than those that were recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +213,7 @@ class Sampler:
             parts = odd, even, weight
             try:
                 odd, even = subtraction.left_over(self.gaussian, there, z, parts, self.plan.mirrored)
-            except ValueError as error:
+            except OtherPathError as error:
                 raise OtherPathError(
                     f"the model takes another path for larger batches: {error} Pass control=None."
                 ) from error

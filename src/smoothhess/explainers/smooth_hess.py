@@ -129,12 +129,12 @@ class SmoothHess:
         Raises:
             TypeError: if an argument has the wrong type.
             ValueError: if an argument is out of range, if the noise is lost to rounding, if the model is random or
-                mixes the rows of a batch, if its values or gradients are not finite, or if control="kink" cannot be
-                applied.
+                mixes the rows of a batch, if its values or gradients are not finite, if its parameters are modified
+                meanwhile, or if control="kink" cannot be applied.
 
         Warns:
-            UserWarning: if an example stopped at max_calls, if H cannot be distinguished from zero, or if the gradients
-                are not the derivatives of the values.
+            UserWarning: if an example stopped at max_calls, if H cannot be distinguished from zero, if the gradients
+                are not the derivatives of the values, or if the model fails only while its activations are recorded.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
         options = Options(

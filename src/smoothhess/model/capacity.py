@@ -30,7 +30,8 @@ class Capacity:
     """Rows per batch, examples per run, and whether the fast batch norm agrees with torch, by kind of input.
 
     This is the only mutable object that is shared: an explainer passes it to the oracles of all of its runs, and these
-    write to it what they have measured. Its entries decide about batch sizes and speed, never about results.
+    write to it what they have measured. Its entries decide about batch sizes and speed, never about results. Threads
+    may share it: each method reads or writes one entry of a dictionary.
 
     >>> capacity, kind = Capacity(), InputKind.of(torch.zeros(1, 3))
     >>> capacity.keep_rows(kind, 64)

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from smoothhess.model.process_flags import tf32
+
 PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 AGREEMENT = {"float32": 1e-4, "tf32": 2e-2, "bf16": 0.1, "fp16": 2e-2}  # relative tolerance for f(x) of the same input
@@ -44,16 +46,3 @@ def evaluated(precision: str, device: torch.device) -> Iterator[None]:
             yield
     else:
         yield
-
-
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32 for float32 products (ten-bit mantissa) on a CUDA device."""
-    matmul: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -18,6 +18,8 @@ from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity, InputKind
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
 from smoothhess.model.float_precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
+from smoothhess.model.random_operations import call_without_random_operations
+from smoothhess.model.state import is_opaque
 
 FIRST_ROWS = 32  # rows of the first pass, which measures the memory per row
 TRIED_ROWS = 4  # rows on which the fast backward pass is compared with torch
@@ -52,6 +54,7 @@ class Oracle:
         self.precision = precision
         self._scales = dict(SCALE)
         self.called = torch.compile(forward_func) if compiled else forward_func
+        self._inspected = compiled or is_opaque(forward_func)  # whether random operations were, or cannot be, refused
         self.batch = len(inputs)
         self.entries = targets.entries(target, self.batch)
         self.indices = None if self.entries is None else self.entries.to(inputs.device)
@@ -144,7 +147,7 @@ class Oracle:
 
     def _output(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
         with evaluated(self.precision, points.device), norms or nullcontext():
-            output = self.bound(owner, self.called)(points)
+            output = self._called_at(points, owner)
         if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
             output = output.to(points.dtype)
         targets.check(self.entries, output)
@@ -153,6 +156,14 @@ class Oracle:
                 f"the model returned {len(output)} rows for {len(points)} inputs: expected one output per row."
             )
         return self.pick(output, owner)
+
+    def _called_at(self, points: Tensor, owner: Tensor) -> Any:
+        call = self.bound(owner, self.called)
+        if self._inspected:
+            return call(points)
+        output = call_without_random_operations(call, points)
+        self._inspected = True
+        return output
 
     def _differentiated(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         leaf = points.detach()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -95,8 +96,11 @@ class Embedded:
 
     def _run(self, replace: Callable[[Any], Any], *args: Any, **keywords: Any) -> Any:
         runs: list[None] = []
+        thread = threading.get_ident()
 
         def hook(_: nn.Module, __: Any, output: Any) -> Any:
+            if threading.get_ident() != thread:  # another thread calls the same layer
+                return None
             runs.append(None)
             return replace(output)
 
@@ -151,13 +155,17 @@ class Neuron:
     def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
         """The value of the neuron for each row."""
         seen: list[Any] = []
+        thread = threading.get_ident()
 
-        # Clone: a later in-place ReLU must not change the captured pre-activation.
+        def keep(value: Any) -> None:
+            if threading.get_ident() == thread:  # not a call of the same layer in another thread
+                seen.append(_first_tensor(value).clone())  # a later in-place ReLU must not change the clone
+
         def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-            seen.append(_first_tensor(arguments).clone())
+            keep(arguments)
 
         def after(_: nn.Module, __: Any, output: Any) -> None:
-            seen.append(_first_tensor(output).clone())
+            keep(output)
 
         handle = (
             self.layer.register_forward_pre_hook(before)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control
 from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.curvature.one_flip import Expectation, Kinks
@@ -26,15 +27,14 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, chain, cut, join
 from smoothhess.explainers.choose_control import frozen_model
-from smoothhess.explainers.sampler import OtherPathError, Sampler
+from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.low_rank import Known, mean
-from smoothhess.linalg.memory import reraise_out_of_memory
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.result.interactions import Interactions
 
-# Recoverable errors of each request, and the error that the leader raises for them: sampling is possible without H₁.
-FREEZING = ((ValueError, RuntimeError, TypeError, IndexError), NoKinksError)
-RECOVERABLE = {"freeze": FREEZING, "expect": FREEZING, "extend": ((OtherPathError,), OtherPathError)}
+# Recoverable errors, and the error that the leader raises for each request: sampling is possible without H₁.
+UNFREEZABLE = (NoKinksError, OtherPathError)
+RECOVERABLE = {"freeze": NoKinksError, "expect": NoKinksError, "extend": OtherPathError}
 T = TypeVar("T")
 Found = tuple[dict[str, Tensor], dict[str, Tensor]]  # of one process: pieces to concatenate, and sums
 
@@ -144,7 +144,7 @@ class Leader(Sampler):
             raise failure
         for rank, report in enumerate(reports):
             if report.failure:
-                raise RECOVERABLE[name][1](f"rank {rank}: {report.failure}")
+                raise RECOVERABLE[name](f"rank {rank}: {report.failure}")
         others = [self.processes.receive(r.pieces, i, self.inputs.device) for i, r in enumerate(reports) if i]
         return [pieces, *others], self.processes.sum(sums)
 
@@ -308,8 +308,9 @@ def _try(name: str, work: Callable[[], T], otherwise: T) -> tuple[T, Exception |
     """The result of `work`; or `otherwise` and an error after which the leader can continue without control variate."""
     try:
         return work(), None
-    except RECOVERABLE.get(name, ((), None))[0] as error:
-        reraise_out_of_memory(error)
+    except UNFREEZABLE as error:
+        if name not in RECOVERABLE:
+            raise
         return otherwise, error
 
 
