@@ -269,3 +269,15 @@ def test_a_store_that_another_process_begins_meanwhile(made, copy, monkeypatch):
 
     monkeypatch.setattr(Path, "is_file", not_there_at_first)
     assert len(known_store(copy)) == len(made)
+
+
+def test_every_entry_of_a_weight_counts():
+    """Also of a large one, and of buffers that are not saved with the model."""
+    net = torch.nn.Linear(600, 600)
+    net.register_buffer("shift", torch.zeros(3), persistent=False)
+    before = fingerprint(net)
+    with torch.no_grad():
+        net.weight[1, 1] += 0.1
+    changed = fingerprint(net)
+    net.shift[1] = 1
+    assert len({before, changed, fingerprint(net)}) == 3
