@@ -314,15 +314,21 @@ def test_killed_before_every_step(processes, tmp_path):
     assert step > 20
 
 
-def test_what_a_killed_writer_left_half_done_goes(tmp_path):
-    """That of the same rank, and of ranks that are no more; another rank may be at it right now."""
-    tmp_path.joinpath("store").mkdir()
-    names = [f".{what}-{rank:04d}-ab12" for what in ("store.json", "shard", "summary") for rank in (0, 1, 2)]
-    for name in names:
-        (tmp_path / "store" / name).write_text("{")
-    job.run(tmp_path / "store", n=2, rank=0, world_size=2)
-    left = {path.name for path in (tmp_path / "store").glob(".s*")}
-    assert left == {name for name in names if "-0001-" in name}
+def test_temporary_files_of_a_killed_writer_do_not_count_and_are_removed(processes, undisturbed, tmp_path):
+    """Also those of a rank that does not run again; those of a process that runs stay."""
+    ready, ended = processes.Event(), processes.Event()
+    child = processes.Process(target=job.begin_to_write, args=(tmp_path / "shard-0001-000000-abcd1234", ready, ended))
+    child.start()
+    assert ready.wait(60)
+    (left,) = (path for path in tmp_path.iterdir() if path.stat().st_size == 100_000)
+    options = {"max_bytes": 60_000, "rank": 0, "world_size": 2}
+    made = job.run(tmp_path, n=4, **options)
+    assert made.n_bytes < 60_000
+    assert left.exists()
+    child.kill()
+    child.join()
+    job.run(tmp_path, n=6, **options)
+    assert not left.exists()
 
 
 def test_a_second_writer_is_refused(processes, tmp_path):
@@ -331,7 +337,7 @@ def test_a_second_writer_is_refused(processes, tmp_path):
     child = processes.Process(target=job.hold, args=(tmp_path, ready, go))
     child.start()
     assert ready.wait(60)
-    with pytest.raises(ValueError, match="another process is writing .* as rank 0"):
+    with pytest.raises(ValueError, match=rf"another process is writing .* as rank 0: process {child.pid} on "):
         job.run(tmp_path, n=4)
     go.set()
     child.join()

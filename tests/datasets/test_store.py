@@ -167,12 +167,12 @@ def test_a_lost_index_is_made_again(made, copy):
 
 def test_an_index_line_that_was_cut_short(made, copy):
     index = copy / "index-0000.jsonl"
-    index.write_text(index.read_text()[:-20])
+    index.write_text(index.read_text()[:-60])
     assert Store(copy).numbers == made.numbers
     job.run(copy, n=14)
     assert Store(copy).numbers == list(range(14))
     lines = index.read_text().splitlines()
-    assert len([line for line in lines if line.endswith("}")]) == 7
+    assert len([line for line in lines if line.endswith("}") and "shard" in line]) == 7
 
 
 def test_shards_of_another_job(made, copy, tmp_path):

@@ -75,7 +75,7 @@ class Writer:
             if self.summary is not None:
                 commit(folder / name.file("summary"), self.summary.save)
             commit(path, lambda p: save_file(tensors, p, metadata))
-            shard_files.add_to_index(folder, Shard(name, path.stat().st_size, intervals))
+            shard_files.add_to_index(folder, Shard(name, path.stat().st_size, intervals, self.store.job))
         except OSError as error:
             if error.errno not in shard_files.FULL:
                 raise
