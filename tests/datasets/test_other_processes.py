@@ -89,17 +89,14 @@ def test_a_shorter_loader_that_ends_last(processes, tmp_path):
         second(tmp_path, job.data(10))
 
 
-@pytest.mark.parametrize("changed", [0, 2])
-def test_other_data_in_one_process(processes, tmp_path, changed):
-    """A record of the first process or of the second: each reads all records."""
+@pytest.mark.parametrize(("changed", "said"), [(2, "record 2 is not the one"), (0, "rank 1 has read other records")])
+def test_other_data_in_one_process(processes, tmp_path, changed, said):
+    """In a record that the second process explains, or only reads."""
     x = job.data()
     x[changed] += 0.1
     first = Child(processes, tmp_path)
     second(tmp_path, x)  # nothing to compare with yet
-    assert f"record {2 if changed == 2 else 0} is not the one" in first.finish() or changed == 0
-    if changed == 0:
-        with pytest.raises(ValueError, match="record 0 is not the one that was explained"):
-            second(tmp_path, x)
+    assert said in first.finish()
 
 
 def test_a_data_set_that_has_grown(tmp_path):

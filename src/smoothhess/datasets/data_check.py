@@ -35,9 +35,11 @@ class DataCheck:
                 raise ValueError(another_record(first + i))
         return [stored is not None for stored in known]
 
-    def about(self) -> dict[str, int | str]:
-        """Number and hash of the records, which all processes must share."""
-        return {"records": len(self.digests), "data": hashlib.blake2b(self.digests, digest_size=8).hexdigest()}
+    @property
+    def ended(self) -> Pass:
+        """Number and hash of all records, which the processes of a job must share."""
+        data = hashlib.blake2b(self.digests, digest_size=8).hexdigest()
+        return Pass(self.world_size, len(self.digests), data)
 
     def finish(self, complete: bool) -> Store:
         """Check the records that other processes have written, and note that this process has read all records.
@@ -50,12 +52,12 @@ class DataCheck:
         """
         with one_at_a_time(self.path):  # of two processes that end at the same time, one sees the other
             ended = {r: p for r, p in passes(self.path).items() if p.world_size == self.world_size and r != self.rank}
+            store = Store(self.path)
+            self._refuse_other_records(store)
             if self.world_size > 1 and not complete:
                 running = other_writers(self.path, self.rank)
                 ended = {r: p for r, p in ended.items() if r < self.world_size and r not in running}
-                self._refuse_other_numbers(ended)
-            store = Store(self.path)
-            self._refuse_other_records(store)
+                self._refuse_other_data(ended)
             count = len(self.digests)
             everyone = len([p for p in ended.values() if p.records == count]) == self.world_size - 1
             if (complete or everyone) and (missing := store.missing(count)):
@@ -64,12 +66,18 @@ class DataCheck:
                     f"{self.path} lacks {len(missing)} of {count} records: {_named(missing)}, explained by rank(s) "
                     f"{', '.join(map(str, ranks))} of {self.world_size}. Run the same call there again."
                 )
-            add_pass(self.path, self.rank, Pass(self.world_size, count))
+            add_pass(self.path, self.rank, self.ended)
         return store
 
-    def _refuse_other_numbers(self, ended: dict[int, Pass]) -> None:
-        count = len(self.digests)
+    def _refuse_other_data(self, ended: dict[int, Pass]) -> None:
+        mine = self.ended
+        count = mine.records
         for rank, other in ended.items():
+            if other.records == count and other.data != mine.data:
+                raise ValueError(
+                    f"rank {rank} has read other records than this process (rank {self.rank}). Use the same loader, "
+                    "without shuffling or random augmentation, in every process."
+                )
             grown = self.before is not None and self.before == other and other.records < count
             if other.records != count and not grown:  # after growth, the other process is expected to run again
                 fewer = sorted((other.records, count))

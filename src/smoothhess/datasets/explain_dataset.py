@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ def explain_dataset(
         with tqdm(total=total, initial=len(known), desc="records", disable=not show_progress, leave=False) as bar:
             run.through(waiting, bar, lambda per_record, n: room.refuse(per_record, max(_n_new(total, known) - n, 0)))
         if question.agree is not None:
-            question.agree(data.about())
+            question.agree(asdict(data.ended))
         return data.finish(complete=question.agree is not None)
 
 

@@ -96,6 +96,7 @@ class Pass:
 
     world_size: int
     records: int  # number of records of the loader
+    data: str  # hash of all of them
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def _append(folder: Path, rank: int, line: dict[str, Any]) -> None:
 def add_pass(folder: Path, rank: int, ended: Pass) -> None:
     """Note in the index that a process has read its whole loader and written its share."""
     if passes(folder).get(rank) != ended:
-        _append(folder, rank, {"world_size": ended.world_size, "read": ended.records})
+        _append(folder, rank, {"world_size": ended.world_size, "read": ended.records, "data": ended.data})
 
 
 def passes(folder: Path) -> dict[int, Pass]:
@@ -167,7 +168,7 @@ def passes(folder: Path) -> dict[int, Pass]:
     found = {}
     for rank, about in _index_lines(folder):
         with suppress(TypeError, ValueError, KeyError):
-            found[rank] = Pass(int(about["world_size"]), int(about["read"]))
+            found[rank] = Pass(int(about["world_size"]), int(about["read"]), about["data"])
     return found
 
 
