@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from smoothhess import Isotropic, NeuronSmoothHess, SmoothHess
 from smoothhess.datasets import Store, explain_dataset, record_explainer
-from smoothhess.datasets.store import shard_files, writer
+from smoothhess.datasets.store import shard_reader, writer
 from smoothhess.evaluate.global_interactions import global_interactions, record_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.result.exact import Exact
@@ -539,7 +539,7 @@ def test_a_record_takes_what_was_estimated(tmp_path, keep, grouped):
     estimate = record_explainer.Question.make(net, asked).sizes(x).record_bytes(keep, 20)
     made = explain_dataset(net, x, tmp_path, keep=keep, summary=False, **asked)
     numbers = 0
-    with shard_files.opened(made.path / made.shards[0].file) as file:
+    with shard_reader.opened(made.path / made.shards[0].file) as file:
         for name in file.keys():  # noqa: SIM118
             if not name.startswith("shared."):
                 tensor = file.get_tensor(name)
@@ -627,12 +627,11 @@ def test_an_unreadable_shard(undisturbed, tmp_path, which, damage):
         store[first]
     for other in store:  # all others can be read
         assert torch.equal(other.hessian, undisturbed[other.number].hessian)
-    with pytest.raises(ValueError, match=r"2 record\(s\) are only in the summary"):
-        store.summary()
+    assert len(store.summary()) == 10  # rebuilt from the other shards
     with pytest.raises(ValueError, match=f"{shard.file}.*delete this file and run the same"):
         job.run(tmp_path)
     path.unlink()
-    same(job.run(tmp_path), undisturbed)  # a last shard's records are added again, others never left the summary
+    same(job.run(tmp_path), undisturbed, in_order=False)
 
 
 def test_lost_shards_are_made_anew_by_other_ranks_too(undisturbed, tmp_path):

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from smoothhess import Dense, SmoothHess, datasets
 from smoothhess.datasets import Record, Store, explain_dataset
 from smoothhess.datasets.job_settings import described, differences, fingerprint
-from smoothhess.datasets.store import shard_files
+from smoothhess.datasets.store import shard_reader
 from smoothhess.datasets.store.job_manifest import known_store
 from smoothhess.datasets.store.shard_files import MANIFEST, Name, numbers_in, spans
 from smoothhess.evaluate.global_interactions import record_seeds
@@ -138,7 +138,7 @@ def test_what_all_records_share_is_kept_once(tmp_path):
     options = {"gaussian": Dense(covariance), "n_calls": 4, "control": None, "keep": "result", "summary": False}
     net, x = SmoothHess(lambda x: x.prod(1)), job.data(6, 20)
     store = explain_dataset(net, x, tmp_path, feature_mask=mask, pack_size=3, shard_seconds=60, **options)
-    with shard_files.opened(tmp_path / store.shards[0].file) as file:
+    with shard_reader.opened(tmp_path / store.shards[0].file) as file:
         names = file.keys()
     assert len([n for n in names if "gaussian" in n]) == len([n for n in names if n.startswith("shared.gaussian")])
     assert torch.equal(store[5].result.grouping.mask, mask[None])

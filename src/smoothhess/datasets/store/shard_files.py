@@ -16,13 +16,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from smoothhess.model.atomic_write import atomic_write, is_temporary, new_temporary, remove_stale, sync_folder
 
@@ -213,6 +213,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         kind, version = about["format"], about["version"]
+        settings = about["settings"] if (kind, version) == (FORMAT, VERSION) else {"keep": "", "n_pairs": 0}
+        if not isinstance(about.get("pack_size", 1), int) or not isinstance(settings["n_pairs"], int):
+            raise TypeError("pack_size and n_pairs must be integers")
+        if (kind, version) == (FORMAT, VERSION):
+            _ = about["job"], about["pack_size"], settings["keep"], settings["summary"]
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged or not a manifest ({type(error).__name__} {error}). Restore it from a backup: it "
@@ -228,48 +233,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return about
 
 
-def read_shards(folder: Path, job: str) -> list[Shard]:
-    """All shards of a job sorted by name; `problem` is set for shards that cannot be read."""
+def list_shards(folder: Path) -> Iterator[tuple[Name, int, Shard | None]]:
+    """Name and size of each shard file, and the shard as listed in the index."""
     listed = _read_index(folder)
-    found = []
     for entry in _files(folder):
         name = Name.read(entry.name, "shard")
-        if name is None:
-            continue
-        n_bytes = entry.stat().st_size
-        known = listed.get(entry.name)
-        if known is not None and (known.n_bytes, known.job) == (n_bytes, job):
-            found.append(known)
-            continue
-        try:
-            found.append(Shard(name, n_bytes, read_spans(Path(entry.path), job), job))
-        except ValueError as error:
-            found.append(Shard(name, n_bytes, () if known is None else known.spans, job, problem=str(error)))
-    return sorted(found, key=lambda s: s.name)
-
-
-def read_spans(path: Path, job: str) -> Spans:
-    """The numbers of the records in a shard, from its metadata."""
-    with opened(path) as file:
-        about = file.metadata() or {}
-    if about.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by explain_dataset. Remove it.")
-    if about.get("job") != job:
-        raise ValueError(f"{path} belongs to another job. Remove it.")
-    return tuple((a, b) for a, b in json.loads(about["records"]))
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; raises ValueError with a remedy if it cannot be read."""
-    try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (SafetensorError, OSError, KeyError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}). Other records are not affected: delete this file and run the same "
-            "explain_dataset call again, which recomputes its records."
-        ) from error
+        if name is not None:
+            yield name, entry.stat().st_size, listed.get(entry.name)
 
 
 def summaries(folder: Path, shards: Sequence[Shard]) -> dict[int, Path]:
