@@ -91,4 +91,5 @@ def _metadata_digest(metadata: Mapping[str, str]) -> str:
 def _chunks(tensor: Tensor) -> Iterator[memoryview]:
     flat = tensor.detach().reshape(-1)
     for part in flat.split(CHUNK):
-        yield part.cpu().contiguous().view(torch.uint8).numpy().data
+        # a single entry may have stride 0, also after `contiguous`
+        yield part.cpu().contiguous().as_strided(part.shape, (1,)).view(torch.uint8).numpy().data

@@ -195,7 +195,7 @@ class Store:
 
         Raises:
             ValueError: a shard does not hold the summary of its records, which is the case above 128 features or
-                groups, in stores written before version 0.1, and with summary=False; or the store is empty.
+                groups, in older stores, and with summary=False; or the store is empty.
         """
         return self._merge_shards(self.shards)
 
