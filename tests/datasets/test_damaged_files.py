@@ -148,6 +148,14 @@ def test_mutated_shards(made, tmp_path, source):
     assert refused > 30
 
 
+@pytest.mark.parametrize("change", [{"job": 3}, {"pack_size": None}, {"settings": []}, {"settings": {"keep": "pairs"}}])
+def test_a_damaged_manifest(copy, change):
+    manifest = copy / "store.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
+    with pytest.raises(ValueError, match=r"store.json is damaged .*Restore it from a backup"):
+        Store(copy)
+
+
 def test_a_flipped_bit(made, copy):
     shard = made.shards[2]
     data = bytearray((copy / shard.file).read_bytes())

@@ -25,6 +25,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from smoothhess.model.atomic_write import atomic_write, is_temporary, new_temporary, remove_stale, sync_folder
+from smoothhess.result.tensor_schema import naming
 
 FORMAT, VERSION = "smoothhess.store", 1
 MANIFEST = "store.json"
@@ -213,11 +214,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         kind, version = about["format"], about["version"]
-        settings = about["settings"] if (kind, version) == (FORMAT, VERSION) else {"keep": "", "n_pairs": 0}
-        if not isinstance(about.get("pack_size", 1), int) or not isinstance(settings["n_pairs"], int):
-            raise TypeError("pack_size and n_pairs must be integers")
-        if (kind, version) == (FORMAT, VERSION):
-            _ = about["job"], about["pack_size"], settings["keep"], settings["summary"]
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged or not a manifest ({type(error).__name__} {error}). Restore it from a backup: it "
@@ -230,6 +226,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has version {version} of the format, this smoothhess reads and writes version {VERSION}. Use "
             "the smoothhess that wrote it, or another folder."
         )
+    with naming(path, "Restore it from a backup: it is written once and never changed."):
+        settings = about["settings"]
+        fields = about["job"], about["pack_size"], settings["keep"], settings["n_pairs"], settings["summary"]
+        if [type(f) for f in fields] != [str, int, str, int, bool]:
+            raise ValueError("job, pack_size, keep, n_pairs or summary has another type")
     return about
 
 
