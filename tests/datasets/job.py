@@ -8,7 +8,8 @@ from torch import nn
 
 from smoothhess import SmoothHess
 from smoothhess.datasets import explain_dataset
-from smoothhess.datasets.store import shard_files, writer
+from smoothhess.datasets.store import shard_files, writer, writer_lock
+from smoothhess.model.atomic_write import atomic_write
 
 RECORDS = 12
 
@@ -61,6 +62,36 @@ def run_until(folder, step: int, ended) -> None:
 
 def hold(folder, ready, go) -> None:
     """Be the one who writes, until told to go."""
-    with shard_files.only_writer(folder, 0):
+    with writer_lock.only_writer(folder, 0):
         ready.set()
         go.wait()
+
+
+def begin_to_write(path, ready, ended) -> None:
+    """Write a file until killed."""
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(bytes(100_000))
+        ready.set()
+        ended.wait()
+
+
+def run_as(folder, ready, go, told, given: dict) -> None:
+    """The job of one process, which waits before its first call; `given` has its options, weights and records."""
+    torch.set_num_threads(1)
+    given = dict(given)
+    net, x = network().double(), given.pop("records", data())
+    with torch.no_grad():
+        net[0].weight += given.pop("shift", 0.0)
+
+    def wait(*_):
+        ready.set()
+        go.wait()
+
+    net.register_forward_pre_hook(wait)
+    asked = {"target": 0, "sigma": 0.5, "n_calls": 8, "control": None, "pack_size": 2, "shard_seconds": 0}
+    try:
+        explain_dataset(SmoothHess(net), x, folder, **{**asked, **given})
+    except ValueError as error:
+        told.put(str(error))
+        raise
+    told.put("")

@@ -10,14 +10,15 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from smoothhess.datasets.data_check import DataCheck, refuse_fewer
 from smoothhess.datasets.disk_budget import SMALL, Room, Sizes
 from smoothhess.datasets.job_settings import described
 from smoothhess.datasets.record_batches import Pack, batches, count, packs
@@ -28,6 +29,7 @@ from smoothhess.datasets.store.record import KEEP, Rows, rows_of
 from smoothhess.datasets.store.running_summary import tally
 from smoothhess.datasets.store.store_folder import Store
 from smoothhess.datasets.store.writer import Writer
+from smoothhess.datasets.store.writer_lock import one_at_a_time, only_writer
 from smoothhess.estimate.statistics import DENSE_LIMIT, ESTIMATOR_VERSION
 from smoothhess.evaluate.global_interactions import MOST_FEATURES, Explain, record_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions
@@ -104,8 +106,10 @@ def explain_dataset(
 
     Raises:
         TypeError: the explainer, the loader or a batch has an unsupported type, or an option is unknown.
-        ValueError: an argument is out of range; the store belongs to another job, or another process writes to it with
-            the same rank; the loader shuffles; or the records do not fit into `max_bytes` or on the disk.
+        ValueError: an argument is out of range; the store belongs to another job, or another thread or process writes
+            to it with the same rank; the loader shuffles, returns other records than the store or another process has,
+            or fewer; a record is missing although all processes have ended; or the records do not fit into `max_bytes`
+            or on the disk.
         OSError: the disk is full. All shards written before stay readable.
 
     >>> import tempfile
@@ -148,27 +152,35 @@ def explain_dataset(
     where = torch.device(device) if device is not None else question.device(head.inputs)
     total = count(loader, key)
     path = store.path if isinstance(store, Store) else Path(store)
+    if question.agree is not None:
+        question.agree(settings)
     known = known_store(path)
     if known is not None:
         refuse_other_job(known, settings, pack_size)
+        if total is not None:
+            refuse_fewer(path, total, known)
     room = Room(path, sizes.summary_bytes() if summary else 0, max_bytes)
     room.refuse(sizes.record_bytes(keep, n_pairs), _n_new(total, known))
     path.mkdir(exist_ok=True)
-    with shard_files.only_writer(path, rank):
-        if known is None:
-            begin(path, settings, pack_size or _fair(sizes.pack_size(where), total, world_size), rank)
-        known = Store(path)
-        refuse_other_job(known, settings, pack_size)
-        shard_files.sweep(path, known.shards, rank, world_size)
+    with ExitStack() as locks:
+        with one_at_a_time(path):
+            locks.enter_context(only_writer(path, rank))
+            if known is None:
+                begin(path, settings, pack_size or _fair(sizes.pack_size(where), total, world_size), rank)
+            known = Store(path)
+            refuse_other_job(known, settings, pack_size)
+        shard_files.sweep(path, known.shards, rank)
         shard_files.mend_index(path, known.shards, rank, world_size)
         writer = Writer(known, rank, max_bytes, float(shard_seconds))
         run = _Run(question, writer, where, int(seed), calls, target == "predicted")
-        digests = dict(zip(known.numbers, known.column("digest").tolist(), strict=True))
+        data = DataCheck(known, rank, world_size)
         every = itertools.chain([head], arriving)
-        waiting = packs(every, known.pack_size, (rank, world_size), digests.get, run.check_same_function)
+        waiting = packs(every, known.pack_size, (rank, world_size), data.read, run.check_same_function)
         with tqdm(total=total, initial=len(known), desc="records", disable=not show_progress, leave=False) as bar:
             run.through(waiting, bar, lambda per_record, n: room.refuse(per_record, max(_n_new(total, known) - n, 0)))
-    return Store(path)
+        if question.agree is not None:
+            question.agree(asdict(data.ended))
+        return data.finish(complete=question.agree is not None)
 
 
 class _Run:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.model.state import modules_behind
+from smoothhess.model.tensor_hash import digest, weights_digest
 
-SAMPLED = 1 << 16  # entries of each weight that are hashed: training changes all of them
 SILENT = ("internal_batch_size", "compile", "show_progress")  # options that do not change the result
 
 
@@ -50,11 +50,6 @@ def described(value: Any) -> Any:
     return f"{'function' if callable(value) else type(value).__name__} {getattr(value, '__name__', '')}".strip()
 
 
-def digest(tensor: Tensor) -> str:
-    """A 64-bit hash of the entries of a tensor on any device."""
-    return hashlib.blake2b(_bytes(tensor), digest_size=8).hexdigest()
-
-
 def record_digests(inputs: Tensor) -> list[int]:
     """One 63-bit hash for each record of a batch, to check that a record is unchanged."""
     rows = inputs.detach().cpu().contiguous().reshape(len(inputs), -1).view(torch.uint8).numpy()
@@ -63,7 +58,7 @@ def record_digests(inputs: Tensor) -> list[int]:
 
 
 def fingerprint(forward_func: Callable[..., Any]) -> str:
-    """The class name of a model and a hash of the weights that can be found in a callable.
+    """The class name of a model and a hash of all weights that can be found in a callable.
 
     >>> net = nn.Linear(2, 1)
     >>> fingerprint(net) == fingerprint(net), fingerprint(net) == fingerprint(nn.Linear(2, 1))
@@ -73,17 +68,8 @@ def fingerprint(forward_func: Callable[..., Any]) -> str:
     name = getattr(forward_func, "__name__", type(forward_func).__name__)
     if not modules:
         return f"function {name}"
-    weights_hash = hashlib.blake2b(digest_size=8)
-    for module in modules:
-        for place, weight in module.state_dict().items():
-            if not isinstance(weight, Tensor):
-                continue
-            flat = weight.detach().reshape(-1)
-            step = max(1, flat.numel() // SAMPLED)
-            weights_hash.update(f"{place} {tuple(weight.shape)} {weight.dtype}".encode())
-            weights_hash.update(_bytes(flat[::step]))
     through = "" if isinstance(forward_func, nn.Module) else f"{name} of "
-    return f"{through}{' + '.join(type(m).__name__ for m in modules)} {weights_hash.hexdigest()}"
+    return f"{through}{' + '.join(type(m).__name__ for m in modules)} {weights_digest(modules)}"
 
 
 def differences(made_with: dict[str, Any], given: dict[str, Any]) -> list[str]:
@@ -95,8 +81,3 @@ def differences(made_with: dict[str, Any], given: dict[str, Any]) -> list[str]:
         for name in names
         if made_with.get(name) != plain.get(name)
     ]
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()

@@ -194,13 +194,14 @@ def packs(
     arriving: Iterable[Batch],
     size: int,
     share: tuple[int, int],
-    stored: Callable[[int], int | None],
+    stored: Callable[[list[int]], list[bool]],
     check: Callable[[Pack], None],
 ) -> Iterator[Pack]:
     """Yield packs of up to `size` records that are not stored yet.
 
-    `share` is (rank, world_size). `stored` returns the hash of a record in the store, or None. `check` is called with
-    one stored record before the first pack, if a stored record was read by then.
+    `share` is (rank, world_size). `stored` is called with the hashes of all records in order, also those of other
+    ranks, and returns which of them are in the store. `check` is called with one stored record before the first pack,
+    if a stored record was read by then.
     """
     rank, world_size = share
     waiting: list[Pack] = []
@@ -208,22 +209,13 @@ def packs(
     begun = False
     for batch in arriving:
         for number, rows in batch.pieces(size):
+            digests = record_digests(batch.inputs[rows])
+            known = stored(digests)
+            if stored_pack is None and any(known):
+                stored_pack = partial(batch.pack, rows, digests, [known.index(True)])
             if number % world_size != rank:
                 continue
-            digests = record_digests(batch.inputs[rows])
-            missing = []
-            for i, digest in enumerate(digests):
-                known = stored(batch.first + rows.start + i)
-                if known is None:
-                    missing.append(i)
-                elif known == digest:
-                    stored_pack = stored_pack or partial(batch.pack, rows, digests, [i])
-                else:
-                    raise ValueError(
-                        f"record {batch.first + rows.start + i} is not the one that was explained under this number. "
-                        "The loader must return the same records in the same order each time: no shuffling, no random "
-                        "augmentation, the same data. For other data use another store."
-                    )
+            missing = [i for i, found in enumerate(known) if not found]
             if missing and stored_pack is not None and not begun:
                 check(stored_pack())
             begun = begun or bool(missing)

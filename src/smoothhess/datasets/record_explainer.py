@@ -33,10 +33,11 @@ _NEURON = ("neuron_selector", "attribute_to_neuron_input")
 
 @dataclass(frozen=True, eq=False)
 class CheckedExplainer:
-    """An explainer, and a function that is called before each pack of records and may raise."""
+    """An explainer of one of several processes, and functions that may raise because of another process."""
 
     explainer: SmoothHess | NeuronSmoothHess | Explain
-    check: Callable[[], None]
+    check: Callable[[], None]  # called before each pack of records
+    agree: Callable[[dict[str, Any]], None]  # called with values that all processes must share; waits for all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +47,15 @@ class Question:
     explainer: SmoothHess | Explain
     options: Options  # the seed is replaced by one per record; for a function, only feature_mask is used
     about: dict[str, Any]  # the same as JSON values, for the settings of a store
-    check: Callable[[], None] | None = None  # called before each pack of records
+    check: Callable[[], None] | None = None  # as in CheckedExplainer
+    agree: Callable[[dict[str, Any]], None] | None = None
 
     @staticmethod
     def make(explainer: Any, options: dict[str, Any]) -> Question:
         """Validate the explainer and the options of the user."""
         if isinstance(explainer, CheckedExplainer):
-            return replace(Question.make(explainer.explainer, options), check=explainer.check)
+            made = Question.make(explainer.explainer, options)
+            return replace(made, check=explainer.check, agree=explainer.agree)
         options = dict(options)
         mask = options.pop("feature_mask", None)
         mask = None if mask is None else torch.as_tensor(mask)

@@ -6,22 +6,24 @@ Explaining the records belongs in `global_interactions.py`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
-from smoothhess.result.files import write_atomically
+from smoothhess.result.files import REMEDY, Parts, read_checked, write_atomically
 from smoothhess.result.intervals import Estimate
 from smoothhess.result.pairs import Pair, benjamini_hochberg, labels_of
+from smoothhess.result.tensor_schema import check_tensors, naming
 
 FORMAT, VERSION = "smoothhess.global", "1"
+_MOMENTS = ("mean", "square", "abs", "abs_upper", "noise")
 SUMMARIES = ("square", "abs", "mean")  # summaries that pairs can be ranked by
 ROUNDING = 64  # machine epsilons of the largest entry below which the sign of an entry counts as 0
 BEYOND = 1e100  # limit of t-values, which are infinite for a standard error of exactly zero
@@ -246,6 +248,11 @@ class GlobalInteractions:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, atomically; `load` reads it back exactly."""
+        about, tensors = self.parts()
+        write_atomically(Path(path), tensors, {"format": FORMAT, "version": VERSION, "about": json.dumps(about)})
+
+    def parts(self) -> Parts:
+        """This summary as plain data, for files and stores."""
         tensors = {"scales": self.scales}
         for name, m in self.moments.items():
             tensors |= {f"{name}.mean": m.mean.cpu().contiguous(), f"{name}.squares": m.squares.cpu().contiguous()}
@@ -258,7 +265,7 @@ class GlobalInteractions:
             "n_passes": self.n_passes,
             "estimator_version": self.estimator_version,
         }
-        write_atomically(Path(path), tensors, {"format": FORMAT, "version": VERSION, "about": json.dumps(about)})
+        return Parts(about, tensors)
 
     @staticmethod
     def load(path: str | Path) -> GlobalInteractions:
@@ -269,30 +276,33 @@ class GlobalInteractions:
             ValueError: if it is not a complete file of this format and version.
         """
         path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}.")
-        try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file, or it is truncated ({error}).") from error
+        metadata, tensors = read_checked(path)
         if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
             raise ValueError(
                 f"expected a file written by GlobalInteractions.save, version {VERSION}, got format "
                 f"{metadata.get('format')}, version {metadata.get('version')} in {path}."
             )
-        about = json.loads(metadata["about"])
-        names = [name.removesuffix(".mean") for name in tensors if name.endswith(".mean")]
+        with naming(path, REMEDY):
+            return GlobalInteractions.from_parts(Parts(json.loads(metadata["about"]), tensors))
+
+    @staticmethod
+    def from_parts(parts: Parts) -> GlobalInteractions:
+        """The inverse of `parts`; raises ValueError if tensors do not fit each other."""
+        about, tensors = parts
+        table = {f"{name}.{part}": "float64 F F" for name in _MOMENTS for part in ("mean", "squares")}
+        check_tensors(tensors, {"scales": "float64 F", **table}, {"F": math.prod(about["feature_shape"])})
+        segments = tuple((int(seed), int(start), int(stop)) for seed, start, stop in about["segments"])
+        if sum(stop - start for _, start, stop in segments) != about["n"]:
+            raise ValueError(f"expected {about['n']} records in its segments")
         return GlobalInteractions(
-            moments={n: Moments(about["n"], tensors[f"{n}.mean"], tensors[f"{n}.squares"]) for n in names},
+            moments={n: Moments(about["n"], tensors[f"{n}.mean"], tensors[f"{n}.squares"]) for n in _MOMENTS},
             scales=tensors["scales"],
             feature_shape=tuple(about["feature_shape"]),
-            segments=tuple((s[0], s[1], s[2]) for s in about["segments"]),
-            method=about["method"],
-            n_calls=about["n_calls"],
-            n_passes=about["n_passes"],
-            estimator_version=about.get("estimator_version", 1),
+            segments=segments,
+            method=str(about["method"]),
+            n_calls=int(about["n_calls"]),
+            n_passes=float(about["n_passes"]),
+            estimator_version=int(about.get("estimator_version", 1)),
         )
 
     def __repr__(self) -> str:

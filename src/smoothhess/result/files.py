@@ -22,10 +22,13 @@ from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.shrinkage import Shrunk
 from smoothhess.estimate.statistics import DrawRange, Statistics
 from smoothhess.model.atomic_write import atomic_write
+from smoothhess.model.tensor_hash import check_tensor, checksums_of, with_checksums
 from smoothhess.result.derivatives import Derivatives
+from smoothhess.result.tensor_schema import check_tensors, naming
 
 FORMAT = "smoothhess.interactions"
 VERSION = 3
+REMEDY = "Repeat the copy if the file was copied, or compute it again."
 READABLE = ("1", "2", "3")  # 1 has neither denoising nor weights of a control variate, 2 has no exact results
 
 
@@ -54,7 +57,8 @@ def restorer(kind: str) -> Callable[[Callable[[Parts], Any]], Callable[[Parts], 
 
 
 def restore(parts: Parts) -> Any:
-    """The result that the parts describe."""
+    """The result that the parts describe; damaged parts raise ValueError or an error that `naming` converts."""
+    _check_parts(parts)
     return _RESTORE[parts.about.get("kind", "Interactions")](parts)
 
 
@@ -65,14 +69,18 @@ def save(parts: Parts, path: str | Path) -> None:
 
 
 def write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file to a temporary name and rename it, so that `path` never holds a partial file."""
+    """Write a safetensors file with checksums to a temporary name and rename it: `path` never holds a partial file."""
     with atomic_write(path) as temporary:
-        save_file(tensors, temporary, metadata)
+        save_file(tensors, temporary, with_checksums(tensors, metadata))
 
 
-def load(path: str | Path) -> Any:
-    """The result that was saved to `path`."""
-    path = Path(path)
+def read_checked(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a file of `write_atomically`, compared with their checksums.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a complete safetensors file, or has changed since it was written.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}.")
     try:
@@ -81,9 +89,20 @@ def load(path: str | Path) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is not a safetensors file, or it is truncated ({error}). Load files written by Interactions.save; "
-            "repeat the copy if the file was copied."
+            f"{path} is not a safetensors file, or it is truncated ({error}). Load files written by smoothhess; repeat "
+            "the copy if the file was copied."
         ) from error
+    with naming(path, REMEDY):
+        checksums = checksums_of(metadata)
+        if checksums is not None and checksums.keys() != tensors.keys():
+            raise ValueError("its tensors are not those that were written")
+        return metadata, {name: check_tensor(name, tensor, checksums) for name, tensor in tensors.items()}
+
+
+def load(path: str | Path) -> Any:
+    """The result that was saved to `path`."""
+    path = Path(path)
+    metadata, tensors = read_checked(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} holds tensors but no smoothhess result. Load files written by Interactions.save.")
     if metadata.get("version") not in READABLE:
@@ -91,10 +110,8 @@ def load(path: str | Path) -> Any:
             f"{path} has format version {metadata.get('version')}, this smoothhess reads versions "
             f"{' and '.join(READABLE)}. Use the version of smoothhess that wrote it, or compute the result again."
         )
-    try:
+    with naming(path, REMEDY):
         return restore(Parts(json.loads(metadata["about"]), tensors))
-    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {type(error).__name__} {error} is missing or wrong in it.") from error
 
 
 def common_parts(result: Any) -> Parts:
@@ -125,6 +142,92 @@ def common_parts(result: Any) -> Parts:
         if grouping.direction is not None:
             tensors["grouping.direction"] = grouping.direction
     return Parts(about, tensors)
+
+
+# dtype and dimensions of every tensor: B examples of d features, k coordinates (groups or `rank`), m rows of the head
+_TABLE = {
+    "inputs": "real B *",
+    "n_passes": "float64 B",
+    "target": "int64 B *",
+    "gaussian.sigma": "real d",
+    "gaussian.moving": "int64 rank",
+    "gaussian.covariance": "real d d",
+    "gaussian.root": "real d d",
+    "gaussian.basis": "real s d",
+    "gaussian.sigmas": "real s",
+    "gaussian.mask": "int64 d",
+    "gaussian.sizes": "int64 s",
+    "grouping.mask": "int64 B? d",
+    "grouping.direction": "real B? d",
+    "grouping.scales": "float64 B? k",
+    "grouping.r2": "real B",
+    "control_weights": "real B 2",
+    "precision_error": "real B",
+    "no_kinks": "bool B",
+    "exactly_zero": "bool B",
+    "denoised.hessian": "real B k k",
+    "denoised.error2": "real B",
+    "denoised.true2": "real B",
+    "statistics.n": "int64 B",
+    "statistics.total": "float64 B k k",
+    "statistics.even_sum": "float64 B k",
+    "statistics.value_sum": "float64 B",
+    "statistics.value": "real B",
+    "statistics.gradient": "real B k",
+    "statistics.stein": "float64 B moments 3",
+    "statistics.skew": "real B rank *",
+    "statistics.known": "real B c c",
+    "statistics.known.factor": "real B c k",
+    "statistics.drift": "real B r k",
+    "statistics.drift_norm2": "real B",
+    "statistics.gram": "real B? k k",
+    "statistics.head.weight": "real B? m",
+    "statistics.head.score": "real B? m k",
+    "statistics.head.odd": "real B m k",
+    "statistics.head.even": "real B m k",
+    "statistics.head.value_even": "real B m",
+    "statistics.head.energy": "real B m",
+    "statistics.head.along": "real B m",
+    "statistics.head.across": "real B m",
+    "derivatives.output": "real B",
+    "derivatives.value": "real B",
+    "derivatives.gradient": "real B k",
+    "derivatives.curvature": "real B k k",
+    "derivatives.n_calls": "int64 B",
+    "derivatives.value_stderr": "real B",
+    "derivatives.gradient_stderr": "real B k",
+    "derivatives.relative_error": "real B",
+}
+_ALIKE = ("inputs", "statistics.gradient", "statistics.value", "statistics.head.score", "statistics.head.odd")
+
+
+def _check_parts(parts: Parts) -> None:
+    """Raise ValueError if tensors and values of a result do not fit each other."""
+    about, tensors = parts
+    inputs = tensors["inputs"]
+    if inputs.ndim < 2 or not inputs.numel():
+        raise ValueError(f"expected inputs (B, …), got {tuple(inputs.shape)}")
+    sizes = {"2": 2, "3": 3, "B": len(inputs), "d": inputs[0].numel()}
+    if about["groups"] is not None:
+        sizes["k"] = int(about["groups"])
+    if "rank" in about:
+        sizes["rank"] = int(about["rank"])
+        sizes.setdefault("k", sizes["rank"])
+    elif about["groups"] is None:
+        sizes["k"] = sizes["d"]
+    sizes |= {} if "statistics.known.factor" in tensors else {"c": sizes["k"]}
+    check_tensors(tensors, _TABLE, sizes)
+    if len({tensors[name].dtype for name in _ALIKE if name in tensors}) > 1:
+        raise ValueError(f"expected one dtype in {', '.join(_ALIKE)}")
+    rows, n = tensors.get("statistics.head.odd"), tensors.get("statistics.n")
+    if rows is not None and n is not None and "statistics.total" not in tensors and int(n.max()) > rows.shape[1]:
+        raise ValueError(f"'statistics.total' of {int(n.max())} rows is missing: the head has {rows.shape[1]}")
+    for name in ("status", "stream", "seeds"):
+        if name in about and len(about[name]) != len(inputs):
+            raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
+    for name in ("method", "note", "design", "precision"):
+        if name in about and not isinstance(about[name], str):
+            raise ValueError(f"expected {name!r} as text, got {type(about[name]).__name__}")
 
 
 def _numbers_of(parts: Parts) -> tuple[Gaussian, Grouping | None]:

@@ -60,9 +60,9 @@ def explain(model, inputs=X, **options):
     return distributed.attribute(SmoothHess(model), inputs, **{"target": 0, "sigma": 0.4, "n_calls": 64, **options})
 
 
-def explain_records(model, path, **options):
+def explain_records(model, path, shift=0.0, n=40, **options):
     asked = {"target": 0, "sigma": 0.4, "n_calls": 16, "pack_size": 1, "shard_seconds": 0.0, "summary": False}
-    inputs = torch.linspace(0, 1, 40)[:, None].double() + X[0]
+    inputs = torch.linspace(0, 1, 40)[:n, None].double() + X[0] + shift
     return distributed.explain_dataset(SmoothHess(model), inputs, path, **asked, **options)
 
 
@@ -87,6 +87,9 @@ def scenes(rank, count, folder):
             Breaks(12, stumble) if last else Breaks(1000, stumble, seconds=0.05), folder / "records"
         ),
         "other seeds": lambda: explain_records(network(), folder / "other seeds", seed=rank),
+        "records of other weights": lambda: explain_records(shifted(0.1 * rank), folder / "other weights"),
+        "other records": lambda: explain_records(network(), folder / "other records", shift=0.1 * rank),
+        "fewer records": lambda: explain_records(network(), folder / "fewer records", n=40 - 3 * rank),
         "other folders": lambda: explain_records(network(), folder / f"folder of {rank}"),
         "after": lambda: explain(network()),
         "dies": lambda: explain(breaks(4, die), **sampled),

@@ -55,6 +55,9 @@ def test_the_rank_that_fails_says_why_and_the_other_says_who(told, scene, rank, 
         ("one is asked for more", "rank 0 has n_calls = 64, not 66 as rank 1 has"),
         ("other inputs", "rank 0 has inputs = 'float64 [3, 12]"),
         ("other seeds", "rank 0 has seed = 0, not 1 as rank 1 has"),
+        ("records of other weights", "rank 0 has model = 'Sequential "),
+        ("other records", "rank 0 has data = '"),
+        ("fewer records", "rank 0 has records = 40, not 37"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused_everywhere(told, scene, words):
@@ -85,6 +88,11 @@ def test_a_killed_rank_is_missed_at_once(told):
     assert text.startswith("rank 1 does not answer: it was killed")
     assert seconds < SOON
     assert "dies" not in told[1]
+
+
+def test_records_of_two_models_are_never_mixed(ended):
+    """The weights are compared before the first record."""
+    assert not (ended / "other weights" / "store.json").exists()
 
 
 def test_what_was_stored_before_a_failure_stays(ended):

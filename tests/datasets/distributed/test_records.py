@@ -111,7 +111,11 @@ def test_a_checked_explainer_has_the_same_settings_and_results(kind, tmp_path):
     options = {} if kind == "function" else {"sigma": 0.4, "n_calls": 16}
     options |= {"model": {"target": 1}, "neuron": {"neuron_selector": 2}}.get(kind, {})
     checked = explain_dataset(
-        CheckedExplainer(explainer, others.check), INPUTS[:6], tmp_path / "a", pack_size=2, **options
+        CheckedExplainer(explainer, others.check, lambda about: None),
+        INPUTS[:6],
+        tmp_path / "a",
+        pack_size=2,
+        **options,
     )
     assert others.n_checks >= 3  # before each pack
     unchecked = explain_dataset(explainer, INPUTS[:6], tmp_path / "b", pack_size=2, **options)

@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 from smoothhess import _version
-from smoothhess.datasets.job_settings import digest
 from smoothhess.model.state import modules_behind
+from smoothhess.model.tensor_hash import digest
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # memory address in a repr, different in each run
 INSTALLED = ("site-packages", "dist-packages")

@@ -49,8 +49,8 @@ def explain_dataset(
     Raises:
         RankError: another process failed; `rank` and `reason` say which and why. The process that failed raises its
             original error.
-        ValueError: the arguments or folders differ between processes, the loader has a DistributedSampler, or rank or
-            world_size was passed.
+        ValueError: the arguments, weights, records or folders differ between processes, a record is missing at the end,
+            the loader has a DistributedSampler, or rank or world_size was passed.
 
     >>> import tempfile, torch
     >>> from smoothhess import SmoothHess
@@ -73,18 +73,21 @@ def explain_dataset(
     with connected(group) as processes:
         check_same_arguments(processes, {name: described(v) for name, v in options.items() if name not in OWN})
         _refuse_other_folder(processes, path)
-        _wait_for_manifest(processes, path)
+
+        def agree(about: dict[str, Any]) -> None:
+            check_same_arguments(processes, about)
+            _wait_for_manifest(processes, path)
+
         if options.get("show_progress"):
             options["show_progress"] = processes.is_leader
-        datasets.explain_dataset(
-            CheckedExplainer(explainer, processes.check),  # stops before the next pack if another process failed
+        return datasets.explain_dataset(
+            CheckedExplainer(explainer, processes.check, agree),  # stops before the next pack if another one failed
             loader,
             path,
             rank=processes.process_rank,
             world_size=processes.count,
             **options,
         )
-    return Store(path)
 
 
 def _refuse_other_folder(processes: Processes, path: Path) -> None:

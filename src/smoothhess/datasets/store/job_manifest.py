@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from smoothhess.datasets.job_settings import differences
 from smoothhess.datasets.store.shard_files import MANIFEST, found_store
 from smoothhess.datasets.store.store_folder import Store
+from smoothhess.datasets.store.writer_lock import other_writers
+from smoothhess.model.tensor_hash import text_digest
 
 
 def known_store(path: Path) -> Store | None:
@@ -30,12 +31,14 @@ def known_store(path: Path) -> Store | None:
 
 
 def begin(path: Path, settings: dict[str, Any], pack_size: int, rank: int) -> None:
-    """Create an empty store; an unused manifest with other settings is replaced."""
-    text = json.dumps(settings, sort_keys=True)
-    job = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    unused = (path / MANIFEST).is_file() and known_store(path) is None
+    """Create an empty store; a manifest with other settings is replaced if it has no shards and nobody works on it.
+
+    The caller holds the locks of the manifest and of its rank, so no process begins to write meanwhile.
+    """
+    job = text_digest(json.dumps(settings, sort_keys=True))
+    unused = (path / MANIFEST).is_file() and known_store(path) is None and not other_writers(path, rank)
     other = unused and (Store(path).job, Store(path).pack_size) != (job, pack_size)
-    found_store(path, {"job": job, "pack_size": pack_size, "settings": settings}, rank, instead=other)
+    found_store(path, {"job": job, "pack_size": pack_size, "settings": settings}, instead=other)
 
 
 def refuse_other_job(store: Store, settings: dict[str, Any], pack_size: int | None) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smoothhess.datasets.store.shard_reader import ShardReader
+from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.result.exact import StoredResult
 from smoothhess.result.files import Parts, restore
 from smoothhess.result.interactions import Interactions
@@ -226,8 +228,8 @@ def _parts(result: Result) -> Parts:
     return result.parts()
 
 
-def shard_of(packs: Sequence[Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file that holds these packs."""
+def shard_of(packs: Sequence[Rows], summary: GlobalInteractions | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file that holds these packs and, if given, the summary of their records."""
     names = list(packs[0].columns)
     tensors = {f"column.{name}": torch.cat([p.columns[name] for p in packs]).contiguous() for name in names}
     results = []
@@ -244,31 +246,37 @@ def shard_of(packs: Sequence[Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
                 where[name] = own
             results.append([about, where])
     status = [s for p in packs for s in p.status]
-    return tensors, {"columns": json.dumps(names), "status": json.dumps(status), "results": json.dumps(results)}
+    metadata = {"columns": json.dumps(names), "status": json.dumps(status), "results": json.dumps(results)}
+    if summary is not None:
+        about, held = summary.parts()
+        tensors |= {f"summary.{name}": tensor.contiguous().clone() for name, tensor in held.items()}
+        metadata["summary"] = json.dumps(about)
+    return tensors, metadata
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_records(file: Any, keep: str, n_pairs: int, rows: Sequence[int]) -> Iterator[Record]:
+def read_records(file: ShardReader, keep: str, n_pairs: int, rows: Sequence[int]) -> Iterator[Record]:
     """Yield the records in these rows of an open shard."""
-    names, status, results = (json.loads(file.metadata()[name]) for name in ("columns", "status", "results"))
-    slices = {name: file.get_slice(f"column.{name}") for name in names}
+    columns = {name: file.rows(name) for name in file.columns}
     for row in rows:
-        found = {name: part[row : row + 1][0] for name, part in slices.items()}
+        found = {name: part[row : row + 1][0] for name, part in columns.items()}
         gradient = found["gradient"]
+        if found["gradient_stderr"].shape != gradient.shape:
+            raise ValueError(f"expected 'gradient_stderr' {tuple(gradient.shape)} in {file.path}")
         kept: dict[str, Any] = {}
         if "pair.i" in found:
             kept["pairs"] = _pairs(found, tuple(gradient.shape))
         if keep == "hessian":
             kept |= {name: _square(found[name], gradient.numel()) for name in ("hessian", "stderr")}
         if keep == "result":
-            about, where = results[row]
-            kept["result"] = restore(Parts(about, {name: file.get_tensor(stored) for name, stored in where.items()}))
+            about, where = file.results[row]
+            kept["result"] = restore(Parts(about, {name: file.tensor(stored) for name, stored in where.items()}))
         scalars = {name: found[name].item() for name in SCALARS}
         yield Record(
             number=int(found["number"]),
-            status=status[row],
+            status=file.status[row],
             target=tuple(found["target"].tolist()) if "target" in found else None,
             gradient=gradient,
             gradient_stderr=found["gradient_stderr"],

@@ -3,7 +3,7 @@
     store.json                                  manifest: settings of the job; written once
     shard-RANK-SERIAL-TOKEN.safetensors         records; never changed, and names are unique
     summary-RANK-SERIAL-TOKEN.safetensors       global summary of all records of process RANK, including that shard
-    index-RANK.jsonl                            the records in each shard; rebuilt if it is missing
+    index-RANK.jsonl                            the records in each shard, and complete passes; rebuilt if it is missing
 
 A summary is written before its shard. A summary without its shard was interrupted and is ignored: the previous summary
 is valid. The contents of shards and summaries are defined in `record` and `running_summary`.
@@ -16,15 +16,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from smoothhess.model.atomic_write import atomic_write, sync_folder
+from smoothhess.model.atomic_write import atomic_write, is_temporary, new_temporary, remove_stale, sync_folder
+from smoothhess.result.tensor_schema import naming
 
 FORMAT, VERSION = "smoothhess.store", 1
 MANIFEST = "store.json"
@@ -81,12 +82,22 @@ class Shard:
     name: Name
     n_bytes: int
     spans: Spans
+    job: str  # the job that wrote it
     problem: str = ""  # why it cannot be read; empty if it can
 
     @property
     def file(self) -> str:
         """File name."""
         return self.name.file("shard")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A complete pass of a process over its loader."""
+
+    world_size: int
+    records: int  # number of records of the loader
+    data: str  # hash of all of them
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -104,10 +115,11 @@ def commit(path: Path, write: Callable[[Path], None]) -> None:
         raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
 
 
-def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool = False) -> bool:
+def found_store(folder: Path, manifest: dict[str, Any], instead: bool = False) -> bool:
     """Write the manifest, replacing one if `instead`; False if another process has written it first."""
     about = {"format": FORMAT, "version": VERSION, **manifest}
-    temporary = folder / f".{MANIFEST}-{rank:04d}-{os.urandom(4).hex()}"
+    path = folder / MANIFEST
+    temporary = new_temporary(path)
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(about, file, indent=1)
@@ -115,15 +127,15 @@ def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool
             os.fsync(file.fileno())
         try:
             if instead:
-                os.replace(temporary, folder / MANIFEST)
+                os.replace(temporary, path)
             else:
-                os.link(temporary, folder / MANIFEST)  # unlike a rename, a link fails if the file exists
+                os.link(temporary, path)  # unlike a rename, a link fails if the file exists
         except FileExistsError:
             return False
         except OSError:  # a file system without hard links
-            if (folder / MANIFEST).exists():
+            if path.exists():
                 return False
-            os.replace(temporary, folder / MANIFEST)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(folder)
@@ -131,15 +143,34 @@ def found_store(folder: Path, manifest: dict[str, Any], rank: int, instead: bool
 
 
 def add_to_index(folder: Path, shard: Shard) -> None:
-    """Append a line to the index, after a line break if the last line was truncated."""
-    path = folder / f"index-{shard.name.rank:04d}.jsonl"
-    with open(path, "ab+") as file:
+    """Append the line of a shard to the index."""
+    line = {"shard": shard.file, "bytes": shard.n_bytes, "records": shard.spans, "job": shard.job}
+    _append(folder, shard.name.rank, line)
+
+
+def _append(folder: Path, rank: int, line: dict[str, Any]) -> None:
+    """Append a line to an index, after a line break if the last line was truncated."""
+    with open(folder / f"index-{rank:04d}.jsonl", "ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-        line = {"shard": shard.file, "bytes": shard.n_bytes, "records": shard.spans}
         file.write(json.dumps(line).encode() + b"\n")
+
+
+def add_pass(folder: Path, rank: int, ended: Pass) -> None:
+    """Note in the index that a process has read its whole loader and written its share."""
+    if passes(folder).get(rank) != ended:
+        _append(folder, rank, {"world_size": ended.world_size, "read": ended.records, "data": ended.data})
+
+
+def passes(folder: Path) -> dict[int, Pass]:
+    """The last complete pass of each rank."""
+    found = {}
+    for rank, about in _index_lines(folder):
+        with suppress(TypeError, ValueError, KeyError):
+            found[rank] = Pass(int(about["world_size"]), int(about["read"]), about["data"])
+    return found
 
 
 def forget_summaries(folder: Path, rank: int, before: int) -> None:
@@ -159,38 +190,15 @@ def mend_index(folder: Path, shards: Sequence[Shard], rank: int, world_size: int
             add_to_index(folder, shard)
 
 
-def sweep(folder: Path, shards: Sequence[Shard], rank: int, world_size: int) -> None:
-    """Remove temporary files of interrupted processes: this one and, in process 0, those of earlier runs."""
+def sweep(folder: Path, shards: Sequence[Shard], rank: int) -> None:
+    """Remove temporary files of processes that have ended, and summaries of this rank that were interrupted."""
+    remove_stale(folder)
     valid = summaries(folder, shards).get(rank)
     present = {s.name for s in shards}
     for entry in _files(folder):
-        match = re.match(rf"\.+(?:shard|summary|{re.escape(MANIFEST)})-(\d+)-", entry.name)
-        if match and (int(match[1]) == rank or (rank == 0 and int(match[1]) >= world_size)):
-            Path(entry.path).unlink(missing_ok=True)
         name = Name.read(entry.name, "summary")
         if name is not None and name.rank == rank and name not in present and Path(entry.path) != valid:
             Path(entry.path).unlink(missing_ok=True)
-
-
-@contextmanager
-def only_writer(folder: Path, rank: int) -> Iterator[None]:
-    """Raise ValueError if another process writes with the same rank; the lock is released when a process ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        yield
-        return
-    with open(folder / f".lock-{rank:04d}", "w", encoding="utf-8") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            raise ValueError(
-                f"another process is writing to {folder} as rank {rank}: records would be computed twice. Wait for "
-                "it, or pass rank and world_size, with a different rank in each process."
-            ) from error
-        except OSError:  # a file system without locks
-            pass
-        yield
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -218,51 +226,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has version {version} of the format, this smoothhess reads and writes version {VERSION}. Use "
             "the smoothhess that wrote it, or another folder."
         )
+    with naming(path, "Restore it from a backup: it is written once and never changed."):
+        settings = about["settings"]
+        fields = about["job"], about["pack_size"], settings["keep"], settings["n_pairs"], settings["summary"]
+        if [type(f) for f in fields] != [str, int, str, int, bool]:
+            raise ValueError("job, pack_size, keep, n_pairs or summary has another type")
     return about
 
 
-def read_shards(folder: Path, job: str) -> list[Shard]:
-    """All shards of a job sorted by name; `problem` is set for shards that cannot be read."""
+def list_shards(folder: Path) -> Iterator[tuple[Name, int, Shard | None]]:
+    """Name and size of each shard file, and the shard as listed in the index."""
     listed = _read_index(folder)
-    found = []
     for entry in _files(folder):
         name = Name.read(entry.name, "shard")
-        if name is None:
-            continue
-        n_bytes = entry.stat().st_size
-        known = listed.get(entry.name)
-        if known is not None and known.n_bytes == n_bytes:
-            found.append(known)
-            continue
-        try:
-            found.append(Shard(name, n_bytes, read_spans(Path(entry.path), job)))
-        except ValueError as error:
-            found.append(Shard(name, n_bytes, () if known is None else known.spans, problem=str(error)))
-    return sorted(found, key=lambda s: s.name)
-
-
-def read_spans(path: Path, job: str) -> Spans:
-    """The numbers of the records in a shard, from its metadata."""
-    with opened(path) as file:
-        about = file.metadata() or {}
-    if about.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by explain_dataset. Remove it.")
-    if about.get("job") != job:
-        raise ValueError(f"{path} belongs to another job. Remove it.")
-    return tuple((a, b) for a, b in json.loads(about["records"]))
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; raises ValueError with a remedy if it cannot be read."""
-    try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (SafetensorError, OSError, KeyError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}). Other records are not affected: delete this file and run the same "
-            "explain_dataset call again, which recomputes its records."
-        ) from error
+        if name is not None:
+            yield name, entry.stat().st_size, listed.get(entry.name)
 
 
 def summaries(folder: Path, shards: Sequence[Shard]) -> dict[int, Path]:
@@ -276,9 +254,11 @@ def summaries(folder: Path, shards: Sequence[Shard]) -> dict[int, Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Size of all files in bytes."""
+    """Size of all files in bytes, without temporary files."""
     total = 0
     for entry in _files(folder):
+        if is_temporary(entry.name):
+            continue
         with suppress(FileNotFoundError):  # another process renamed or removed it meanwhile
             total += os.stat(entry.path).st_size
     return total
@@ -292,19 +272,22 @@ def next_serial(folder: Path, rank: int) -> int:
 
 def _read_index(folder: Path) -> dict[str, Shard]:
     found = {}
-    for entry in _files(folder):
-        if not re.fullmatch(r"index-\d{4,}\.jsonl", entry.name):
-            continue
-        for line in Path(entry.path).read_bytes().splitlines():
-            try:
-                about = json.loads(line)
-                name = Name.read(about["shard"], "shard")
-                if name is not None:
-                    intervals = tuple((int(a), int(b)) for a, b in about["records"])
-                    found[about["shard"]] = Shard(name, int(about["bytes"]), intervals)
-            except (ValueError, TypeError, KeyError):  # a truncated line: the shard itself is read instead
-                continue
+    for _, about in _index_lines(folder):
+        with suppress(TypeError, ValueError, KeyError):  # of another kind: the shard itself is read instead
+            name = Name.read(about["shard"], "shard")
+            if name is not None:
+                intervals = tuple((int(a), int(b)) for a, b in about["records"])
+                found[about["shard"]] = Shard(name, int(about["bytes"]), intervals, about["job"])
     return found
+
+
+def _index_lines(folder: Path) -> Iterator[tuple[int, Any]]:
+    """Rank and contents of each line of each index, without truncated lines."""
+    for entry in _files(folder):
+        if match := re.fullmatch(r"index-(\d{4,})\.jsonl", entry.name):
+            for line in Path(entry.path).read_bytes().splitlines():
+                with suppress(ValueError):
+                    yield int(match[1]), json.loads(line)
 
 
 def _files(folder: Path) -> list[os.DirEntry[str]]:

@@ -6,8 +6,9 @@ Stores are written by `explain_dataset`; no method of this module changes a file
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import numpy as np
 
 from smoothhess.datasets.store.record import SCALARS, Record, read_records
 from smoothhess.datasets.store.running_summary import covered, standing
-from smoothhess.datasets.store.shard_files import Shard, numbers_in, opened, read_manifest, read_shards, size_of
+from smoothhess.datasets.store.shard_files import Shard, numbers_in, read_manifest, size_of, summaries
+from smoothhess.datasets.store.shard_reader import open_shard, read_shards
 from smoothhess.evaluate.global_summary import GlobalInteractions
 
 
@@ -57,6 +59,7 @@ class Store:
             warnings.warn(
                 f"{len(self.damaged)} of {len(shards)} shard(s) cannot be read. {self.damaged[0].problem}", stacklevel=2
             )
+        self._verified: set[tuple[str, str]] = set()  # tensors whose checksum was compared
         # number, shard and row of each record, sorted by number without duplicates
         numbers = [numbers_in(s.spans) for s in self.shards]
         sizes = [len(n) for n in numbers]
@@ -117,7 +120,7 @@ class Store:
                     raise ValueError(f"record {number} is lost. {shard.problem}")
             raise IndexError(f"record {number} is not in {self.path}, which holds {self._described()}.")
         shard, row = self.shards[self._shard[at]], int(self._row[at])
-        with opened(self.path / shard.file) as file:
+        with open_shard(self.path, shard, self._verified) as file:
             return next(read_records(file, self.keep, self.settings["n_pairs"], [row]))
 
     def __iter__(self) -> Iterator[Record]:
@@ -128,7 +131,7 @@ class Store:
             while stop < len(self) and self._shard[stop] == self._shard[start]:
                 stop += 1
             rows = self._row[start:stop].tolist()
-            with opened(self.path / self.shards[self._shard[start]].file) as file:
+            with open_shard(self.path, self.shards[self._shard[start]], self._verified) as file:
                 yield from read_records(file, self.keep, self.settings["n_pairs"], rows)
             start = stop
 
@@ -145,8 +148,8 @@ class Store:
             raise ValueError(f"a column is one of {', '.join(SCALARS)}, got {name!r}. Read others from the records.")
         found = []
         for shard in self.shards:
-            with opened(self.path / shard.file) as file:
-                found.append(file.get_tensor(f"column.{name}").numpy())
+            with open_shard(self.path, shard, self._verified) as file:
+                found.append(file.tensor(f"column.{name}").numpy())
         starts = np.cumsum([0, *map(len, found)])
         return np.concatenate(found)[starts[self._shard] + self._row] if found else np.empty(0)
 
@@ -160,16 +163,69 @@ class Store:
             raise ValueError("no summary was kept (summary=False). Use evaluate.global_interactions, or another store.")
         if not len(self):
             raise ValueError(f"{self.path} holds no records yet.")
-        parts = standing(self.path, [*self.shards, *self.damaged])
+        try:
+            parts = standing(self.path, [*self.shards, *self.damaged])
+        except ValueError:  # a summary is damaged
+            parts = []
         inside = np.sort(np.concatenate([np.empty(0, np.int64), *map(covered, parts)]))
-        if not np.array_equal(inside, self._numbers):
-            extra = np.setdiff1d(inside, self._numbers)
-            raise ValueError(
-                f"the summary and the records of {self.path} differ: {len(extra)} record(s) are only in the summary, "
-                f"{len(np.setdiff1d(self._numbers, inside))} only in the store. A shard was removed or cannot be "
-                "read, or the job is running: run the same explain_dataset call, then open the store again."
-            )
-        return reduce(GlobalInteractions.merge, parts)
+        if np.array_equal(inside, self._numbers):
+            return reduce(GlobalInteractions.merge, parts)
+        if self.is_rebuildable:
+            return self.rebuild_summary()
+        extra = np.setdiff1d(inside, self._numbers)
+        raise ValueError(
+            f"the summary and the records of {self.path} differ: {len(extra)} record(s) are only in the summary, "
+            f"{len(np.setdiff1d(self._numbers, inside))} only in the store. A shard was removed or cannot be "
+            "read, or the job is running: run the same explain_dataset call, then open the store again. A summary can "
+            "be rebuilt only from shards that hold their part of it (up to 128 features or groups): the second "
+            "estimates of the records are not stored."
+        )
+
+    @cached_property
+    def is_rebuildable(self) -> bool:
+        """Whether all shards hold the summary of their records."""
+        for shard in self.shards:
+            with open_shard(self.path, shard, self._verified) as file:
+                if "summary" not in file.about:
+                    return False
+        return bool(self.settings["summary"])
+
+    def rebuild_summary(self) -> GlobalInteractions:
+        """The summary computed from the shards, equal to the one on file up to rounding.
+
+        Raises:
+            ValueError: a shard does not hold the summary of its records, which is the case above 128 features or
+                groups, in older stores, and with summary=False; or the store is empty.
+        """
+        return self._merge_shards(self.shards)
+
+    def summary_of_rank(self, rank: int) -> GlobalInteractions | None:
+        """The summary of the records that one process wrote; for modules of this package."""
+        own = [s for s in self.shards if s.name.rank == rank]
+        if not own:
+            return None
+        numbers = np.sort(np.concatenate([numbers_in(s.spans) for s in own]))
+        with suppress(ValueError, FileNotFoundError):  # missing, or damaged
+            path = summaries(self.path, self.shards).get(rank)
+            found = None if path is None else GlobalInteractions.load(path)
+            if found is not None and np.array_equal(np.sort(covered(found)), numbers):
+                return found
+        return self._merge_shards(own)
+
+    def _merge_shards(self, shards: Sequence[Shard]) -> GlobalInteractions:
+        total: GlobalInteractions | None = None
+        for shard in shards:
+            with open_shard(self.path, shard, self._verified) as file:
+                part = file.summary()
+            if part is None:
+                raise ValueError(
+                    f"{self.path / shard.file} does not hold the summary of its records, so that of the store cannot "
+                    "be rebuilt. Records stay readable; explain them into another store for a summary."
+                )
+            total = part if total is None else total.merge(part)
+        if total is None:
+            raise ValueError(f"{self.path} holds no records yet.")
+        return total
 
     @property
     def n_bytes(self) -> int:

@@ -21,8 +21,12 @@ from smoothhess.datasets.store.shard_files import FORMAT, Name, Shard, commit
 from smoothhess.datasets.store.store_folder import Store
 from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.linalg.memory import SHARD_BYTES
+from smoothhess.model.tensor_hash import with_checksums
 
 SHARD_RECORDS = 4096  # a shard is written when it has as many records, or reaches SHARD_BYTES
+
+
+PART_FEATURES = 128  # features up to which each shard holds the summary of its records, at most 1.3 MB
 
 
 class Writer:
@@ -35,8 +39,12 @@ class Writer:
         self.began = time.monotonic()
         self.serial = shard_files.next_serial(store.path, rank)
         self.summary: GlobalInteractions | None = None
+        self.part: GlobalInteractions | None = None  # of the packs that are not written yet
         self.summed = np.empty(0, np.int64)  # records in a summary whose shard was lost
-        if store.settings["summary"]:
+        self.rebuildable = bool(store.settings["summary"]) and store.is_rebuildable
+        if self.rebuildable:
+            self.summary = store.summary_of_rank(rank)
+        elif store.settings["summary"]:
             for owner, path in shard_files.summaries(store.path, store.shards).items():
                 with suppress(FileNotFoundError):  # replaced by a running process, whose records are different
                     found = GlobalInteractions.load(path)
@@ -54,7 +62,9 @@ class Writer:
             self.packs.append(rows)
             self.n_bytes, self.n_records = self.n_bytes + rows.n_bytes, self.n_records + len(rows)
             if found is not None:
-                self.summary = found if self.summary is None else self.summary.to(found.mean.value.device).merge(found)
+                self.summary = _merged(self.summary, found)
+                if self.rebuildable and len(found.scales) <= PART_FEATURES:
+                    self.part = _merged(self.part, found)
         full = self.n_bytes >= SHARD_BYTES or self.n_records >= SHARD_RECORDS
         if full or time.monotonic() - self.began >= self.seconds:
             self.close()
@@ -62,20 +72,21 @@ class Writer:
     def close(self) -> None:
         """Write the collected packs: first the summary, then the shard, which makes the summary valid."""
         packs, self.packs, self.began = self.packs, [], time.monotonic()
+        part, self.part = self.part, None
         self.n_bytes = self.n_records = 0
         if not packs:
             return
         name = Name(self.rank, self.serial, os.urandom(4).hex())
         folder, path = self.store.path, self.store.path / name.file("shard")
         intervals = shard_files.spans([n for p in packs for n in p.numbers])
-        tensors, metadata = shard_of(packs)
-        metadata |= {"format": FORMAT, "job": self.store.job, "records": json.dumps(intervals)}
+        tensors, metadata = shard_of(packs, part)
+        metadata |= {"format": FORMAT, "job": self.store.job, "name": path.name, "records": json.dumps(intervals)}
         self._refuse_exceeding(sum(t.numel() * t.element_size() for t in tensors.values()), packs)
         try:
             if self.summary is not None:
                 commit(folder / name.file("summary"), self.summary.save)
-            commit(path, lambda p: save_file(tensors, p, metadata))
-            shard_files.add_to_index(folder, Shard(name, path.stat().st_size, intervals))
+            commit(path, lambda p: save_file(tensors, p, with_checksums(tensors, metadata)))
+            shard_files.add_to_index(folder, Shard(name, path.stat().st_size, intervals, self.store.job))
         except OSError as error:
             if error.errno not in shard_files.FULL:
                 raise
@@ -99,3 +110,7 @@ class Writer:
                 f"{in_words(present)}. What is stored is intact; {sum(map(len, packs))} record(s) were "
                 f"not written. Run the same call with a larger max_bytes to resume, or use another store. {ADVICE}"
             )
+
+
+def _merged(so_far: GlobalInteractions | None, found: GlobalInteractions) -> GlobalInteractions:
+    return found if so_far is None else so_far.to(found.mean.value.device).merge(found)

@@ -1,0 +1,204 @@
+"""Damaged result files and stores: a ValueError that names the file, and never a raw error; summaries rebuilt."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from smoothhess import Interactions
+from smoothhess.datasets import Store
+from tests.datasets import job
+from tests.datasets.test_explain_dataset import same_summary
+
+DATA = Path(__file__).parents[1] / "data"
+SEALED = ("checksum", "checksums")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return job.run(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return Path(shutil.copytree(made.path, tmp_path / "copy"))
+
+
+def contents(path):
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())  # noqa: SIM118
+
+
+def drop(rng, tensors, metadata):
+    tensors.pop(rng.choice(sorted(tensors)))
+
+
+def rename(rng, tensors, metadata):
+    name = rng.choice(sorted(tensors))
+    tensors[name + "x"] = tensors.pop(name)
+
+
+def reshape(rng, tensors, metadata):
+    name = rng.choice(sorted(tensors))
+    t = tensors[name]
+    changes = [t[None], t.flatten(), torch.cat([t, t]), t[:0], t[..., :-1]]
+    tensors[name] = rng.choice(changes).contiguous().clone()
+
+
+def recast(rng, tensors, metadata):
+    name = rng.choice(sorted(tensors))
+    kinds = [torch.int32, torch.float16, torch.bool, torch.int64, torch.float64, torch.float32]
+    tensors[name] = tensors[name].to(rng.choice(kinds))
+
+
+def swap(rng, tensors, metadata):
+    a, b = rng.sample(sorted(tensors), 2)
+    tensors[a], tensors[b] = tensors[b], tensors[a]
+
+
+def drop_text(rng, tensors, metadata):
+    metadata.pop(rng.choice(sorted(metadata)))
+
+
+def change_text(rng, tensors, metadata):
+    name = rng.choice(sorted(metadata))
+    try:
+        value = json.loads(metadata[name])
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and value:
+        entry = rng.choice(sorted(value))
+        if rng.random() < 0.5:
+            del value[entry]
+        else:
+            value[entry] = rng.choice([None, [], "x", -1, {}])
+        metadata[name] = json.dumps(value)
+    else:
+        metadata[name] = rng.choice(["", "[]", "{", "null", "[[1]]", '["x"]'])
+
+
+MUTATIONS = [drop, rename, reshape, recast, swap, drop_text, change_text]
+
+
+def mutate(rng, source, path):
+    """Change a file in one place; half of the files lose their checksums, as if written before there were any."""
+    tensors, metadata = contents(source)
+    if rng.random() < 0.5:
+        metadata = {name: text for name, text in metadata.items() if name not in SEALED}
+    if rng.random() < 0.1:
+        data = source.read_bytes()
+        path.write_bytes(data[: rng.randrange(len(data))])
+        return
+    rng.choice(MUTATIONS)(rng, tensors, metadata)
+    save_file(tensors, path, metadata)
+
+
+def check(path, read):
+    """Reading succeeds, or the error names the file."""
+    said = None
+    try:
+        read()
+    except ValueError as error:
+        said = str(error)
+    assert said is None or path.name in said
+    return said is not None
+
+
+@pytest.mark.parametrize("name", ["sampled", "groups", "exact", "estimator-1", "new"])
+def test_mutated_results(tmp_path, name):
+    rng, refused = random.Random(name), 0
+    source = DATA / f"{name}.safetensors"
+    if name == "new":
+        source = tmp_path / "new.safetensors"
+        Interactions.load(DATA / "sampled.safetensors").save(source)
+    for i in range(60):
+        path = tmp_path / f"{i}.safetensors"
+        mutate(rng, source, path)
+        refused += check(path, lambda path=path: Interactions.load(path).hessian)
+    assert refused > 30
+
+
+@pytest.mark.parametrize("source", ["old", "new"])
+def test_mutated_shards(made, tmp_path, source):
+    rng, refused = random.Random(source), 0
+    folder = Path(shutil.copytree(DATA / "store" if source == "old" else made.path, tmp_path / "store"))
+    (folder / "index-0000.jsonl").unlink()
+    shard = sorted(folder.glob("shard-*"))[0]
+    kept = tmp_path / "kept.safetensors"
+    shutil.copy(shard, kept)
+    for _ in range(60):
+        mutate(rng, kept, shard)
+
+        def read():
+            store = Store(folder)
+            if store.damaged:
+                raise ValueError(store.damaged[0].problem)
+            for _ in store:
+                pass
+            store.column("digest")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("warnings.warn", lambda *a, **k: None)
+            refused += check(shard, read)
+    assert refused > 30
+
+
+@pytest.mark.parametrize("change", [{"job": 3}, {"pack_size": None}, {"settings": []}, {"settings": {"keep": "pairs"}}])
+def test_a_damaged_manifest(copy, change):
+    manifest = copy / "store.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
+    with pytest.raises(ValueError, match=r"store.json is damaged .*Restore it from a backup"):
+        Store(copy)
+
+
+def test_a_flipped_bit(made, copy):
+    shard = made.shards[2]
+    data = bytearray((copy / shard.file).read_bytes())
+    tensors, _ = contents(copy / shard.file)
+    at = data.index(tensors["column.hessian"].numpy().tobytes())
+    data[at + 3] ^= 16
+    (copy / shard.file).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{shard.file} is damaged .*checksum of 'column.hessian'.*delete this file"):
+        Store(copy)[4]
+    assert torch.equal(Store(copy)[6].hessian, made[6].hessian)
+
+
+def test_exchanged_shards(made, copy):
+    """Of the same size, so that the index does not show it."""
+    a, b = (copy / made.shards[i].file for i in (1, 2))
+    kept = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(kept)
+    with pytest.raises(ValueError, match=f"{a.name} was written as {b.name}: files were exchanged"):
+        _ = Store(copy)[2]
+
+
+@pytest.mark.parametrize("damage", ["removed", "truncated", "doubled"])
+def test_a_lost_summary_is_rebuilt(made, copy, damage):
+    for path in copy.glob("summary-*"):
+        data = path.read_bytes()
+        if damage == "doubled":
+            shutil.copy(path, copy / path.name.replace("summary-0000", "summary-0001"))
+            continue
+        path.unlink() if damage == "removed" else path.write_bytes(data[:100])
+    same_summary(Store(copy).summary(), made.summary(), rtol=1e-12, atol=1e-14)
+    same_summary(Store(copy).rebuild_summary(), made.summary(), rtol=1e-12, atol=1e-14)
+    if damage == "removed":
+        assert len(job.run(copy, n=14).summary()) == 14
+
+
+def test_what_cannot_be_rebuilt(tmp_path):
+    """Shards written without their part of the summary."""
+    shutil.copytree(DATA / "store", tmp_path / "store")
+    assert len(Store(tmp_path / "store").summary()) == 3
+    for path in (tmp_path / "store").glob("summary-*"):
+        path.unlink()
+    with pytest.raises(ValueError, match="3 only in the store.*rebuilt only from shards that hold their part"):
+        Store(tmp_path / "store").summary()
+    with pytest.raises(ValueError, match="does not hold the summary of its records"):
+        Store(tmp_path / "store").rebuild_summary()
