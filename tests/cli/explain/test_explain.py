@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -599,6 +600,33 @@ def test_file_names_become_neither_script_nor_broken_links(here, quick):
     assert not any(set(link) & set(":#<>&' ") for link in links)
     assert [urllib.parse.unquote(link) for link in links] == [f"{name}.html" for name in names]
     assert all((here / "out" / urllib.parse.unquote(link)).is_file() for link in links)
+
+
+def test_names_from_files_are_printed_without_control_characters_and_are_no_formulas(here, quick, monkeypatch, capsys):
+    names = ["\x1b[2Jage", '=HYPERLINK("x")', "-5", "+a\nb", "\u202edose"]
+    with (here / "\x1b]0;x\x07.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerows([names, *np.random.default_rng(0).normal(size=(5, 5)).tolist()])
+    (here / "classes.txt").write_text("\x1b[31mred\n", encoding="utf-8")
+    options = "--model mine.py:product --sigma 0.5 --calls 64 --rows 0 --classes classes.txt --out out".split()
+    for _ in range(2):  # the second time from the record
+        assert explain(*options, "--input", here / "\x1b]0;x\x07.csv") == 0
+        said = capsys.readouterr().out
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", said)
+        assert r"\x1b[2Jage" in said
+        assert r"\x1b[31mred" in said
+    (table,) = (here / "out").glob("*.csv")
+    found = {row[key] for row in pairs_of(table) for key in ("first", "second")}
+    assert found == {"\x1b[2Jage", '\'=HYPERLINK("x")', "-5", "'+a\nb", "\u202edose"}
+    assert all(float(row["value"]) is not None for row in pairs_of(table))
+
+
+def test_output_that_cannot_be_encoded_is_replaced(here, quick, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    stream.flush()
+    assert b"age ? time" in stream.buffer.getvalue()
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -32,11 +32,27 @@ def write(question: Question, result: Interactions, model: Model, place: Path, r
 
 
 def write_pairs(result: Interactions, names: Sequence[str] | None, path: Path, unit: str = "") -> None:
-    """Write the strongest pairs as csv, one row per pair."""
+    """Write the strongest pairs as csv, one row per pair; names that a spreadsheet would run as formulas are quoted."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        writer.writerows((*row[1:], unit) for row in export.rows(result, names, k=MOST_ROWS))
+        found = export.rows(result, names, k=MOST_ROWS)
+        writer.writerows((*(_no_formula(cell) for cell in row[1:]), unit) for row in found)
+
+
+def _no_formula(cell: Any) -> Any:
+    """Return a cell that spreadsheets take for text or a number.
+
+    >>> _no_formula("=1+2"), _no_formula("-5"), _no_formula(-5.0), _no_formula("age")
+    ("'=1+2", '-5', -5.0, 'age')
+    """
+    if not isinstance(cell, str) or not cell.lstrip().startswith(("=", "+", "-", "@")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def left_out(result: Interactions, name: str) -> list[str]:

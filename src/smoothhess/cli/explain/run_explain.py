@@ -17,6 +17,7 @@ from smoothhess.cli.explain.inputs import Reading
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import read_numbers
 from smoothhess.cli.explain.output_folder import INDEX, Folder
+from smoothhess.cli.printable_text import one_line
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.text import LIMITS
@@ -119,7 +120,7 @@ def _answer(
     """Explain one example and write its files, or keep the files of an earlier run."""
     example = question.example
     if (kept := folder.kept(example.name, made_with)) is not None:
-        lines = [kept.words[k] for k in ("strongest", "quality") if k in kept.words]
+        lines = [one_line(kept.words[k]) for k in ("strongest", "quality") if k in kept.words]
         say("\n  ".join([question.heading, *lines, "kept from an earlier run with the same settings\n"]))
         return
     result, remarks = _attribute(question, device)
