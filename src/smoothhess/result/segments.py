@@ -259,13 +259,13 @@ def from_mask(mask: Any, shape: Sequence[int] | None = None) -> Segments:
     ids, colours = _read_mask(Path(mask)) if isinstance(mask, str | Path) else (torch.as_tensor(mask).cpu(), None)
     if ids.is_floating_point() or ids.is_complex():
         raise ValueError(f"mask must hold whole numbers, one id per feature, got {ids.dtype}.")
-    ids = ids.long()
+    ids, what = ids.long(), f"the mask {mask}" if isinstance(mask, str | Path) else "the mask"
     if shape is not None:
         try:
             ids = ids.expand(tuple(shape))
         except RuntimeError as error:
             raise ValueError(
-                f"the mask has shape {tuple(ids.shape)}, but one input has {tuple(shape)}. Pass an id for every "
+                f"{what} has shape {tuple(ids.shape)}, but one input has {tuple(shape)}. Pass an id for every "
                 "feature, or for every pixel."
             ) from error
     found, mask_ids = torch.unique(ids, return_inverse=True)
@@ -371,7 +371,11 @@ def parse(words: str, inputs: Tensor, names: Sequence[str] | None = None, step: 
     if kind == "columns":
         if names is None:
             raise ValueError("segments by columns need the names of the columns, got none. Use a csv with a header.")
-        return columns(names, _read_groups(Path(rest)) if rest else None)
+        groups = _read_groups(Path(rest)) if rest else None
+        try:
+            return columns(names, groups)
+        except ValueError as error:
+            raise ValueError(f"{words}: {error}") from error
     if kind == "window" and rest:
         return _parse_window(rest, words, shape, step)
     if kind == "mask" and rest:

@@ -69,7 +69,7 @@ def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
         try:
             numbers = torch.from_numpy(np.array(_stored(path), dtype=np.float64).reshape(-1))
         except ValueError as error:
-            raise ValueError(f"{option}: {path} must contain only numbers ({error})") from error
+            raise ValueError(f"{option}: {error}") from error
     else:
         try:
             numbers = torch.tensor(
@@ -88,4 +88,7 @@ def _stored(path: Path) -> Any:
     if path.suffix == ".npy":
         return read_array(path)
     lines = [line.partition("#")[0] for line in read_text(path).splitlines()]
-    return [float(cell) for line in lines if line.strip() for cell in line.split(",")]
+    try:
+        return [float(cell) for line in lines if line.strip() for cell in line.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{path} must contain only numbers, separated by commas.") from error
