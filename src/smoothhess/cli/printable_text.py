@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 
@@ -30,5 +31,5 @@ def one_line(text: str) -> str:
 def replace_unencodable() -> None:
     """Make stdout and stderr replace characters that they cannot encode, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
