@@ -10,6 +10,9 @@ The package exports the public names and holds no code: the explainers are in `s
 (torch.Size([1, 4, 4]), 3)
 """
 
+from smoothhess.cli import early_interrupt as _early_interrupt  # noqa: F401  (before torch, which takes seconds)
+
+# isort: split
 from smoothhess import baselines, evaluate
 from smoothhess._version import __version__ as __version__
 from smoothhess.datasets import Store, explain_dataset

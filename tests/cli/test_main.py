@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -154,6 +155,49 @@ def test_a_new_folder_appears_whole(tmp_path):
 
 def run(*arguments):
     return subprocess.run([sys.executable, "-m", "smoothhess", *arguments], capture_output=True, text=True, check=False)
+
+
+INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+SCRIPT = "import sys; sys.argv[0] = '/bin/smoothhess'; from smoothhess.cli.main import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("module", ["torch", "cyclopts", "smoothhess_interrupt_nothing"])
+@pytest.mark.parametrize("started", [["-m", "smoothhess"], ["-c", SCRIPT]])
+def test_an_interruption_during_imports_is_one_line(module, started, tmp_path):
+    (tmp_path / f"{module}.py").write_text(INTERRUPT)
+    path = os.pathsep.join([str(tmp_path), str(Path(sh.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, *started, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    expected = (0, "") if module.endswith("nothing") else (130, "smoothhess: interrupted\n")
+    assert (done.returncode, done.stderr) == expected
+
+
+def test_importing_the_package_in_a_program_leaves_ctrl_c_alone():
+    code = "import signal, smoothhess; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_streams_that_cannot_encode_replace_characters(monkeypatch):
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    assert main(["demo", "--help"]) == 0
+    assert main(["demo", "--seed", "-1"]) == 2
+    for stream, words in zip(streams, (b"(8?8 pixels)", b"between 0 and 2?? ? 1, got -1"), strict=True):
+        stream.flush()
+        assert words in b" ".join(stream.buffer.getvalue().split())
+
+
+def test_errors_show_control_characters_as_escapes(capsys):
+    assert main(["explain", "--model", "\x1b]0;title\x07.pt2", "--input", "x.npy", "--sigma", "1"]) == 2
+    err = capsys.readouterr().err
+    assert r"\x1b]0;title\x07.pt2" in err
+    assert "\x1b" not in err
 
 
 def test_help_lists_the_commands_and_the_options():

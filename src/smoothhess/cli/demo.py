@@ -6,9 +6,9 @@ This module holds the datasets, the training loop and the printed text of the de
 
 from __future__ import annotations
 
-import os
 import shutil
 import textwrap
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -334,7 +334,7 @@ def _complete(out: Path) -> Iterator[Path]:
     """Yield a temporary folder whose files are moved to `out` on success and deleted on an exception."""
     existed = out.is_dir()
     home = out if existed else out.parent
-    staging = home / f".{out.name}.{os.getpid()}.partial"
+    staging = home / f".{out.name}.{uuid.uuid4().hex}.partial"
     try:
         staging.mkdir(parents=True)
     except OSError as error:

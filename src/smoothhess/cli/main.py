@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-FAILED, INTERRUPTED = 2, 130  # exit codes; 130 is the convention of shells for Ctrl-C
+from smoothhess.cli.early_interrupt import INTERRUPTED, exit_on_interrupt, is_command_line, raise_on_interrupt
+from smoothhess.cli.printable_text import one_line, replace_unencodable
+
+FAILED = 2  # exit code
 
 
 def demo(*, out: Path = Path("smoothhess-demo"), seed: int = 0) -> None:
@@ -39,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The arguments; those of the process if None.
     """
-    return run(_application, arguments)
+    code = run(_application, arguments)
+    if is_command_line():
+        exit_on_interrupt()  # also while the interpreter shuts down
+    return code
 
 
 def run(application: Callable[[], Any], arguments: Sequence[str] | None, name: str = "smoothhess") -> int:
@@ -57,7 +63,9 @@ def run(application: Callable[[], Any], arguments: Sequence[str] | None, name: s
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
+    replace_unencodable()
     try:
+        raise_on_interrupt()
         application()(tokens, exit_on_error=False, print_error=False, result_action="return_none")
     except KeyboardInterrupt:
         return _say(f"{name}: interrupted", INTERRUPTED)
@@ -94,4 +102,4 @@ def _say(words: str, code: int) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(" ".join(str(error).split())) or type(error).__name__

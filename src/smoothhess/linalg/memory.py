@@ -71,6 +71,13 @@ ROW_SPAN_FOR_FEW = ByteLimit(1 << 25)  # the same for a few eigenpairs of a deno
 SHARD_BYTES = 1 << 28  # a shard of a store is written when it reaches this size
 PAGE_BYTES = 64_000_000  # numbers of a report
 
+# Files of users, checked before they are read
+IMAGE_PIXELS = 1 << 25  # of an image; reading takes up to 64 bytes for each
+ARRAY_BYTES = 1 << 31  # of an array as float64
+TABLE_BYTES = 1 << 27  # of a csv file; reading takes up to 24 bytes for each
+TEXT_BYTES = 1 << 24  # of a file of names, groups or numbers
+ARCHIVE_EXTRA_BYTES = 1 << 26  # unpacked bytes of a zip archive beyond its own size
+
 
 def in_batches(
     work: Callable[[slice], T], count: int, size: Callable[[int], int], fewer: Callable[[int], bool]

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian, SegmentShift
+from smoothhess.model.bounded_files import read_array, read_image, read_text
 
 __all__ = ["Segments", "columns", "from_mask", "grid", "noise", "parse", "slic", "windows"]
 
@@ -174,12 +175,12 @@ def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = N
     names, groups = [str(name) for name in names], groups or {}
     if len(set(names)) != len(names):
         raise ValueError("names must be different, got two columns with the same name. Rename one of them.")
-    home: dict[str, str] = {}
+    known, home = set(names), dict[str, str]()
     for group, members in groups.items():
         if isinstance(members, str):
             raise TypeError(f"group {group!r} must be a list of columns, got a string.")
         for member in members:
-            if member not in names:
+            if member not in known:
                 raise ValueError(f"group {group!r} names the column {member!r}, which is not among {_listed(names)}.")
             if member in home:
                 raise ValueError(f"the column {member!r} is in the groups {home[member]!r} and {group!r}: choose one.")
@@ -189,7 +190,8 @@ def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = N
         raise ValueError(f"{clash[0]!r} is both a group and a column outside it. Give the group another name.")
     labels = [home.get(name, name) for name in names]
     order = list(dict.fromkeys(labels))
-    return Segments(torch.tensor([order.index(label) for label in labels]), tuple(order))
+    numbers = {label: i for i, label in enumerate(order)}
+    return Segments(torch.tensor([numbers[label] for label in labels]), tuple(order))
 
 
 def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, unit: str = "s") -> Segments:
@@ -257,13 +259,13 @@ def from_mask(mask: Any, shape: Sequence[int] | None = None) -> Segments:
     ids, colours = _read_mask(Path(mask)) if isinstance(mask, str | Path) else (torch.as_tensor(mask).cpu(), None)
     if ids.is_floating_point() or ids.is_complex():
         raise ValueError(f"mask must hold whole numbers, one id per feature, got {ids.dtype}.")
-    ids = ids.long()
+    ids, what = ids.long(), f"the mask {mask}" if isinstance(mask, str | Path) else "the mask"
     if shape is not None:
         try:
             ids = ids.expand(tuple(shape))
         except RuntimeError as error:
             raise ValueError(
-                f"the mask has shape {tuple(ids.shape)}, but one input has {tuple(shape)}. Pass an id for every "
+                f"{what} has shape {tuple(ids.shape)}, but one input has {tuple(shape)}. Pass an id for every "
                 "feature, or for every pixel."
             ) from error
     found, mask_ids = torch.unique(ids, return_inverse=True)
@@ -313,11 +315,11 @@ def noise(parts: Any, sigma: Any) -> Gaussian:
         got = "none" if not mask.numel() else int(mask.min())
         raise ValueError(f"segment ids must be 0, 1, 2, …, got {got}. segments.from_mask(mask) numbers any ids so.")
     count = int(mask.max()) + 1
-    sizes = torch.bincount(mask)
-    if not bool(sizes.all()):
-        empty = torch.nonzero(sizes == 0).reshape(-1).tolist()
+    used = torch.unique(mask)
+    if len(used) < count:  # memory for all ids could be large
+        first = int(torch.nonzero(used != torch.arange(len(used)))[0])
         raise ValueError(
-            f"each of the ids 0 … {count - 1} must have a feature, got {len(empty)} without (such as {empty[0]}). "
+            f"each of the ids 0 … {count - 1} must have a feature, got {count - len(used)} without (such as {first}). "
             "segments.from_mask(mask) numbers the ids that are used without gaps."
         )
     try:
@@ -369,7 +371,11 @@ def parse(words: str, inputs: Tensor, names: Sequence[str] | None = None, step: 
     if kind == "columns":
         if names is None:
             raise ValueError("segments by columns need the names of the columns, got none. Use a csv with a header.")
-        return columns(names, _read_groups(Path(rest)) if rest else None)
+        groups = _read_groups(Path(rest)) if rest else None
+        try:
+            return columns(names, groups)
+        except ValueError as error:
+            raise ValueError(f"{words}: {error}") from error
     if kind == "window" and rest:
         return _parse_window(rest, words, shape, step)
     if kind == "mask" and rest:
@@ -404,11 +410,13 @@ def _number(text: str, words: str) -> int:
 def _read_groups(path: Path) -> dict[str, list[str]]:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}. Write json like {{'body': ['height', 'weight']}} to it.")
+    text = read_text(path)
     try:
-        groups = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        groups = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not json ({error}).") from error
-    if not isinstance(groups, dict) or not all(isinstance(v, list) for v in groups.values()):
+    lists = groups.values() if isinstance(groups, dict) else [None]
+    if not all(isinstance(v, list) and all(isinstance(name, str) for name in v) for v in lists):
         raise ValueError(f"{path} must hold an object with a list of column names for each group.")
     return groups
 
@@ -418,19 +426,11 @@ def _read_mask(path: Path) -> tuple[Tensor, list[str] | None]:
     if not path.is_file():
         raise FileNotFoundError(f"no mask at {path}. Pass the path of a .npy or .png file.")
     if path.suffix == ".npy":
-        try:
-            return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.int64, casting="same_kind")), None
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} must hold an array of whole numbers ({error}).") from error
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise ImportError("masks as image files need pillow: pip install pillow, or save the mask as .npy") from error
-    try:
-        with Image.open(path) as picture:
-            ids = np.asarray(picture)
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{path} is not an image that pillow can read. Pass a .png or .npy file.") from error
+        array = read_array(path)
+        if array.dtype.kind not in "iub":
+            raise ValueError(f"{path} must hold an array of whole numbers, got {array.dtype}.")
+        return torch.from_numpy(array.astype(np.int64)), None
+    ids = np.asarray(read_image(path)[0])
     if ids.ndim == 2:  # grey levels, black and white, or palette indices
         return torch.from_numpy(ids.astype(np.int64)), None
     colours, inverse = np.unique(ids.reshape(-1, ids.shape[-1])[:, :3], axis=0, return_inverse=True)

@@ -1,19 +1,27 @@
 """`smoothhess explain`, end to end and in the process: files, numbers, errors, going on."""
 
+import contextlib
 import csv
+import hashlib
+import io
 import json
+import os
 import re
 import shutil
 import sys
 import urllib.parse
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import smoothhess as sh
 from smoothhess.cli.demo import LIMITS
 from smoothhess.cli.explain import model_factories, output_files, output_folder, run_explain
+from smoothhess.cli.explain.folder_lock import LOCK
+from smoothhess.cli.explain.output_folder import Folder
 from smoothhess.cli.main import main
 
 TABLE = "--model mine.py:table --input data.csv --drop label --sigma 0.25 --calls 200".split()
@@ -461,11 +469,98 @@ def test_nothing_half_written_stays_after_a_failure(here, monkeypatch, capsys):
     assert files(here / "out") == []
 
 
-def test_a_foreign_explain_json_is_not_believed(here, quick):
+@pytest.mark.parametrize("text", ["not json", "[]", '{"format": "other", "version": 2, "finished": {}}'])
+def test_a_foreign_explain_json_is_not_replaced(here, quick, attributed, text, capsys):
     (here / "out").mkdir()
-    for text in ("not json", "[]", '{"format": "other", "version": 1, "finished": {}}'):
-        (here / "out" / "explain.json").write_text(text)
-        assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    (here / "out" / "explain.json").write_text(text)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 2
+    assert "explain.json was not written by smoothhess explain" in capsys.readouterr().err
+    assert (here / "out" / "explain.json").read_text() == text
+    assert attributed.made == []
+
+
+@pytest.mark.parametrize("name", ["data-row0.safetensors", "data-row0.csv", "data-row1-heatmap.png", "index.html"])
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_files_of_others_are_not_replaced(here, quick, attributed, name, kind, capsys):
+    path = here / name
+    if kind == "file":
+        path.write_text("mine")
+    elif kind == "link":
+        path.symlink_to("nowhere")
+    else:
+        path.mkdir()
+    assert explain(*TABLE, "--rows", "0:2", "--out", ".") == 2
+    assert f"{name} would be replaced, but smoothhess explain did not write it" in capsys.readouterr().err
+    assert attributed.made == []
+    assert path.read_text() == "mine" if kind == "file" else path.is_symlink() or path.is_dir()
+
+
+def test_weights_beside_the_output_are_not_replaced(here, quick, capsys):
+    state = model_factories.make("mine.py:table", 0).state_dict()
+    save_file(state, "data-row0.safetensors")
+    before = (here / "data-row0.safetensors").read_bytes()
+    weights = ("--weights", "data-row0.safetensors")
+    assert explain(*TABLE, "--rows", "0", *weights, "--out", ".") == 2
+    assert "data-row0.safetensors would be replaced" in capsys.readouterr().err
+    assert (here / "data-row0.safetensors").read_bytes() == before
+
+
+def test_files_of_an_earlier_run_are_replaced_unless_they_were_changed(here, quick, capsys):
+    assert explain(*TABLE, "--rows", "0:2", "--out", "out") == 0
+    assert explain(*TABLE, "--rows", "0:2", "--out", "out", "--seed", 1) == 0
+    (here / "out" / "data-row1.csv").write_text("edited")
+    assert explain(*TABLE, "--rows", "0:2", "--out", "out", "--seed", 1) == 0  # finished: nothing is replaced
+    assert explain(*TABLE, "--rows", "0:2", "--out", "out", "--seed", 2) == 2
+    assert "data-row1.csv would be replaced" in capsys.readouterr().err
+    assert (here / "out" / "data-row1.csv").read_text() == "edited"
+
+
+@pytest.mark.parametrize("moved", range(4))
+def test_a_run_that_was_killed_while_it_moved_files_is_resumed(here, quick, monkeypatch, moved):
+    def kill(path, target, whole=Path.replace):
+        if Path(target).name != "explain.json":
+            kill.left -= 1
+        if kill.left < 0:
+            raise SystemExit
+        return whole(path, target)
+
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    kill.left = moved
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) if moved < 3 else contextlib.nullcontext():
+        patch.setattr(Path, "replace", kill)
+        explain(*TABLE, "--rows", "0", "--out", "out", "--seed", 1)
+    assert explain(*TABLE, "--rows", "0", "--out", "out", "--seed", 1) == 0
+    assert "data-row0.csv" in files(here / "out")
+
+
+def test_temporary_folders_of_killed_runs_are_removed_and_block_nothing(here, quick):
+    (here / "out").mkdir()
+    stale = here / "out" / f".smoothhess-{'0' * 32}.partial"
+    stale.mkdir()
+    (stale / "x.html").write_text("half")
+    mine = here / "out" / ".smoothhess-notes.partial"
+    mine.mkdir()
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert not stale.exists()
+    assert mine.exists()
+
+
+def test_a_second_run_in_the_same_folder_is_refused_by_name(here, quick, capsys):
+    with Folder(here / "out").opened():
+        lock = (here / "out" / LOCK).read_text()
+        assert explain(*TABLE, "--rows", "0", "--out", "out") == 2
+        assert (here / "out" / LOCK).read_text() == lock
+    said = capsys.readouterr().err
+    assert f"is used by another run of smoothhess explain (process {os.getpid()}, started 20" in said
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert LOCK not in files(here / "out")
+
+
+def test_the_lock_of_a_killed_run_is_stale_also_with_the_same_process_id(here, quick):
+    (here / "out").mkdir()
+    (here / "out" / LOCK).write_text(f"process {os.getpid()}, started 2020-01-01 00:00:00\n")
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    assert LOCK not in files(here / "out")
 
 
 @pytest.mark.parametrize("victim", ["../victim.txt", "..", "notes.txt", "data-row0.d/../../victim.txt"])
@@ -474,7 +569,8 @@ def test_a_foreign_explain_json_deletes_nothing(here, quick, victim):
     kept = [here / "victim.txt", here / "out" / "notes.txt"]
     for path in kept:
         path.write_text("mine")
-    record = {"key": "k", "files": [victim], "words": {}}
+    hashed = hashlib.blake2b(b"mine", digest_size=16).hexdigest()
+    record = {"key": "k", "files": {victim: hashed}, "words": {}}
     about = {"format": output_folder.FORMAT, "version": output_folder.VERSION, "finished": {"data-row0": record}}
     (here / "out" / "explain.json").write_text(json.dumps(about))
     assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
@@ -485,7 +581,9 @@ def test_a_foreign_explain_json_deletes_nothing(here, quick, victim):
 def test_a_record_without_files_is_not_finished(here, quick, attributed):
     assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
     about = json.loads((here / "out" / "explain.json").read_text())
-    about["finished"]["data-row0"]["files"] = []
+    for file in about["finished"]["data-row0"]["files"]:
+        (here / "out" / file).unlink()
+    about["finished"]["data-row0"]["files"] = {}
     (here / "out" / "explain.json").write_text(json.dumps(about))
     assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
     assert len(attributed.made) == 2
@@ -502,6 +600,33 @@ def test_file_names_become_neither_script_nor_broken_links(here, quick):
     assert not any(set(link) & set(":#<>&' ") for link in links)
     assert [urllib.parse.unquote(link) for link in links] == [f"{name}.html" for name in names]
     assert all((here / "out" / urllib.parse.unquote(link)).is_file() for link in links)
+
+
+def test_names_from_files_are_printed_without_control_characters_and_are_no_formulas(here, quick, monkeypatch, capsys):
+    names = ["\x1b[2Jage", '=HYPERLINK("x")', "-5", "+a\nb", "\u202edose"]
+    with (here / "\x1b]0;x\x07.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerows([names, *np.random.default_rng(0).normal(size=(5, 5)).tolist()])
+    (here / "classes.txt").write_text("\x1b[31mred\n", encoding="utf-8")
+    options = "--model mine.py:product --sigma 0.5 --calls 64 --rows 0 --classes classes.txt --out out".split()
+    for _ in range(2):  # the second time from the record
+        assert explain(*options, "--input", here / "\x1b]0;x\x07.csv") == 0
+        said = capsys.readouterr().out
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", said)
+        assert r"\x1b[2Jage" in said
+        assert r"\x1b[31mred" in said
+    (table,) = (here / "out").glob("*.csv")
+    found = {row[key] for row in pairs_of(table) for key in ("first", "second")}
+    assert found == {"\x1b[2Jage", '\'=HYPERLINK("x")', "-5", "'+a\nb", "\u202edose"}
+    assert all(float(row["value"]) is not None for row in pairs_of(table))
+
+
+def test_output_that_cannot_be_encoded_is_replaced(here, quick, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
+    stream.flush()
+    assert b"age ? time" in stream.buffer.getvalue()
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

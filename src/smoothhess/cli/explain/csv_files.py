@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.memory import TABLE_BYTES
+from smoothhess.model.bounded_files import read_text
+
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 FIRST_ROWS = 5  # rows explained by default
+MOST_LISTED = 20  # columns that an error names
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +63,13 @@ class Table:
 
 def read(path: Path, drop: Sequence[str] = ()) -> Table:
     """Read a csv (or tsv) file whose first line names the columns; the columns in `drop` are omitted."""
+    text = read_text(path, TABLE_BYTES)
+    separator = max(",;\t", key=text.partition("\n")[0].count)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            file.seek(0)
-            separator = max(",;\t", key=first.count)
-            lines = [line for line in csv.reader(file, delimiter=separator) if len(line) > 1 or "".join(line).strip()]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is not a csv file in UTF-8 ({error}).") from error
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        lines = [line for line in reader if len(line) > 1 or "".join(line).strip()]
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a csv file ({error}).") from error
     # spreadsheets append rows of empty cells; such rows elsewhere keep their row number
     while lines and not any(cell.strip() for cell in lines[-1]):
         lines.pop()
@@ -75,14 +80,15 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
     names = [cell.strip() for cell in lines[0]]
     if all(_number(name) is not None for name in names):
         raise ValueError(f"{path}: the first line contains numbers. Expected a header that names the columns.")
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(f"{path}: two columns have the name {repeated[0]!r}. Rename one.")
-    drop = [part for words in drop for part in ([words] if words in names else words.split(",")) if part]
-    if unknown := [name for name in drop if name not in names]:
+    known = set(names)
+    dropped = {part: None for words in drop for part in ([words] if words in known else words.split(",")) if part}
+    if unknown := [name for name in dropped if name not in known]:
         near = difflib.get_close_matches(unknown[0], names, 3, 0.5)
         hint = f" Did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"--drop {unknown[0]!r}: {path} has no such column. Its columns are {', '.join(names)}.{hint}")
-    kept = [i for i, name in enumerate(names) if name not in drop]
+        raise ValueError(f"--drop {unknown[0]!r}: {path} has no such column. Its columns are {_listed(names)}.{hint}")
+    kept = [i for i, name in enumerate(names) if name not in dropped]
     if not kept:
         raise ValueError(f"--drop leaves no column of {path}.")
     return Table(
@@ -109,6 +115,10 @@ def _cells(path: Path, lines: list[list[str]], names: list[str], kept: list[int]
             )
         found.append([math.nan if n is None else n for n in numbers])
     return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_LISTED]) + (" …" if len(names) > MOST_LISTED else "")
 
 
 def _number(cell: str) -> float | None:

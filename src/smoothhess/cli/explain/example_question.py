@@ -19,6 +19,7 @@ from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import Affine
 from smoothhess.cli.explain.output_folder import key_of
 from smoothhess.cli.explain.target_class import Target
+from smoothhess.cli.printable_text import one_line
 from smoothhess.datasets.job_settings import described
 from smoothhess.result import segments
 from smoothhess.result.segments import Segments
@@ -44,7 +45,8 @@ class Question:
     def heading(self) -> str:
         """Describe the explained output in one line."""
         grouped = f"; {self.segments_words}" if self.segments_words else ""
-        return f"{self.example.title}: {self.target.name} = {self.output:.4g}, {self.target.words}{grouped}"
+        text = f"{self.example.title}: {self.target.name} = {self.output:.4g}, {self.target.words}{grouped}"
+        return one_line(text)
 
     @property
     def names(self) -> Sequence[str] | None:

@@ -93,7 +93,7 @@ def explain(
             the denoised matrix.
         calls: Sample with exactly this many gradients instead of a tolerance.
         max_calls: Stop after this many gradients of the model for an input, even if the tolerance is not reached.
-        out: Output folder.
+        out: Output folder. Files in it that an earlier run did not write are never replaced.
         device: cpu, cuda, cuda:1, …. Default: a GPU if available.
         seed: Seed of the noise. The same seed gives the same numbers.
     """

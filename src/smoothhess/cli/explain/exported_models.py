@@ -1,6 +1,7 @@
 """Reads models written by torch.export.save (.pt2) and runs them at the batch sizes that they were exported for.
 
-The checks that a file holds no pickled object and no compiled code belong here; other sources of models do not.
+The checks that a file holds no pickled object and no compiled code belong here, those of symbolic sizes to
+`size_formulas`; other sources of models do not.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from smoothhess.cli.explain.size_formulas import is_size_formula
+from smoothhess.linalg.memory import ARCHIVE_EXTRA_BYTES, ARRAY_BYTES
+from smoothhess.model.bounded_files import check_unpacked_size, describe_bytes
 
 WRITE_AGAIN = (
     "Write it with torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)), "
@@ -64,35 +70,30 @@ class InBatches:
 
 
 def read(path: Path, device: torch.device) -> Export:
-    """Load the model of a .pt2 file; files with pickled objects or compiled code are rejected.
+    """Load the model of a .pt2 file; files with pickled objects, compiled code or code as sizes are rejected.
 
-    Open only exports that you trust nevertheless: torch evaluates the symbolic sizes of a graph, so an export can run
-    code as well.
+    Open only exports that you trust nevertheless: the operations of the graph are run, and torch does not guarantee
+    that reading an export is safe.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is not an export, holds pickled objects or compiled code, or does not take one tensor.
+        ValueError: If the file is not an export, holds pickled objects, code or more than its size, or does not take
+            one tensor.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path} for --model.")
     content = path.read_bytes()  # read once, so that the checked bytes are the loaded bytes
+    check_unpacked_size(io.BytesIO(content), len(content), str(path))
     _refuse_code(path, content)
     with _quiet():
         try:
-            from torch.export.pt2_archive._package import load_pt2
-
-            # torch.export.load would fall back to an older, pickled layout on failure
-            program = load_pt2(io.BytesIO(content)).exported_programs["model"]
+            program, model = _opened(content, device)
+            placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+            taken = [node.meta["val"] for node in placeholders if node.name in program.graph_signature.user_inputs]
         except Exception as error:
             raise ValueError(
                 f"{path} cannot be read by torch {torch.__version__} ({_first_line(error)}). {WRITE_AGAIN}."
             ) from error
-        if device.type != "cpu":
-            from torch.export.passes import move_to_device_pass
-
-            program = move_to_device_pass(program, device)
-    input_names = set(program.graph_signature.user_inputs)
-    taken = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in input_names]
     if len(taken) != 1 or not isinstance(taken[0], Tensor):
         raise ValueError(
             f"{path} takes {len(taken)} inputs: expected one tensor, with examples in dimension 0. Export a module "
@@ -104,13 +105,29 @@ def read(path: Path, device: torch.device) -> Export:
             f"{path} takes {len(sizes)}-dimensional inputs: expected examples in dimension 0. {WRITE_AGAIN}."
         )
     least, most = _bounds(sizes[0], program)
-    # guards are code in the file and are not run; torch still checks the sizes of inputs
-    model: Callable[[Tensor], Any] = program.module(check_guards=False)
+    shape = tuple(size if isinstance(size, int) else None for size in sizes[1:])
+    if 8 * least * math.prod(size or 1 for size in shape) > ARRAY_BYTES:
+        raise ValueError(
+            f"{path} takes at least {least} inputs of shape {shape} at a time: the limit is "
+            f"{describe_bytes(ARRAY_BYTES)} as float64. {WRITE_AGAIN}."
+        )
     if least > 1 or most is not None:
         model = InBatches(model, least, most)
-    shape = tuple(size if isinstance(size, int) else None for size in sizes[1:])
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
     return Export(model, shape, taken[0].dtype, least if least == most else None, digest)
+
+
+def _opened(content: bytes, device: torch.device) -> tuple[Any, Callable[[Tensor], Any]]:
+    """Return the exported program and its function."""
+    from torch.export.passes import move_to_device_pass
+    from torch.export.pt2_archive._package import load_pt2
+
+    # torch.export.load would fall back to an older, pickled layout on failure
+    program = load_pt2(io.BytesIO(content)).exported_programs["model"]
+    if device.type != "cpu":
+        program = move_to_device_pass(program, device)
+    # guards are code in the file and are not run; torch still checks the sizes of inputs
+    return program, program.module(check_guards=False)
 
 
 def _bounds(size: Any, program: Any) -> tuple[int, int | None]:
@@ -132,19 +149,26 @@ def _finite_int(limit: Any) -> int | None:
 
 
 def _refuse_code(path: Path, content: bytes) -> None:
-    """Raise if a file holds more than a graph and tensors: torch would unpickle or load it without asking."""
+    """Raise if a file holds more than a graph and tensors: torch would unpickle, load or evaluate it without asking."""
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
     try:
         archive = PT2ArchiveReader(io.BytesIO(content))
         names = archive.get_file_names()
-    except (RuntimeError, AssertionError) as error:
+    except Exception as error:
         raise ValueError(f"{path} is not a model that torch.export.save has written. {WRITE_AGAIN}.") from error
     for name in names:
         plain = name.lower()  # torch looks up members case-insensitively
         if plain.startswith("data/aotinductor/"):
             raise ValueError(f"{path} holds compiled code ({name}), which is not loaded. {WRITE_AGAIN}.")
-        if plain.endswith(".pt") and (member := archive.read_bytes(name)):
+        described = plain.startswith("models/") or plain.endswith(".json")
+        try:
+            member = archive.read_bytes(name) if described or plain.endswith(".pt") else b""
+            about = json.loads(member) if described else None
+        except Exception as error:
+            raise ValueError(f"{path} is damaged: {name} cannot be read. {WRITE_AGAIN}.") from error
+        if plain.endswith(".pt") and member:
+            check_unpacked_size(io.BytesIO(member), len(member), f"{path} ({name})")
             try:
                 torch.load(io.BytesIO(member), map_location="cpu", weights_only=True)
             except Exception as error:
@@ -152,9 +176,45 @@ def _refuse_code(path: Path, content: bytes) -> None:
                     f"{path} holds a pickled object ({name}), which is not opened. {WRITE_AGAIN}."
                 ) from error
         if plain.endswith("_config.json") and plain.startswith(("data/weights/", "data/constants/")):
-            for entry in json.loads(archive.read_string(name))["config"].values():
-                if entry["use_pickle"] or not entry["path_name"].startswith(("weight_", "tensor_")):
-                    raise ValueError(f"{path} holds a pickled object ({entry['path_name']}), which is not opened.")
+            _check_tensors(path, name, about, len(content))
+        for formula in _formulas(about):
+            if not is_size_formula(formula):
+                raise ValueError(
+                    f"{path} holds a size that is no formula of numbers and symbols ({name}). torch would evaluate it, "
+                    f"so the file is not opened. {WRITE_AGAIN}."
+                )
+
+
+def _check_tensors(path: Path, name: str, about: Any, n_bytes: int) -> None:
+    """Raise if a list of tensors names pickles, or tensors that are larger than the file."""
+    try:
+        entries = list(about["config"].values())
+        pickles = [e["path_name"] for e in entries if e["use_pickle"] or not _is_plain(e["path_name"])]
+        tensors = [] if pickles else [(e["path_name"], e["tensor_meta"]["sizes"]) for e in entries]
+        sizes = {file: math.prod(max(0, int(size["as_int"])) for size in shape) for file, shape in tensors}
+    except Exception as error:
+        raise ValueError(f"{path} is damaged: {name} does not list tensors. {WRITE_AGAIN}.") from error
+    if pickles:
+        raise ValueError(f"{path} holds a pickled object ({pickles[0]}), which is not opened.")
+    if sum(sizes.values()) > n_bytes + ARCHIVE_EXTRA_BYTES:
+        raise ValueError(f"{path} lists tensors that are larger than the file ({name}). {WRITE_AGAIN}.")
+
+
+def _is_plain(path_name: str) -> bool:
+    return path_name.startswith(("weight_", "tensor_"))
+
+
+def _formulas(about: Any) -> Iterator[Any]:
+    """Yield every symbolic size of a graph, without recursion."""
+    waiting = [about]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            if "expr_str" in item:
+                yield item["expr_str"]
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
 
 
 def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+from smoothhess.linalg.memory import IMAGE_PIXELS
+from smoothhess.model.bounded_files import read_image
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
@@ -26,21 +29,13 @@ def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tenso
 
     Raises:
         ImportError: If pillow is not installed.
-        ValueError: If the file is not a readable image of 8 or 16 bits per channel.
+        ValueError: If the file is not a readable image of 8 or 16 bits per channel, or has too many pixels.
     """
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError as error:
-        raise ImportError("reading images requires pillow: pip install pillow") from error
-    try:
-        with Image.open(path) as opened:
-            kind = opened.format
-            picture = ImageOps.exif_transpose(opened) or opened
-            picture.load()
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{path} is not an image that pillow can read, or it is truncated.") from error
-    # PNG and PPM store 16 bits in mode I, other formats 32
-    if picture.mode == "F" or (picture.mode == "I" and kind not in ("PNG", "PPM")):
+    picture, kind = read_image(path)
+    from PIL import Image
+
+    # PNG stores 16 bits in mode I, other formats 32
+    if picture.mode == "F" or (picture.mode == "I" and kind != "PNG"):
         raise ValueError(
             f"{path} holds {'floating-point' if picture.mode == 'F' else '32-bit'} numbers, whose range is unknown: "
             "expected 8 or 16 bits per channel. Convert the image, or write the model's input with numpy.save."
@@ -83,4 +78,6 @@ def parse_size(words: str | None) -> tuple[int, int] | None:
         numbers = []
     if len(numbers) not in (1, 2) or min(numbers) < 1:
         raise ValueError(f"--size must be 224 or 224x320 (height x width) pixels, got {words!r}.")
+    if numbers[0] * numbers[-1] > IMAGE_PIXELS:
+        raise ValueError(f"--size {words}: the limit is {IMAGE_PIXELS} pixels. Pass a smaller size.")
     return (numbers[0], numbers[-1])

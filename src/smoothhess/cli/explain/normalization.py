@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.model.bounded_files import read_array, read_text
+
 
 class Affine:
     """The function x ↦ model(scale · x + shift); `scale` and `shift` broadcast to one input.
@@ -65,10 +67,9 @@ def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
         if not path.is_file():
             raise FileNotFoundError(f"{option}: no file {path}.")
         try:
-            read = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",")
-            numbers = torch.from_numpy(np.asarray(read, dtype=np.float64).reshape(-1))
+            numbers = torch.from_numpy(np.array(_stored(path), dtype=np.float64).reshape(-1))
         except ValueError as error:
-            raise ValueError(f"{option}: {path} must contain only numbers.") from error
+            raise ValueError(f"{option}: {error}") from error
     else:
         try:
             numbers = torch.tensor(
@@ -81,3 +82,13 @@ def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
     if option == "--std" and not bool((numbers > 0).all()):
         raise ValueError("--std must be positive: inputs are divided by it.")
     return numbers
+
+
+def _stored(path: Path) -> Any:
+    if path.suffix == ".npy":
+        return read_array(path)
+    lines = [line.partition("#")[0] for line in read_text(path).splitlines()]
+    try:
+        return [float(cell) for line in lines if line.strip() for cell in line.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{path} must contain only numbers, separated by commas.") from error

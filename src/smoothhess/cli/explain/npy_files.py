@@ -8,23 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.model.bounded_files import read_array
+
 
 def read(path: Path) -> Tensor:
     """Read a .npy file as float64.
 
     Raises:
-        ValueError: If the file is damaged or pickled, or holds anything but finite real numbers.
+        ValueError: If the file is damaged, pickled or too large, or holds anything but finite real numbers.
     """
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        pickled = "pickle" in str(error)
-        reason = "holds pickled Python objects, which are not loaded" if pickled else "is damaged or truncated"
-        raise ValueError(f"{path} {reason}. Write plain numbers with numpy.save.") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path} holds several arrays: expected one array per .npy file.")
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"{path} holds {array.dtype}: expected real numbers.")
+    array = read_array(path)
     if array.size == 0 or array.ndim == 0:
         raise ValueError(f"{path} has shape {array.shape}: expected at least one number in at least one dimension.")
     values = torch.from_numpy(np.array(array, dtype=np.float64))

@@ -32,11 +32,27 @@ def write(question: Question, result: Interactions, model: Model, place: Path, r
 
 
 def write_pairs(result: Interactions, names: Sequence[str] | None, path: Path, unit: str = "") -> None:
-    """Write the strongest pairs as csv, one row per pair."""
+    """Write the strongest pairs as csv, one row per pair; names that a spreadsheet would run as formulas are quoted."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        writer.writerows((*row[1:], unit) for row in export.rows(result, names, k=MOST_ROWS))
+        found = export.rows(result, names, k=MOST_ROWS)
+        writer.writerows((*(_no_formula(cell) for cell in row[1:]), unit) for row in found)
+
+
+def _no_formula(cell: Any) -> Any:
+    """Return a cell that spreadsheets take for text or a number.
+
+    >>> _no_formula("=1+2"), _no_formula("-5"), _no_formula(-5.0), _no_formula("age")
+    ("'=1+2", '-5', -5.0, 'age')
+    """
+    if not isinstance(cell, str) or not cell.lstrip().startswith(("=", "+", "-", "@")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def left_out(result: Interactions, name: str) -> list[str]:
@@ -46,20 +62,30 @@ def left_out(result: Interactions, name: str) -> list[str]:
     return [] if pairs <= MOST_ROWS else [f"{name}.csv holds the {MOST_ROWS} strongest of {pairs} pairs"]
 
 
+def names(question: Question) -> list[str]:
+    """Return the names of the files that `write` writes."""
+    name = question.example.name
+    figures = [f"{name}-{kind}.png" for kind in _figures(question)]
+    return [f"{name}.safetensors", f"{name}.csv", *figures, f"{name}.html"]
+
+
 def draw(question: Question, result: Interactions, place: Path) -> None:
     """Save the figures that suit the kind of input."""
-    example, names = question.example, {"names": question.names}
-    kinds: dict[str, dict[str, Any]] = {"pairs": {"k": 10, **names}, "heatmap": names}
-    if example.kind == "image":
-        short = [name.split(" ", 1)[-1] for name in question.names or ()]  # short names: space on an image is limited
-        kinds |= {"segment": names, "graph": {"over": "image", "names": short}}
-    elif example.kind == "series":
-        kinds |= {"series": {"step": question.step}}
-    else:
-        kinds |= {"gradient": names, "graph": names}
-    for kind, options in kinds.items():
+    for kind, options in _figures(question).items():
         axes = result.plot(kind, **options)
-        axes.figure.savefig(place / f"{example.name}-{kind}.png", dpi=150)
+        axes.figure.savefig(place / f"{question.example.name}-{kind}.png", dpi=150)
+
+
+def _figures(question: Question) -> dict[str, dict[str, Any]]:
+    """Return the kinds of figures and their options."""
+    named = {"names": question.names}
+    kinds: dict[str, dict[str, Any]] = {"pairs": {"k": 10, **named}, "heatmap": named}
+    if question.example.kind == "image":
+        short = [name.split(" ", 1)[-1] for name in question.names or ()]  # short names: space on an image is limited
+        return kinds | {"segment": named, "graph": {"over": "image", "names": short}}
+    if question.example.kind == "series":
+        return kinds | {"series": {"step": question.step}}
+    return kinds | {"gradient": named, "graph": named}
 
 
 def write_page(question: Question, result: Interactions, model: Model, path: Path, remarks: Sequence[str]) -> None:

@@ -1,32 +1,36 @@
 """The output folder of `smoothhess explain`: crash-safe writing, and reuse of finished inputs by a later run.
 
-The content of the files belongs to `output_files`.
+Files are replaced or deleted only if an earlier run wrote them, which their recorded hashes show. The content of the
+files belongs to `output_files`, the lock against a concurrent run to `folder_lock`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMAT, VERSION = "smoothhess.explain", 1
-RECORDS = "explain.json"
+from smoothhess.cli.explain.folder_lock import locked
+
+FORMAT, VERSION = "smoothhess.explain", 2
+RECORDS, INDEX = "explain.json", "index.html"
+UNFINISHED = ""  # key of a record whose files are being replaced
 
 
 @dataclass(frozen=True)
 class Record:
-    """A finished input: the hash of its settings, its files, and its row of the index page."""
+    """A finished input: the hash of its settings, its files with their hashes, and its row of the index page."""
 
     key: str
-    files: list[str]
+    files: dict[str, str]
     words: dict[str, str] = field(default_factory=dict)
 
 
@@ -41,7 +45,27 @@ class Folder:
         self.path = path.expanduser().resolve()
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--out must be a folder, got the file {self.path}. Pass another --out.")
-        self.records = self._read()
+        self.records: dict[str, Record] = {}
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Create the folder, lock it, and read its records; remove what interrupted runs left.
+
+        Raises:
+            ValueError: If the folder cannot be written to, is used by another run, or holds a foreign record file.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise ValueError(f"cannot write to {self.path}: {error.strerror}. Pass another --out.") from error
+        with locked(self.path):
+            for left in self.path.glob(".smoothhess-*.partial"):
+                if re.fullmatch(r"\.smoothhess-[0-9a-f]{32}\.partial", left.name) and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+            self.records = self._read()
+            yield
 
     def kept(self, name: str, key: str) -> Record | None:
         """Return the record of an input that was finished with the same settings, or None."""
@@ -50,71 +74,95 @@ class Folder:
             return None
         return record if all((self.path / file).is_file() for file in record.files) else None
 
-    def try_writing(self) -> None:
-        """Create the folder.
+    def refuse_foreign(self, files: Sequence[str]) -> None:
+        """Raise if one of these names belongs to a file that no earlier run wrote, or that was changed since.
 
         Raises:
-            ValueError: If the folder cannot be written to.
+            ValueError: With the name of the file.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
-        except OSError as error:
-            raise ValueError(f"cannot write to {self.path}: {error.strerror}. Pass another --out.") from error
+        own = {file: written for record in self.records.values() for file, written in record.files.items()}
+        for file in files:
+            path = self.path / file
+            if (path.exists() or path.is_symlink()) and not _is_own(path, own.get(file)):
+                raise ValueError(
+                    f"{path} would be replaced, but smoothhess explain did not write it, or it was changed since. "
+                    "Move or remove it, or pass another --out."
+                )
 
     @contextmanager
     def writing(self, name: str, key: str, words: dict[str, str]) -> Iterator[Path]:
         """Yield a temporary folder for the files of an input; they are moved to this folder on success."""
-        staging = self.path / f".{name}.{os.getpid()}.partial"
-        staging.mkdir(parents=True)
-        try:
+        with self._staging() as staging:
             yield staging
-            files = sorted(path.name for path in staging.iterdir())
-            before = self.records.pop(name, None)  # until the new record is written, the input counts as unfinished
-            self._write()
-            for file in set(before.files if before else ()) - set(files):  # files of other settings
-                (self.path / file).unlink(missing_ok=True)
+            files = {path.name: _hash(path) for path in sorted(staging.iterdir())}
+            before = self.records.get(name, Record(UNFINISHED, {}))
+            self.refuse_foreign(list(files))
+            # A run that is killed in between leaves an input that counts as unfinished, and no unrecorded file.
+            for file, written in before.files.items():
+                if _is_own(self.path / file, written):
+                    (self.path / file).unlink()
+            self._record({name: Record(UNFINISHED, files)})
             for file in files:
                 (staging / file).replace(self.path / file)
-            self.records[name] = Record(key, files, words)
-            self._write()
+            self._record({name: Record(key, files, words)})
+
+    def write_index(self, text: str) -> None:
+        """Write the page that lists the explanations."""
+        with self.writing(INDEX, UNFINISHED, {}) as place:
+            (place / INDEX).write_text(text, encoding="utf-8")
+
+    @contextmanager
+    def _staging(self) -> Iterator[Path]:
+        staging = self.path / f".smoothhess-{uuid.uuid4().hex}.partial"
+        staging.mkdir()
+        try:
+            yield staging
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def write_text(self, name: str, text: str) -> Path:
-        """Write a text file atomically and return its path."""
-        part = self.path / f".{name}.{os.getpid()}.partial"
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.path / name)
-        finally:
-            part.unlink(missing_ok=True)
-        return self.path / name
-
-    def _write(self) -> None:
-        about = {
-            "format": FORMAT,
-            "version": VERSION,
-            "finished": {name: asdict(record) for name, record in self.records.items()},
-        }
-        self.write_text(RECORDS, json.dumps(about, indent=1, ensure_ascii=False))
+    def _record(self, changed: Mapping[str, Record]) -> None:
+        """Replace records, in the record file as well."""
+        self.records = {**self.records, **changed}
+        finished = {name: asdict(record) for name, record in self.records.items()}
+        about = {"format": FORMAT, "version": VERSION, "finished": finished}
+        with self._staging() as staging:
+            (staging / RECORDS).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
+            (staging / RECORDS).replace(self.path / RECORDS)
 
     def _read(self) -> dict[str, Record]:
+        path = self.path / RECORDS
+        if not path.exists():
+            return {}
         try:
-            about = json.loads((self.path / RECORDS).read_text(encoding="utf-8"))
-            if about["format"] != FORMAT or about["version"] != VERSION:
-                return {}
-            found = {name: Record(**record) for name, record in about["finished"].items()}
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise ValueError
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"{path} was not written by smoothhess explain, or it is damaged. Move or remove it, or pass another "
+                "--out."
+            ) from error
+        try:
+            finished = about["finished"] if about["version"] == VERSION else {}
+            found = {name: Record(**record) for name, record in finished.items()}
             return {name: record for name, record in found.items() if _sound(name, record)}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no record file, or a foreign one
+        except (KeyError, TypeError, AttributeError):
             return {}
 
 
 def _sound(name: str, record: Record) -> bool:
     """Whether all files of a record belong to its input: files are deleted according to the record."""
     own = re.compile(re.escape(name) + r"[.-][^/\\]+")
-    return bool(record.files) and all(own.fullmatch(file) for file in record.files)
+    return bool(record.files) and all(own.fullmatch(file) or file == name == INDEX for file in record.files)
+
+
+def _is_own(path: Path, written: str | None) -> bool:
+    return written is not None and path.is_file() and not path.is_symlink() and _hash(path) == written
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def key_of(settings: dict[str, Any]) -> str:

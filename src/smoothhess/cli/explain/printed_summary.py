@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from smoothhess.cli.explain.output_folder import Record
+from smoothhess.cli.printable_text import one_line, printable
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
 from smoothhess.result.text import LIMITS
@@ -26,9 +27,12 @@ READING = (
 
 
 def say(text: str) -> None:
-    """Print without breaking a progress bar; after a broken pipe, as with `| head`, further output is discarded."""
+    """Print without breaking a progress bar; after a broken pipe, as with `| head`, further output is discarded.
+
+    Control characters, which may come from names in the files, are escaped.
+    """
     try:
-        tqdm.write(text)
+        tqdm.write(printable(text))
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -38,7 +42,7 @@ def table(pairs: Sequence[Pair]) -> str:
     """Format the strongest pairs, one per line."""
     if not pairs:
         return "  no pairs: there is a single feature"
-    names = [" × ".join(p.names) for p in pairs]
+    names = [one_line(" × ".join(p.names)) for p in pairs]
     width = max(map(len, names))
     lines = [f"  {'pair':<{width}}  {'H':>10}  {'95 % interval':<24}  {'effect':>10}"]
     for name, p in zip(names, pairs, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,8 @@ from smoothhess.cli.explain.example_question import Question, ask, key
 from smoothhess.cli.explain.inputs import Reading
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import read_numbers
-from smoothhess.cli.explain.output_folder import Folder
+from smoothhess.cli.explain.output_folder import INDEX, Folder
+from smoothhess.cli.printable_text import one_line
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.text import LIMITS
@@ -28,7 +29,7 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
     """Explain every input, print the strongest pairs, and write pages, figures, tables and results.
 
     The files of an input are moved to the output folder when all of them are written. Finished inputs are kept, so that
-    the same command resumes after an interruption.
+    the same command resumes after an interruption. Files that no earlier run wrote are never replaced.
 
     Args:
         settings: The options of the command line.
@@ -64,11 +65,33 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
     notes += [f"one unit of a feature is {q.example.units}" for q in asked if q.example.units]
     for note in dict.fromkeys(notes):
         say(printed_summary.wrapped(f"note: {note}"))
-    folder.try_writing()  # raises before sampling
+    with folder.opened():
+        names = _explain_all(asked, model, folder, device, say)
+    say(printed_summary.wrapped(printed_summary.READING))
+    say(printed_summary.wrapped(f"Limits: {LIMITS}"))
+    first = INDEX if len(names) > 1 else f"{names[0]}.html"
+    say(f"\nWritten: open {folder.path / first}")
+    return [folder.path / f"{name}.html" for name in names]
+
+
+def _explain_all(
+    asked: Sequence[Question], model: Model, folder: Folder, device: torch.device, say: Callable[[str], object]
+) -> list[str]:
+    """Explain the examples one by one and return their names; the files of finished ones are kept."""
+    keys = [key(question, model) for question in asked]
+    for question, made_with in zip(asked, keys, strict=True):
+        if folder.kept(question.example.name, made_with) is None:
+            folder.refuse_foreign(output_files.names(question))
+    if len(asked) > 1:
+        folder.refuse_foreign([INDEX])
     finished: list[str] = []
     try:
-        for question in tqdm(asked, desc="inputs", unit="input", disable=_silent() or len(asked) == 1, leave=False):
-            _answer(question, model, folder, device, say)
+        silent = _silent() or len(asked) == 1
+        pairs = zip(asked, keys, strict=True)
+        for question, made_with in tqdm(
+            pairs, desc="inputs", unit="input", total=len(asked), disable=silent, leave=False
+        ):
+            _answer(question, made_with, model, folder, device, say)
             finished.append(question.example.name)
     except KeyboardInterrupt:
         if not finished:
@@ -77,27 +100,27 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
     finally:  # also after Ctrl-C: finished inputs are kept and listed
         if len(finished) > 1:
             title = f"Which features act together in {model.title}"
-            folder.write_text("index.html", printed_summary.index(title, [(n, folder.records[n]) for n in finished]))
+            folder.write_index(printed_summary.index(title, [(n, folder.records[n]) for n in finished]))
         if finished and len(finished) < len(asked):
             say(
                 f"{len(finished)} of {len(asked)} inputs are finished, in {folder.path}; rerun the same command to "
                 "resume."
             )
-    say(printed_summary.wrapped(printed_summary.READING))
-    say(printed_summary.wrapped(f"Limits: {LIMITS}"))
-    first = "index.html" if len(finished) > 1 else f"{finished[0]}.html"
-    say(f"\nWritten: open {folder.path / first}")
-    return [folder.path / f"{name}.html" for name in finished]
+    return finished
 
 
 def _answer(
-    question: Question, model: Model, folder: Folder, device: torch.device, say: Callable[[str], object]
+    question: Question,
+    made_with: str,
+    model: Model,
+    folder: Folder,
+    device: torch.device,
+    say: Callable[[str], object],
 ) -> None:
     """Explain one example and write its files, or keep the files of an earlier run."""
     example = question.example
-    made_with = key(question, model)
     if (kept := folder.kept(example.name, made_with)) is not None:
-        lines = [kept.words[k] for k in ("strongest", "quality") if k in kept.words]
+        lines = [one_line(kept.words[k]) for k in ("strongest", "quality") if k in kept.words]
         say("\n  ".join([question.heading, *lines, "kept from an earlier run with the same settings\n"]))
         return
     result, remarks = _attribute(question, device)

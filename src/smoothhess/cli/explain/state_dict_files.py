@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoothhess.model.bounded_files import check_unpacked_size
 from smoothhess.model.weight_files import fill_network, read_weights
 
 NESTED = ("state_dict", "model_state_dict", "model")  # keys of the weights in training checkpoints
@@ -55,13 +56,14 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def open_plainly(path: Path) -> Any:
     """Load a .pth or .pt file of plain data; raise ValueError with the reason for a pickled model."""
+    check_unpacked_size(path, path.stat().st_size, str(path))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the errors below report the cause
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: {PICKLED}.") from error
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
+    except Exception as error:  # torch raises many kinds for damaged files
         if "TorchScript" in str(error):
             reason = "is a TorchScript archive, which holds code. Export the model with torch.export"
             raise ValueError(f"{path} {reason}.") from error

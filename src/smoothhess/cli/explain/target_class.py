@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from smoothhess.model.bounded_files import read_text
+
 
 @dataclass(frozen=True)
 class Target:
@@ -35,7 +37,7 @@ def read_classes(path: Path | None) -> list[str] | None:
     path = path.expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"--classes: no file {path}.")
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path)
     if path.suffix.lower() != ".json":
         lines = [line.strip() for line in text.rstrip().splitlines()]
         if not lines:
@@ -49,7 +51,7 @@ def read_classes(path: Path | None) -> list[str] | None:
         if not isinstance(found, list) or not found:
             raise TypeError
         return [str(entry[-1]) if isinstance(entry, list) else str(entry) for entry in found]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f'--classes: {path} is not a json list of names, nor an object {{"0": "cat", …}}.') from error
 
 
