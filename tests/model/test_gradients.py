@@ -463,7 +463,9 @@ class Sloped(nn.Module):
 def test_models_whose_graph_cannot_be_watched():
     """torch.func.grad refuses the hooks that tell what a pass keeps."""
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).double()
-    found, expected = (SmoothHess(Sloped(f).eval()).attribute(x, sigma=0.5, n_calls=32) for f in (True, False))
+    with pytest.warns(UserWarning, match="recording or freezing the activations fails"):
+        found = SmoothHess(Sloped(True).eval()).attribute(x, sigma=0.5, n_calls=32)
+    expected = SmoothHess(Sloped(False).eval()).attribute(x, sigma=0.5, n_calls=32)
     torch.testing.assert_close(found.hessian, expected.hessian)
     found, expected = (baselines.hessian(Sloped(f).eval(), x).hessian for f in (True, False))
     torch.testing.assert_close(found, expected)

@@ -229,7 +229,7 @@ def sample_until(
         done = torch.nonzero(stop).reshape(-1).to(index.device)
         if len(done):
             part = estimate if len(done) == len(index) else estimate.select(done)
-            passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes
+            passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes_of(index[done])
             finished.append(_Finished(index[done], part, passes, tuple(v for v in verdicts if v)))
         if stop.all():
             return _result(sampler, finished, note)

@@ -26,7 +26,11 @@ class KinkChecks:
     """The examples of a run that were checked so far."""
 
     found: Mapping[tuple[int, bool], bool] = field(default_factory=dict)  # by example, and whether it was `unmoved`
-    passes: float = 0  # passes per example of all checks
+    passes: Mapping[int, float] = field(default_factory=dict)  # of the checks, by example
+
+    def passes_of(self, index: Tensor) -> Tensor:
+        """Passes of the checks of each example at `index`, (b,)."""
+        return torch.tensor([self.passes.get(i, 0.0) for i in index.tolist()], dtype=torch.float64, device=index.device)
 
 
 def check_kinks(sampler: Sampler, checks: KinkChecks, index: Tensor, unmoved: Tensor) -> tuple[Tensor, KinkChecks]:
@@ -36,13 +40,13 @@ def check_kinks(sampler: Sampler, checks: KinkChecks, index: Tensor, unmoved: Te
     that could flip were recorded and their flip probabilities add up to less than NEVER.
     """
     wanted = [*zip(index.tolist(), unmoved.tolist(), strict=True)]
-    found, passes = dict(checks.found), checks.passes
+    found, passes = dict(checks.found), dict(checks.passes)
     for still in (False, True):
         if missing := [i for i, u in wanted if u == still and (i, u) not in found]:
             where = torch.tensor(missing, device=index.device)
             new, spent = _has_no_kinks(sampler, where, frozenset() if still else SMOOTH)
             found |= {(i, still): c for i, c in zip(missing, new.tolist(), strict=True)}
-            passes += spent
+            passes |= {i: passes.get(i, 0.0) + spent for i in missing}
     return torch.tensor([found[key] for key in wanted], device=index.device), KinkChecks(found, passes)
 
 

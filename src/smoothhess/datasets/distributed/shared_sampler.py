@@ -258,7 +258,7 @@ class Follower:
     sampler: Sampler
     processes: Processes
     kinks: Kinks | None = None
-    checked: bool = False  # whether this process has checked the model with rows of its own
+    checked: bool = False  # whether this process has checked the model with its rows
 
     def begin(self, given: dict[str, Tensor], passes: float | None) -> Following:
         """Check that the model is the same as in the leader, and use its control variate."""
