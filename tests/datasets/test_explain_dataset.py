@@ -668,3 +668,16 @@ def test_chance_is_left_alone(tmp_path):
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert torch.equal(x, kept)
+
+
+def test_a_subclass_keeps_its_defaults(tmp_path):
+    """Options that the user did not give are left to the explainer."""
+
+    class Plain(SmoothHess):
+        def attribute(self, inputs, target=None, additional_forward_args=None, **options):
+            return super().attribute(inputs, target, additional_forward_args, **{"design": "iid", **options})
+
+    store = explain_dataset(
+        Plain(lambda x: x.prod(1)), torch.ones(3, 4), tmp_path / "s", sigma=0.3, n_calls=20, keep="result"
+    )
+    assert {record.result.design for record in store} == {"iid"}

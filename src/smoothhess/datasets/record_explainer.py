@@ -49,6 +49,7 @@ class Question:
     about: dict[str, Any]  # the same as JSON values, for the settings of a store
     check: Callable[[], None] | None = None  # as in CheckedExplainer
     agree: Callable[[dict[str, Any]], None] | None = None
+    given: frozenset[str] = frozenset()  # options of the user: a subclass may have other defaults for the rest
 
     @staticmethod
     def make(explainer: Any, options: dict[str, Any]) -> Question:
@@ -73,7 +74,7 @@ class Question:
             chosen = Options(**options, feature_mask=mask)
             about["model"] = fingerprint(explainer.forward_func)
             about |= {name: described(v) for name, v in chosen.arguments().items() if name not in (*SILENT, "seed")}
-            return Question(explainer, chosen, about)
+            return Question(explainer, chosen, about, given=frozenset(options))
         if isinstance(explainer, nn.Module) or not callable(explainer):
             raise TypeError(
                 "explainer must be SmoothHess(model), NeuronSmoothHess(model, layer) or a function (inputs, target, "
@@ -121,8 +122,7 @@ class Question:
         if self.check is not None:
             self.check()
         if isinstance(self.explainer, SmoothHess):
-            options = replace(self.options, seed=seeds)
-            return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options.arguments())
+            return self._attribute(pack, {"seed": seeds})
         if pack.args is not None:
             raise ValueError("additional_forward_args cannot be passed on to a function. Use them inside it.")
         result = self.explainer(pack.inputs, pack.target, seeds)
@@ -140,8 +140,14 @@ class Question:
             return None
         if not isinstance(self.explainer, SmoothHess):
             return self.explain(pack, seeds)
-        options = replace(self.options, seed=seeds, shrink=False, n_calls=calls)
-        return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options.arguments())
+        return self._attribute(pack, {"seed": seeds, "shrink": False, "n_calls": calls})
+
+    def _attribute(self, pack: Pack, own: dict[str, Any]) -> Result:
+        """Explain a pack with the options of the user, and those that the job sets."""
+        assert isinstance(self.explainer, SmoothHess)
+        chosen = {name: v for name, v in self.options.arguments().items() if name in self.given}
+        options = {**chosen, "feature_mask": self.options.feature_mask, **own}
+        return self.explainer.attribute(pack.inputs, pack.target, pack.forward_args, **options)
 
     def second_calls(self, d: int) -> int:
         """Calls of the second estimate: few, complete blocks, and no more than the first has."""
