@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,11 @@ def run(*arguments):
     return subprocess.run([sys.executable, "-m", "smoothhess", *arguments], capture_output=True, text=True, check=False)
 
 
+def heed_interrupts():
+    """In a process that is started in the background, which inherits an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
 SCRIPT = "import sys; sys.argv[0] = '/bin/smoothhess'; from smoothhess.cli.main import main; sys.exit(main())"
 
@@ -172,6 +178,7 @@ def test_an_interruption_during_imports_is_one_line(module, started, tmp_path):
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": path},
+        preexec_fn=heed_interrupts,
     )
     expected = (0, "") if module.endswith("nothing") else (130, "smoothhess: interrupted\n")
     assert (done.returncode, done.stderr) == expected
@@ -179,7 +186,8 @@ def test_an_interruption_during_imports_is_one_line(module, started, tmp_path):
 
 def test_importing_the_package_in_a_program_leaves_ctrl_c_alone():
     code = "import signal, smoothhess; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], check=False, preexec_fn=heed_interrupts)
+    assert done.returncode == 0
 
 
 def test_streams_that_cannot_encode_replace_characters(monkeypatch):

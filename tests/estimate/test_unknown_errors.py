@@ -194,6 +194,7 @@ class TestKinksBehindAQuadratic:
 
     def test_smooth_networks_have_none(self):
         """At a small σ a smooth network is quadratic up to rounding."""
+        torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3), nn.Softmax(-1)).double()
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -294,6 +295,7 @@ class TestCasesOfAnAttack:
         assert not caught
 
     def test_a_large_output_in_float32(self):
+        torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 1))
         result, caught = self.explain(lambda x: net(x) + 1e4, dtype=torch.float32, sigma=0.5, n_calls=120, control=None)
         assert result.relative_error.isfinite().all()
@@ -315,6 +317,7 @@ class TestCasesOfAnAttack:
                 SmoothHess(net).attribute(x, sigma=0.06, n_calls=24, seed=seed)
 
     def test_units_that_never_flip_behind_smooth_ones(self):
+        torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)).double()
         result, caught = self.explain(net, at=0.4, sigma=1e-5)
         assert (result.relative_error < 1e-3).all()
