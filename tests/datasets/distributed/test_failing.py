@@ -56,7 +56,6 @@ def test_the_rank_that_fails_says_why_and_the_other_says_who(told, scene, rank, 
         ("other inputs", "rank 0 has inputs = 'float64 [3, 12]"),
         ("other seeds", "rank 0 has seed = 0, not 1 as rank 1 has"),
         ("records of other weights", "rank 0 has model = 'Sequential "),
-        ("other records", "rank 0 has data = '"),
         ("fewer records", "rank 0 has records = 40, not 37"),
     ],
 )
@@ -64,6 +63,15 @@ def test_what_is_asked_wrongly_is_refused_everywhere(told, scene, words):
     for rank in (0, 1):
         assert told[rank][scene][0] == "ValueError"
         assert words in told[rank][scene][1]
+
+
+def test_other_records_are_refused_everywhere(told):
+    """By the rank that reads a record of another rank first, or by both when they compare their data at the end."""
+    kinds, words = zip(*(told[rank]["other records"][:2] for rank in (0, 1)), strict=True)
+    assert "ValueError" in kinds
+    assert set(kinds) <= {"ValueError", "RankError"}
+    refusal = words[kinds.index("ValueError")]
+    assert any(text in refusal for text in ("rank 0 has data = '", "has read other records", "is not the one"))
 
 
 def test_a_closed_form_that_one_rank_cannot_make_names_that_rank(told):
