@@ -9,15 +9,14 @@ listed here count as unknown.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from smoothhess.model.operator_mode import OperatorMode
 from smoothhess.model.state import is_opaque
 
 # Names of aten operators, without namespace and overload, that are polynomial in each argument or rearrange numbers.
@@ -59,17 +58,12 @@ relu relu6 leaky_relu prelu _prelu_kernel hardtanh clamp clamp_min clamp_max thr
 KINKED = frozenset(_KINKED.split())
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperatorMode):
     """Records the names of all operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: Counter[str] = Counter()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch imports its compiler in the first call, which takes seconds."""
-        return False
+        self.names: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -82,7 +76,7 @@ class _Recorder(TorchDispatchMode):
             name = "conversion to integers"
         elif (name.rstrip("_") == "div" and not _varies(args[1])) or (name.rstrip("_") == "pow" and _is_power(args[1])):
             name = "mul"
-        self.names[name.rstrip("_")] += 1  # in-place operators have an underscore
+        self.names.add(name.rstrip("_"))  # in-place operators have an underscore
         return found
 
 

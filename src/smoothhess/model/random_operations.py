@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoothhess.linalg.memory import reraise_out_of_memory
+from smoothhess.model.operator_mode import OperatorMode
 
 
 def call_without_random_operations(call: Callable[[Tensor], Any], points: Tensor) -> Any:
@@ -49,17 +49,12 @@ def _message(operator: str) -> str:
     )
 
 
-class _Refuse(TorchDispatchMode):
+class _Refuse(OperatorMode):
     """Raises before the first operator that would draw from a global generator, and keeps its name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refused = ""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch imports its compiler in the first call, which takes seconds."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
