@@ -128,7 +128,7 @@ class HessianEstimate:
         if self.sums is not None:
             return _ratio(self.sums.error2, self.sums.true2)
         if self.denoised is not None:
-            more = self.noise.control_errors.of_drift + self.noise.control_errors.of_unseen
+            more = self.noise.of_missed
             error2, true2 = self.denoised.error2 + more, self.denoised.true2
             return _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
         variance = self.noise.of_frobenius
@@ -196,8 +196,7 @@ class HessianEstimate:
         risk = self.denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
         noise = unbiased.noise
         rows = noise.estimate.odd.double()
-        gram, errors = noise.estimate.identity.dense(), noise.control_errors
-        missed = errors.of_drift + errors.of_unseen  # common to both
+        gram, missed = noise.estimate.identity.dense(), noise.of_missed  # common to both
         found = Shrunk.combine(
             noise.estimate.dense(), noise.of_entries().value, hessian, risk + missed, gram, rows.mT @ rows
         )

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.linalg.gram import Grams
 from smoothhess.linalg.low_rank import Known, mean
@@ -105,6 +106,7 @@ class Statistics:
     drift: Tensor | None = None  # (B, R, k) D v for random white v, with D the bias of `known` if it is not exact
     drift_norm2: Tensor | None = None  # (B,) ‖D‖²_F, whitened
     gram: Tensor | None = None  # (1 or B, K, K) group sums only: q_I·q_J of the groups' whitened directions
+    rare: RareFlips | None = None  # neurons that few rows flip; None: not known
     values_belong: bool = True  # False for differences between scales, whose values are not those of the gradients
 
     @staticmethod
@@ -217,6 +219,7 @@ class Statistics:
             total=None if total is None else total.double(),
             known=None if self.known is None else self.known.map(linear),
             drift=None if self.drift is None else linear(self.drift),
+            rare=None if self.rare is None else self.rare.map(linear),
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
         )
@@ -241,6 +244,7 @@ class Statistics:
             known=None if self.known is None else self.known.select(index),
             drift=None if self.drift is None else self.drift[index],
             drift_norm2=None if self.drift_norm2 is None else self.drift_norm2[index],
+            rare=None if self.rare is None else self.rare.select(index),
             skew=None if self.skew is None else self.skew[index],
             gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
         )
@@ -255,6 +259,7 @@ class Statistics:
         names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "drift", "drift_norm2", "skew")
         own = {name: getattr(self, name) for name in (*names, "gram") if getattr(self, name) is not None}
         own |= {} if self.known is None else self.known.tensors()
+        own |= {} if self.rare is None or self.rare.is_empty else self.rare.tensors()
         return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
     @staticmethod
@@ -270,10 +275,11 @@ class Statistics:
         own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
         factor = own.pop("known.factor", None)
         known = Known(own.pop("known"), factor) if "known" in own else None
+        rare = RareFlips.from_tensors(own)
         total = own.pop("total", None)
         if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
             own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
-        values: dict[str, Any] = {"head": head, "total": total, "known": known, **own}
+        values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, **own}
         return Statistics(design=design, stream=stream, rank=rank, **values)
 
 
@@ -388,6 +394,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         known=_known(parts),
         drift=_cat_or_zero([p.drift for p in parts], [*map(len, parts)]),
         drift_norm2=_cat_or_zero([p.drift_norm2 for p in parts], [*map(len, parts)]),
+        rare=RareFlips.cat([p.rare for p in parts], [*map(len, parts)]),
         skew=_cat([p.skew for p in parts]),
         gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )
@@ -430,6 +437,7 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
         stein=a.stein + b.stein,
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
         known=mean(a.known, a.n, b.known, b.n),
+        rare=b.rare if a.rare is None else a.rare,
         **_mean_drift(a, b),
     )
 

@@ -55,6 +55,8 @@ class UnseenEvents:
     def unknown(self) -> Tensor:
         """Where the error is unknown, (B,): no sampled gradient shows a kink, but the operations may have some."""
         found = (self.unmoved | self.agrees_with_quadratic) & self.stats.is_uncontrolled
+        if self.stats.rare is not None:  # the variance from kinks that no row shows is known
+            found = found & ~self.stats.rare.complete
         return found if self.no_kinks is None else found & ~self.no_kinks
 
     @cached_property

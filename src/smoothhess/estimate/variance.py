@@ -2,7 +2,7 @@
 
 `Noise` has one method for each quantity: entries, a row, a bilinear form, a norm. Its variance is composed of the part
 that the sampled rows show (`pooled_variance` for the Hessian, `mean_variance` for means over rows), of errors that no
-row shows (`unseen_events`) and of those of a control variate (`control_errors`). Intervals are in
+row shows (`unseen_events`, `rare_flip_variance`) and of those of a control variate (`control_errors`). Intervals are in
 `smoothhess.result.interactions`, the error of the denoised estimate is in `shrinkage`.
 """
 
@@ -25,6 +25,7 @@ from smoothhess.estimate.control_errors import ControlErrors
 from smoothhess.estimate.incomplete_blocks import Gram, Values
 from smoothhess.estimate.mean_variance import MeanVariance
 from smoothhess.estimate.pooled_variance import PooledVariance
+from smoothhess.estimate.rare_flip_variance import RareFlipVariance
 from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.unseen_events import UnseenEvents
@@ -111,6 +112,11 @@ class Noise:
         """Errors that a control variate adds."""
         return ControlErrors(self.white, self.features, self.gaussian)
 
+    @cached_property
+    def rare_flips(self) -> RareFlipVariance:
+        """Variance from neurons that few rows flip."""
+        return RareFlipVariance(self.white, self.features)
+
     @property
     def replicates(self) -> Replicates:
         """The independent replicates of the head."""
@@ -153,7 +159,8 @@ class Noise:
         if self.replicates.has_blocks and self.features.rank > SMALL:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
             exact = exact * self.features.has_own_values[:, None]
-        return self.of_mean(self.features.head.value_even, exact)
+        found = self.of_mean(self.features.head.value_even, exact)
+        return Variance(found.value + self.rare_flips.of_value(), found.df)
 
     def of_gradient(self) -> Variance:
         """Variance of the smoothed gradient, (B, d)."""
@@ -162,7 +169,8 @@ class Noise:
         missed = 2 * self.features.n * self.unseen_events.rounding
         if self.control_errors.unseen is not None:  # an event of average size with probability 1/n
             missed = missed + self.control_errors.unseen / self.features.rank**2
-        return Variance(found.value + missed.reshape(-1, 1) * self.estimate.identity.diagonal, found.df)
+        value = found.value + missed.reshape(-1, 1) * self.estimate.identity.diagonal
+        return Variance(value + self.rare_flips.of_gradient(), found.df)
 
     # --- entries, rows and bilinear forms of the Hessian ----------------------------------------------------------
 
@@ -174,6 +182,16 @@ class Noise:
             self.replicates.of_form(rows, gram.mixed) if self.estimate.has_identity else self.replicates.of_mean(rows)
         )
         return self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values), gram)
+
+    def _missed(
+        self, gram: Gram, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]
+    ) -> Tensor | float:
+        """Variance of uᵀĤv that the rows do not show; `left` and `right` map directions (B, m, d) to w_u and w_v."""
+        found = self.control_errors.missed(gram.left, gram.right)
+        if self.rare_flips.is_zero:
+            return found
+        w = self.rare_flips.directions
+        return found + self.rare_flips.of_form(gram, left(w), right(w))
 
     @cached_property
     def _moving(self) -> Tensor:
@@ -205,7 +223,8 @@ class Noise:
         pooled = self.pooled.of_form(self.replicates.of_entries(), gram, prior, values)
         entries = self.unseen_events.bounded(pooled, gram)
         entries = entries + errors.drift(errors.drifting[..., None], errors.drifting[:, None])
-        entries = entries + errors.missed(lengths[..., None], lengths[:, None])
+        lengths = Gram(lengths[..., None], lengths[:, None], gram.mixed)
+        entries = entries + self._missed(lengths, lambda w: w[..., None], lambda w: w[:, :, None])
         return Variance(torch.where(moving[:, None] & moving, entries, 0.0), self.df)
 
     def of_diagonal(self) -> Variance:
@@ -219,8 +238,9 @@ class Noise:
             return Values(*[self.estimate.sampled_diagonal] * 3)
 
         rows = self.features.head.score * self.estimate.odd
-        value = self._of_form(rows, Gram(lengths, lengths, lengths), prior, values)
-        value = value + errors.drift(errors.drifting, errors.drifting) + errors.missed(lengths, lengths)
+        gram = Gram(lengths, lengths, lengths)
+        value = self._of_form(rows, gram, prior, values)
+        value = value + errors.drift(errors.drifting, errors.drifting) + self._missed(gram, lambda w: w, lambda w: w)
         return Variance(torch.where(self._moving, value, 0.0), self.df)
 
     def of_row(self, i: int) -> Variance:
@@ -242,7 +262,7 @@ class Noise:
 
         value = self._of_form(rows, gram, prior, values)
         value = value + errors.drift(errors.drifting[:, i, None], errors.drifting)
-        value = value + errors.missed(lengths[:, i, None], lengths)
+        value = value + self._missed(gram, lambda w: w[..., i, None], lambda w: w)
         return Variance(torch.where(self._moving & self._moving[i], value, 0.0), self.df)
 
     def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
@@ -263,7 +283,10 @@ class Noise:
             sampled = estimate.sampled_product(both).double() @ both.double().mT
             return Values(sampled[:, 0, 0], sampled[:, 1, 1], sampled[:, 0, 1])
 
-        value = self._of_form(rows, gram, prior, values) + errors.missed(gram.left, gram.right)
+        value = self._of_form(rows, gram, prior, values)
+        value = value + self._missed(
+            gram, lambda w: (w @ u[..., None].to(w))[..., 0], lambda w: (w @ v[..., None].to(w))[..., 0]
+        )
         if self.features.drift is not None:
             drifts = ((self.features.drift @ w[..., None]).double().square().mean((1, 2)) for w in (u, v))
             value = value + errors.drift(*drifts)
@@ -291,7 +314,17 @@ class Noise:
         # sums over all pairs of products are products of sums, or squared norms
         gram = Gram(total, total, identity.squared_norm.sqrt())
         found = self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values, parallel=False), gram)
-        return found + self.control_errors.of_drift + self.control_errors.of_unseen
+        return found + self.of_missed
+
+    @cached_property
+    def of_missed(self) -> Tensor | float:
+        """The part of E‖Ĥ − H‖²_F that neither more rows of the same kind nor denoising would show, (B,)."""
+        errors, flips = self.control_errors, self.rare_flips
+        if flips.is_zero:
+            return errors.of_drift + errors.of_unseen
+        gram = (self.estimate.identity.product(flips.directions) * flips.directions).sum(-1)
+        rare = flips.of_frobenius(gram, self.estimate.identity.diagonal.sum(-1))
+        return rare + errors.of_drift + errors.of_unseen
 
     @property
     def squared_norm(self) -> Tensor:

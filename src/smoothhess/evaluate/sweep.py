@@ -344,6 +344,7 @@ def _restated(result: Interactions, c: float, shared: Tensor | None) -> Statisti
         total=_times(stats.total, of_hessian),
         known=None if stats.known is None else stats.known.scaled(torch.full((len(stats),), of_hessian)),
         drift=_times(stats.drift, of_odd),
+        rare=None,  # they have other margins at another scale
         drift_norm2=_times(stats.drift_norm2, c**-4),
         even_sum=stats.even_sum * of_gradient,
         gradient=stats.gradient * of_gradient,
@@ -405,6 +406,7 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         total=_less(a.total, b.total),
         known=_known_change(a.known, b.known),
         drift=drift,
+        rare=None,
         drift_norm2=None if drift is None else drift.double().square().sum(-1).mean(-1),
         even_sum=a.even_sum - b.even_sum,
         value_sum=a.value_sum - b.value_sum,

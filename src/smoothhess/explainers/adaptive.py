@@ -28,6 +28,7 @@ from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
 from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
 from smoothhess.explainers.options import Options, seeds_of
+from smoothhess.explainers.recorded_kinks import with_rare_flips
 from smoothhess.explainers.sampler import PRECISION_PASSES, Sampler
 from smoothhess.linalg.memory import GROUPED_ROWS, is_out_of_memory, release
 from smoothhess.model.capacity import Capacity
@@ -134,8 +135,9 @@ class Run:
             sampler = replace(sampler, extra_passes=sampler.extra_passes + PRECISION_PASSES)
         calls = options.n_calls if options.n_calls is not None else options.max_calls / 4
         choice = choose_control(sampler, options.control, self.seeds, calls, options.tau_probes)
+        rows = self.budget.first
         try:
-            result = self._sampled(with_control(sampler, choice), bar, choice.reason)
+            result = self._sampled(with_rare_flips(with_control(sampler, choice), choice, rows), bar, choice.reason)
         except (NoKinksError, OtherPathError) as error:
             if options.control != "auto":
                 raise

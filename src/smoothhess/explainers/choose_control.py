@@ -29,6 +29,8 @@ class Choice:
     control: Control | None
     reason: str = ""  # empty if there is a control variate
     passes: float = 0  # passes per example that the choice took, without those of the closed form
+    kinks: Kinks | None = None  # the frozen model, if it was frozen
+    can_be_frozen: bool = True  # False if freezing the model failed
 
 
 def with_control(sampler: Sampler, choice: Choice) -> Sampler:
@@ -57,7 +59,8 @@ def choose_control(
         price = directions.price(kinks, k)
         total = price + pilot_passes(k)
         if auto and total > PRICE * calls:
-            return Choice(None, f"the closed form would take {total:.0f} passes, more than the budget allows", passes)
+            reason = f"the closed form would take {total:.0f} passes, more than the budget allows"
+            return Choice(None, reason, passes, kinks)
         passes += 1  # one frozen pass at x
         kinks = sampler.share(kinks)
         passes += pilot_passes(k)
@@ -68,13 +71,14 @@ def choose_control(
             chosen = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
             if not len(chosen):
                 least = f"{float(unexplained.min()):.0%} of the gradient's variation"
-                return Choice(None, f"single flips do not explain {least}: not worth {price:.0f} passes", passes)
+                reason = f"single flips do not explain {least}: not worth {price:.0f} passes"
+                return Choice(None, reason, passes, kinks)
         expected = directions.expectation(kinks, sampler.gaussian, chosen)
         weights = pilot.fit(expected, chosen, always=not auto)
-        return Choice(Control.make(kinks, expected, weights, chosen, directions), "", passes)
+        return Choice(Control.make(kinks, expected, weights, chosen, directions), "", passes, kinks)
     except (NoKinksError, OtherPathError) as error:
         if auto:
-            return Choice(None, str(error), passes)
+            return Choice(None, str(error), passes, can_be_frozen=False)
         raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
 
 

@@ -75,6 +75,8 @@ def _warn_few_events(result: Interactions) -> None:
         (count > 0) & (count < FEW_ROWS) & (stats.n_head >= 2 * count.clamp_min(3)) & ~unknown
         for count in (moved, kinked)
     )
+    if stats.rare is not None:  # the error contains the variance of kinks that few rows show
+        few, few_kinks = few & ~stats.rare.complete, few_kinks & ~stats.rare.complete
     few_kinks = few_kinks & stats.has_own_values & is_informative(stats) & ~few
     if result.estimate.no_kinks is not None:  # rows of a smooth function may differ from a quadratic one
         few_kinks = few_kinks & ~result.estimate.no_kinks

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control, Subtraction
 from smoothhess.curvature.one_flip import Kinks
+from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.draws.designs import Design, pilot_stack
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping, probes
@@ -53,6 +54,7 @@ class Sampler:
     grouping: Grouping | None
     unperturbed: Unperturbed
     control: Control | None = None  # subtracted from every row
+    rare: RareFlips | None = None  # neurons that few rows flip, for the errors
     extra_passes: float = CENTRE_PASSES  # passes per example that are not at perturbed inputs
 
     @staticmethod
@@ -77,6 +79,7 @@ class Sampler:
         """Statistics without rows."""
         gradient = self.unperturbed.whitened
         empty = Statistics.empty(self.plan.name, seeds, self.unperturbed.value, gradient)
+        empty = replace(empty, rare=self.rare)
         if self.control is not None and self.control.drift is not None:
             drift = self.control.drift
             empty = replace(empty, drift=drift.to(gradient), drift_norm2=drift.square().sum(-1).mean(-1))
