@@ -5,6 +5,7 @@ and the residual g̃ − W₁z, whose expectation is zero. Sampled is
 
     ∇f − μ W₁z − β (g̃ − W₁z),      and μ W₁ is added back.
 
+From the values, the potentials of these fields are subtracted, and their expectations β v₁ + (μ − β) tr(W₁)/2 added.
 The estimate is unbiased for all weights μ and β that do not depend on the rows; they are fitted to a few separate pairs
 of draws, the pilot. β = 0 needs no frozen passes: W₁ then reduces the variance of partial blocks and is a target for
 shrinkage. In dimensions above CONTROL_LIMIT, W₁ has low rank and is used only as a linear control variate; τ may then
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,6 +110,7 @@ class Control:
             network=self.kinks.network.select(owner) if len(flipping) else None,
             flip=self.flip[owner],
             gradient=None if self.expected.drift is not None else self.expected.gradient[owner],
+            value=None if self.expected.value is None else self.expected.value[owner],
         )
 
     @property
@@ -133,29 +136,38 @@ class Subtraction:
     network: FrozenNetwork | None  # their frozen networks
     flip: Tensor  # (f,) β
     gradient: Tensor | None  # (f, k) Γ₁; None if τ was estimated: Γ₁ would be biased, so even parts are sampled
+    value: Tensor | None  # (f,) v₁
 
-    def left_over(
-        self, gaussian: Gaussian, points: Tensor, z: Tensor, rows: tuple[Tensor, Tensor, Tensor], mirrored: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Odd and (weighted) even part of the residual that is sampled.
-
-        `points` (b, r, *shape) are the points at +z; `rows` are the odd and even part of the whitened gradient,
-        (b, r, k), and the weights of the rows, (1 or b, r).
-        """
-        odd, even, weight = rows
-        odd = odd - self.linear[:, None, None].to(odd) * self.hessian.product(z)
+    def left_over(self, gaussian: Gaussian, points: Tensor, z: Tensor, rows: Sampled, mirrored: bool) -> Sampled:
+        """The residual of the rows that is sampled; `points` (b, r, *shape) are the points at +z."""
+        odd, even, value, weight = rows
+        turned = self.hessian.product(z)
+        linear = self.linear[:, None].to(odd)
+        odd = odd - linear[..., None] * turned
+        trace = self.hessian.diagonal().double().sum(-1, keepdim=True)
+        value = value - linear / 2 * (weight * (z * turned).sum(-1) - trace.to(odd))
         if self.network is None:
-            return odd, even
+            return Sampled(odd, even, value, weight)
         flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
-        there, around = own_flips(self.network, points[flipping], self.owner, mirrored)
-        there, around = (gaussian.pull(f.reshape(flat)) for f in (there, around))
+        found = own_flips(self.network, points[flipping], self.owner, mirrored)
+        there, around = (gaussian.pull(f.reshape(flat)) for f in (found.odd, found.even))
         beta, odd = self.flip[:, None, None].to(odd), odd.clone()
         odd[flipping] -= beta * there
-        if self.gradient is None:
-            return odd, even
-        weight, even = weight if len(weight) == 1 else weight[flipping], even.clone()
-        even[flipping] += beta * (self.gradient[:, None].to(even) - weight[..., None] * around)
-        return odd, even
+        if self.gradient is None or self.value is None:
+            return Sampled(odd, even, value, weight)
+        own, even, value = weight if len(weight) == 1 else weight[flipping], even.clone(), value.clone()
+        even[flipping] += beta * (self.gradient[:, None].to(even) - own[..., None] * around)
+        value[flipping] += (self.flip[:, None] * (self.value[:, None] - own * found.value)).to(value)
+        return Sampled(odd, even, value, weight)
+
+
+class Sampled(NamedTuple):
+    """What is sampled of b examples in each row: the whitened gradient, and the value."""
+
+    odd: Tensor  # (b, r, k)
+    even: Tensor  # (b, r, k) times the weight
+    value: Tensor  # (b, r) even part of f(x + δ) − f(x), times the weight
+    weight: Tensor  # (1 or b, r)
 
 
 def thin_rank(calls: float) -> int:
@@ -196,8 +208,8 @@ class Pilot:
             points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
             _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))
             gradient = gaussian.pull(gradient.reshape(points.shape))
-            there, _ = flips(network, points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
-            found.append((z, (gradient[:, :, 0] - gradient[:, :, 1]) / 2, gaussian.pull(there.flatten(2))))
+            there = flips(network, points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
+            found.append((z, (gradient[:, :, 0] - gradient[:, :, 1]) / 2, gaussian.pull(there.odd.flatten(2))))
         return Pilot(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     @property

@@ -5,12 +5,13 @@ input gradient J_k, and u_k = ∂f/∂(output of neuron k); for a smooth activat
 slopes and sensitivities frozen at x, each term can be averaged over the Gaussian: whitened, with j_k = LᵀJ_k and
 τ_k = |j_k|,
 
-    W₁ = Σ_k u_k E[a''(z_k + τ_k ξ)] j_k j_kᵀ,      Γ₁ = Σ_k u_k (E[a'(z_k + τ_k ξ)] − a'(z_k)) j_k.
+    W₁ = Σ_k u_k E[a''(z_k + τ_k ξ)] j_k j_kᵀ,      Γ₁ = Σ_k u_k (E[a'(z_k + τ_k ξ)] − a'(z_k)) j_k,
+    v₁ = Σ_k u_k (E[a(z_k + τ_k ξ)] − a(z_k)).
 
-They are exactly the Stein expectations of the field g̃(δ) = Σ_k u_k (a'(z_k + J_kδ) − a'(z_k)) J_k. Sampling ∇f − g̃
-instead of ∇f and adding W₁, Γ₁ back is unbiased for every network, and has far less variance if few neurons flip at
-the same time. The frozen network is in `frozen_network`, the field g̃ at given points in `flip_field`; the weights of
-the control variate are fitted in `control_variate`.
+They are exactly the Stein expectations of the field g̃(δ) = Σ_k u_k (a'(z_k + J_kδ) − a'(z_k)) J_k and of its potential.
+Sampling ∇f − g̃ instead of ∇f and adding W₁, Γ₁ back is unbiased for every network, and has far less variance if few
+neurons flip at the same time. The frozen network is in `frozen_network`, the field g̃ at given points in `flip_field`;
+the weights of the control variate are fitted in `control_variate`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.frozen_network import FrozenNetwork, NoKinksError, sum_of_squares
-from smoothhess.curvature.slope_change_moments import moments, second_derivative
+from smoothhess.curvature.slope_change_moments import Moments, moments, second_derivative
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
 from smoothhess.linalg.low_rank import Known
@@ -42,6 +43,7 @@ class Expectation:
     passes: float  # passes per example that it took
     layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call if requested; their sum is W₁
     drift: Tensor | None = None  # (B, R, k) D v for random v, with D the error of W₁ if τ was estimated
+    value: Tensor | None = None  # (B,) v₁, float64; None if W₁ is low-rank
 
     def spread(self, index: Tensor, count: int) -> Expectation:
         """Scatter to `count` examples: these examples are at `index`, and the others are zero."""
@@ -52,7 +54,8 @@ class Expectation:
         factor = None if self.hessian.factor is None else among(self.hessian.factor)
         drift = None if self.drift is None else among(self.drift)
         hessian = Known(among(self.hessian.core), factor)
-        return Expectation(hessian, among(self.gradient), self.passes, tuple(map(among, self.layers)), drift)
+        value = None if self.value is None else among(self.value)
+        return Expectation(hessian, among(self.gradient), self.passes, tuple(map(among, self.layers)), drift, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +115,7 @@ class Kinks:
             parts[0].passes,
             tuple(torch.cat(split, 1)) if split else (),
             None if probes is None else torch.cat([p.drift for p in parts if p.drift is not None]),
+            torch.cat([p.value for p in parts if p.value is not None]),
         )
 
     def _expectation(self, gaussian: Gaussian, owner: Tensor, layers: bool, probes: Tensor | None) -> Expectation:
@@ -125,28 +129,35 @@ class Kinks:
             drift = self._drift(gaussian, owner, [part.mean(1) for part in moved.chunk(DRIFT_PARTS, 1)])
         if self._stored(k):
             j = torch.cat(list(network.columns(gaussian, owner)), 1)  # (b, k, units)
-            bend, lean = self.weights((sum_of_squares(j) if squares is None else squares).sqrt())
+            bend, lean, rise = self.weights((sum_of_squares(j) if squares is None else squares).sqrt())
             weighted = self.curved(j, bend)
+            rise = rise + self._of_maps((j.double() * weighted.double()).sum(1))
             parts = ()
             if layers:
                 parts = tuple(c @ w.mT for c, w in zip(network.per_call(j), network.per_call(weighted), strict=True))
             gradient = (j @ lean[..., None].to(j))[..., 0].double()
-            return Expectation(Known(j @ weighted.mT), gradient, passes, parts, drift)
+            return Expectation(Known(j @ weighted.mT), gradient, passes, parts, drift, rise)
         squares = network.squares(gaussian, owner) if squares is None else squares
-        bend, lean = self.weights(squares.sqrt())
+        bend, lean, rise = self.weights(squares.sqrt())
         count = len(network.bent) if layers else 1
         hessians = network.inputs.new_zeros(count, len(owner), k, k)
         start = 0
         for part in network.columns(gaussian, owner):
             stop = start + part.shape[1]
             weighted = self.curved(part, bend)
+            rise = rise + self._of_maps((part.double() * weighted.double()).sum(1))
             for layer in range(count):
                 chosen = self._only(weighted, layer) if layers else weighted
                 hessians[layer, :, start:stop] = gaussian.pull(network.back(chosen, owner))
             start = stop
         gradient = gaussian.pull(network.back(lean[:, None], owner))[:, 0].double()
         hessians = (hessians + hessians.mT) / 2
-        return Expectation(Known(hessians.sum(0)), gradient, passes, tuple(hessians) if layers else (), drift)
+        return Expectation(Known(hessians.sum(0)), gradient, passes, tuple(hessians) if layers else (), drift, rise)
+
+    def _of_maps(self, curvature: Tensor) -> Tensor:
+        """Half the sum of (b, units) over the neurons of calls that mix their inputs, (b,)."""
+        parts = zip(self.network.calls, self.network.per_call(curvature), strict=True)
+        return sum((part.sum(1) / 2 for call, part in parts if call.kind == "map"), torch.zeros_like(curvature[:, 0]))
 
     def _drift(self, gaussian: Gaussian, owner: Tensor, squares: Sequence[Tensor]) -> Tensor:
         """Deviation of the W₁ of each subset of the probes from their mean, along random vectors, (b, R, k).
@@ -155,7 +166,7 @@ class Kinks:
         """
         k = gaussian.rank(self.network.inputs[0].numel())
         moved = self.network.moves(gaussian, fixed_normal(DRIFT_PROBES, k), owner)
-        bends = torch.stack([self.weights(part.sqrt())[0] for part in squares])
+        bends = torch.stack([self.weights(part.sqrt()).bend for part in squares])
         off = ((bends - bends.mean(0)) / (len(squares) - 1) ** 0.5).to(moved)
         return torch.cat([gaussian.pull(self.network.back(moved * part[:, None], owner)).double() for part in off], 1)
 
@@ -191,7 +202,7 @@ class Kinks:
         else:
             squares = torch.stack([sum_of_squares(network.moves(gaussian, part, owner)) for part in probes.split(step)])
             squares = squares.sum(0) / len(probes)
-        bend, _ = self.weights(squares.sqrt())
+        bend = self.weights(squares.sqrt()).bend
 
         def times(vectors: Tensor) -> Tensor:
             return torch.cat([self._product(gaussian, bend, part, owner)[0] for part in vectors.split(step)])
@@ -210,18 +221,21 @@ class Kinks:
 
     # --- weights of the neurons -----------------------------------------------------------------------------------
 
-    def weights(self, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of j_k j_kᵀ in W₁ and of j_k in Γ₁, (b, units) each; zero for neurons with τ_k = 0."""
+    def weights(self, tau: Tensor) -> Moments:
+        """Weights of j_k j_kᵀ in W₁ and of j_k in Γ₁, (b, units) each, zero for neurons with τ_k = 0; and v₁, (b,).
+
+        v₁ is without the calls that mix their inputs.
+        """
         network = self.network
-        bend, lean = [], []
+        bend, lean, rise = [], [], []
         for call, pre, u, t in zip(network.calls, network.pre, network.sensitivity, network.per_call(tau), strict=True):
             found = None if call.kind == "map" else moments(call, pre, t.reshape(pre.shape))
             if call.kind != "map" and found is None:
                 raise NoKinksError(f"the curvature of a {call.kind} call could not be averaged over this Gaussian")
-            both = (torch.zeros_like(t), torch.zeros_like(t)) if found is None else [f.reshape(t.shape) for f in found]
-            bend.append(both[0] * u.double().reshape(t.shape))
-            lean.append(both[1] * u.double().reshape(t.shape))
-        return torch.cat(bend, 1), torch.cat(lean, 1)
+            all_three = [torch.zeros_like(t)] * 3 if found is None else [f.reshape(t.shape) for f in found]
+            for parts, moment in zip((bend, lean, rise), all_three, strict=True):
+                parts.append(moment * u.double().reshape(t.shape))
+        return Moments(torch.cat(bend, 1), torch.cat(lean, 1), torch.cat(rise, 1).sum(1))
 
     def curved(self, moves: Tensor, bend: Tensor) -> Tensor:
         """Second derivatives of the calls, times u, applied to moves (b, c, units)."""
@@ -254,6 +268,6 @@ class Kinks:
                 gap = (pre.double().reshape(len(pre), -1) - knot).abs()
                 margin = gap / t.clamp_min(torch.finfo(torch.float64).tiny)
                 total += torch.where(t > 0, torch.special.ndtr(-margin), 0.0).sum(1)
-        bend, _ = self.weights(tau)
+        bend = self.weights(tau).bend
         sizes = zip(network.calls, network.per_call(bend.abs() * tau.square()), strict=True)
         return total, torch.stack([part.sum(1) * bool(call.knots) for call, part in sizes]).sum(0)

@@ -22,6 +22,7 @@ from smoothhess.linalg.memory import in_batches
 NEURONS = 16  # neurons of an example that are kept
 PROBES = 32  # random directions that estimate τ of all neurons, in more than twice as many dimensions
 SLACK = 1.3  # factor on an estimated τ, so that no neuron is overlooked
+OFTEN_FLIPPED = 1e-3  # least share of the variance by which neurons are ranked
 SEEN = 8  # expected flips in the rows above which their scatter contains the neuron's variance
 
 
@@ -37,6 +38,13 @@ class RareFlips:
     jump: Tensor  # (B, m) a; 0 where there are fewer neurons
     complete: Tensor  # (B,) bool
 
+    @staticmethod
+    def none(gradient: Tensor) -> RareFlips:
+        """No neuron, for examples with gradients (B, k)."""
+        nothing = gradient.new_zeros(len(gradient), 0, dtype=torch.float64)
+        complete = torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
+        return RareFlips(gradient.new_zeros(len(gradient), 0, gradient.shape[1]), nothing, nothing, complete)
+
     def map(self, linear: Callable[[Tensor], Tensor]) -> RareFlips:
         """In other coordinates."""
         return RareFlips(linear(self.direction), self.margin, self.jump, self.complete)
@@ -48,6 +56,18 @@ class RareFlips:
     def scaled(self, factor: Tensor) -> RareFlips:
         """With jumps times `factor`, (B,)."""
         return RareFlips(self.direction, self.margin, self.jump * factor[:, None].to(self.jump), self.complete)
+
+    def beyond(self, score: Tensor, weight: Tensor) -> Tensor:
+        """Distance of rows with these scores (1 or B, P, k) beyond the kink of each neuron in units of τ, (B, P, m).
+
+        It is 0 where neither x + δ nor x − δ flips the neuron; `direction` must be that of whitened coordinates.
+        """
+        z = score / weight.clamp_min(torch.finfo(weight.dtype).tiny)[..., None]
+        return ((z @ self.direction.mT).abs().double() - self.margin[:, None]).clamp_min(0)
+
+    def flipped(self, score: Tensor, weight: Tensor) -> Tensor:
+        """Rows that flip one of the neurons, (B, P)."""
+        return ((self.beyond(score, weight) > 0) & (self.jump > 0)[:, None]).any(2)
 
     @property
     def _all(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -136,7 +156,8 @@ def _find(everyone: FrozenNetwork, gaussian: Gaussian, rows: int, owner: Tensor)
     neuron, gap, slope = (torch.cat(parts, -1) for parts in zip(*_knots(network), strict=True))
     reach = tau[:, neuron].clamp_min(torch.finfo(torch.float64).tiny)
     margin = gap / reach
-    score = torch.where(tau[:, neuron] > 0, chance(margin) * (slope * reach).square(), 0.0) * unseen_share(margin, rows)
+    share = unseen_share(margin, rows).clamp_min(OFTEN_FLIPPED)
+    score = torch.where(tau[:, neuron] > 0, chance(margin) * (slope * reach).square(), 0.0) * share
     chosen = score.topk(min(NEURONS, score.shape[1]), 1).indices  # (b, m)
     among = neuron[chosen]
     if gradients is not None:

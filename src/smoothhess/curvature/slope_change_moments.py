@@ -1,8 +1,9 @@
-"""The change of slope of one activation call, and its moments under a Gaussian.
+"""The change of slope and value of one activation call, and their moments under a Gaussian.
 
-For a neuron a(z) whose pre-activation changes from z to z + τξ, ξ ~ N(0, 1), the one-flip Hessian needs
+For a neuron a(z) whose pre-activation changes from z to z + τξ, ξ ~ N(0, 1), the one-flip Hessian, gradient and value
+need
 
-    bend = E[a''(z + τξ)] = E[ξ a'(z + τξ)]/τ      and      lean = E[a'(z + τξ)] − a'(z).
+    bend = E[a''(z + τξ)] = E[ξ a'(z + τξ)]/τ,   lean = E[a'(z + τξ)] − a'(z)   and   rise = E[a(z + τξ)] − a(z).
 
 For kinks they have a closed form. For smooth activations they are computed by the trapezoidal rule, which for analytic
 functions under a Gaussian converges faster than any power of its step. Softmax and normalisation layers mix their
@@ -12,6 +13,7 @@ inputs; for them the second derivative at z is used. Sums over neurons are in `o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,24 +43,46 @@ def slope_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
     return _slope(call, moved) - _slope(call, pre)
 
 
-def moments(call: Call, pre: Tensor, tau: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Bend and lean of each neuron in float64, shaped like `pre`; zero where τ = 0. None without convergence."""
+def value_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
+    """a(moved) − a(pre) − a'(pre)(moved − pre) of each neuron; `pre` broadcasts against `moved`."""
+    if call.knots:
+        total = torch.zeros_like(moved)
+        for knot, jump in call.knots:
+            step = (moved - knot).clamp_min(0) - torch.where(pre > knot, moved - knot, 0.0)
+            total = total + step * _lined_up(jump, moved)
+        return total
+    function = call.function
+    assert function is not None
+    return function(moved) - function(pre) - _slope(call, pre) * (moved - pre)
+
+
+class Moments(NamedTuple):
+    """Bend, lean and rise of neurons."""
+
+    bend: Tensor
+    lean: Tensor
+    rise: Tensor
+
+
+def moments(call: Call, pre: Tensor, tau: Tensor) -> Moments | None:
+    """Those of each neuron in float64, shaped like `pre`; zero where τ = 0. None without convergence."""
     z, moves = pre.double(), tau > 0
     spread = torch.where(moves, tau, 1.0)
     if not call.knots:
         found = _quadrature(call, z.flatten(), spread.flatten())
         if found is None:
             return None
-        bend, lean = (m.reshape(z.shape) for m in found)
-        return torch.where(moves, bend, 0.0), torch.where(moves, lean, 0.0)
-    bend, lean = torch.zeros_like(z), torch.zeros_like(z)
+        return Moments(*(torch.where(moves, m.reshape(z.shape), 0.0) for m in found))
+    bend, lean, rise = torch.zeros_like(z), torch.zeros_like(z), torch.zeros_like(z)
     for knot, jump in call.knots:
         jump = _lined_up(jump, z)
         score = (z - knot) / spread
         density = torch.exp(-score.square() / 2) / math.sqrt(2 * math.pi) / spread
         bend = bend + torch.where(moves, jump * density, 0.0)
         lean = lean + torch.where(moves, jump * (torch.special.ndtr(score) - (score > 0).double()), 0.0)
-    return bend, lean
+        beyond = spread * (spread * density - score.abs() * torch.special.ndtr(-score.abs()))
+        rise = rise + torch.where(moves, jump * beyond, 0.0)
+    return Moments(bend, lean, rise)
 
 
 def second_derivative(call: Call, pre: Tensor, sensitivity: Tensor, direction: Tensor) -> Tensor:
@@ -77,23 +101,27 @@ def second_derivative(call: Call, pre: Tensor, sensitivity: Tensor, direction: T
     return turned.detach().reshape(direction.shape)
 
 
-def _quadrature(call: Call, z: Tensor, tau: Tensor) -> tuple[Tensor, Tensor] | None:
-    """E[ξ a'(z + τξ)]/τ and E[a'(z + τξ)] − a'(z) for flat z and τ, or None."""
+def _quadrature(call: Call, z: Tensor, tau: Tensor) -> Moments | None:
+    """The moments for flat z and τ, or None."""
     own, last, intervals = _slope(call, z), None, NODES
+    function = call.function
+    assert function is not None
     size = max(float(own.abs().max()) if len(own) else 0.0, 1e-300)
     while intervals <= MOST_NODES:
         nodes = torch.linspace(-REACH, REACH, intervals + 1, dtype=torch.float64, device=z.device)
         weight = torch.exp(-nodes.square() / 2)
         weight = weight / weight.sum()
-        bend, lean = torch.empty_like(z), torch.empty_like(z)
+        bend, lean, rise = torch.empty_like(z), torch.empty_like(z), torch.empty_like(z)
         step = max(1, CHUNK // len(nodes))
         for part in torch.arange(len(z), device=z.device).split(step):
-            change = _slope(call, z[part, None] + tau[part, None] * nodes) - own[part, None]
+            moved = z[part, None] + tau[part, None] * nodes
+            change = _slope(call, moved) - own[part, None]
             bend[part] = change @ (weight * nodes)
             lean[part] = change @ weight
+            rise[part] = (function(moved) - function(z[part, None])) @ weight
         now = torch.stack([bend, lean])
         if last is not None and float((now - last).abs().max()) <= ACCURACY * size:
-            return bend / tau, lean
+            return Moments(bend / tau, lean, rise)
         last, intervals = now, 2 * intervals
     return None
 

@@ -64,6 +64,8 @@ class ControlErrors:
         least = NOTHING * usual * (1.0 if self.white is not None else self.lengths.sum(-1) / stats.rank)
         seen = (stats.head.odd.double().square().sum(-1) > least[:, None]).sum(1)
         doubt = torch.where(stats.known.is_zero, 0.0, (1 - seen / SEEN).clamp_min(0))
+        if stats.rare is not None:  # single flips are all that there is, and they are subtracted
+            doubt = torch.where(stats.rare.complete, 0.0, doubt)
         return doubt * stats.rank * usual / stats.n.clamp_min(1).square()
 
     @cached_property

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.estimate import fit_quality
+from smoothhess.estimate import effective_draws, fit_quality
 from smoothhess.estimate.grouping import Grouping, probes
 from smoothhess.estimate.once import Once
 from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
@@ -130,10 +130,29 @@ class HessianEstimate:
         if self.denoised is not None:
             more = self.noise.of_missed
             error2, true2 = self.denoised.error2 + more, self.denoised.true2
-            return _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
+            error = _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
+            few = (self.effective_rows < effective_draws.FEW) & (self.effective_rows > 0)
+            if not bool(few.any()):
+                return error
+            # a few draws do not show which part of an estimate is noise
+            return torch.where(few, error.maximum(self._unbiased_error().clamp_max(1)), error)
+        return self._unbiased_error()
+
+    def _unbiased_error(self) -> Tensor:
+        """The relative error of the unbiased estimate, (B,)."""
         variance = self.noise.of_frobenius
         signal = self.noise.squared_norm - variance
         return _ratio(variance, torch.where(fit_quality.zero_score(self.noise) > TOLD_FROM_ZERO, signal, 0.0))
+
+    @cached_property
+    def effective_rows(self) -> Tensor:
+        """Effective number of rows, (B,); see `effective_draws`."""
+        return effective_draws.effective_rows(self.statistics)
+
+    @cached_property
+    def heavy_tails(self) -> Tensor:
+        """Where a few draws carry the estimate, (B,); see `effective_draws`."""
+        return effective_draws.heavy_tails(self.statistics)
 
     @cached_property
     def discontinuous(self) -> Tensor:

@@ -84,11 +84,7 @@ class RareFlipVariance:
         expected = unseen_share(self.flips.margin, n)
         if self.white is None or self.white.rare is None:
             return expected
-        head = self.white.head
-        z = head.score / head.weight.clamp_min(torch.finfo(head.weight.dtype).tiny)[..., None]
-        beyond = ((z @ self.white.rare.direction.mT).abs().double() - self.flips.margin[:, None]).clamp_min(
-            0
-        )  # (B, P, m)
+        beyond = self.white.rare.beyond(self.white.head.score, self.white.head.weight)
         seen = size(beyond).sum(1) / self.white.n_head.clamp_min(1)[:, None]
         lacking = 1 - seen / (2 * self._chance * usual).clamp_min(1e-300)
         return torch.where(expected > 0, lacking.clamp_min(0), 0.0)

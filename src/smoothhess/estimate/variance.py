@@ -30,6 +30,7 @@ from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.unseen_events import UnseenEvents
 
+VALUE_ROUNDING = 4  # assumed rounding error of a value, in units in the last place
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # sign bootstraps for the operator norm, and the replicates that they need
 
 
@@ -160,7 +161,14 @@ class Noise:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
             exact = exact * self.features.has_own_values[:, None]
         found = self.of_mean(self.features.head.value_even, exact)
-        return Variance(found.value + self.rare_flips.of_value(), found.df)
+        missed = self.rare_flips.of_value() + (VALUE_ROUNDING * self._precision * self.features.value.double()).square()
+        if self.control_errors.unseen is not None:  # an event of average size with probability 1/n
+            missed = missed + self.control_errors.unseen / self.features.rank
+        return Variance(found.value + missed, found.df)
+
+    @property
+    def _precision(self) -> float:
+        return torch.finfo(self.features.gradient.dtype).eps
 
     def of_gradient(self) -> Variance:
         """Variance of the smoothed gradient, (B, d)."""

@@ -39,6 +39,7 @@ from smoothhess.result.interactions import Interactions
 FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per feature if these are fewer
 LEAST_ROWS = 32  # minimum rows for the stopping rule
 LEAST_DF = 8  # with fewer degrees of freedom than this a smaller error is required
+LEAST_EFFECTIVE = 10  # minimum effective rows for the stopping rule
 LEAST_UNITS = 40  # minimum independent replicates if the variance is estimated from them only
 EXACT = 1e-6  # relative error below which the estimate is exact up to rounding
 UNMOVED_ROWS = 512  # rows after which a run stops if no gradient shows a kink
@@ -308,7 +309,7 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
     scrambled = estimate.statistics.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
-    enough = (rows >= LEAST_ROWS) & (noise.df >= least)
+    enough = (rows >= LEAST_ROWS) & (noise.df >= least) & (estimate.effective_rows >= LEAST_EFFECTIVE)
     if not only_units:  # with few degrees of freedom a smaller error is required
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
     # few rows may miss a kink, or everything that the control variate does not model

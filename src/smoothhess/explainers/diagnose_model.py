@@ -241,7 +241,7 @@ def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tupl
         frozen = network.select(owner)
         part = Kinks(frozen)
         tau = sum(frozen.moves(gaussian, v, owner).double().square().sum(1) for v in rows.split(batch_size)) ** 0.5
-        bend, _ = part.weights(tau)
+        bend = part.weights(tau).bend
         total = torch.zeros(len(network.bent), dtype=torch.float64, device=z.device)
         for v in z[:n_probes].split(batch_size):
             bent = part.curved(frozen.moves(gaussian, v, owner), bend)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import OtherPathError, record
 from smoothhess.curvature.frozen_network import FrozenNetwork, NoKinksError, intercepted
-from smoothhess.curvature.rare_flips import find_rare_flips, price
+from smoothhess.curvature.rare_flips import RareFlips, find_rare_flips, price
 from smoothhess.curvature.unknown_operations import KINKED, SMOOTH, unknown_operations
 from smoothhess.draws.designs import tau_rows
 from smoothhess.explainers.choose_control import Choice, frozen_model
@@ -28,30 +28,30 @@ CHECK_PASSES = 3  # one for the operations, and two frozen and two recorded forw
 def with_rare_flips(sampler: Sampler, choice: Choice, rows: int) -> Sampler:
     """The sampler with the neurons of which `rows` rows are expected to show too little; it counts their passes.
 
-    Flips that a control variate subtracts are not counted, and models that cannot be frozen have none.
+    Flips that a control variate subtracts are left out; models that cannot be frozen have none.
     """
     if sampler.oracle.precision != "float32" or not choice.can_be_frozen:
         return sampler
-    control = sampler.control
-    if control is not None and bool((control.flip != 0).all()):
-        return sampler
-    passes = 0.0 if choice.kinks is not None else 1.0
+    control, passes = sampler.control, 0.0 if choice.kinks is not None else 1.0
+    subtracted = torch.zeros(len(sampler.inputs), dtype=torch.bool, device=sampler.inputs.device)
+    if control is not None and control.drift is None:
+        subtracted = control.flip != 0
     try:
         kinks = frozen_model(sampler) if choice.kinks is None else choice.kinks
         network = kinks.network
         if not any(call.knots for call in network.calls):
             return replace(sampler, extra_passes=sampler.extra_passes + passes)
-        found = find_rare_flips(network, sampler.gaussian, rows)
-        found = replace(found, complete=_are_all_known(sampler, network))
+        found = RareFlips.none(sampler.unperturbed.whitened)
+        if not bool(subtracted.all()):
+            found = find_rare_flips(network, sampler.gaussian, rows).scaled((~subtracted).double())
+            passes += price(sampler.rank)
+        found = replace(found, complete=_all_kinks_are_known(sampler, network))
     except (NoKinksError, OtherPathError):
         return replace(sampler, extra_passes=sampler.extra_passes + passes)
-    if control is not None:
-        found = found.scaled((control.flip == 0).to(found.jump))
-    passes += price(sampler.rank) + CHECK_PASSES
-    return replace(sampler, rare=found, extra_passes=sampler.extra_passes + passes)
+    return replace(sampler, rare=found, extra_passes=sampler.extra_passes + passes + CHECK_PASSES)
 
 
-def _are_all_known(sampler: Sampler, network: FrozenNetwork) -> Tensor:
+def _all_kinks_are_known(sampler: Sampler, network: FrozenNetwork) -> Tensor:
     """Where all kinks are recorded and none depends on another, (B,): margins of the frozen network are then exact."""
     oracle, inputs, owner = sampler.oracle, sampler.inputs, network.everyone
     no = torch.zeros_like(owner, dtype=torch.bool)

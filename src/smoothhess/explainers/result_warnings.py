@@ -97,6 +97,16 @@ def _warn_few_events(result: Interactions) -> None:
             FewEventsWarning,
             stacklevel=4,
         )
+    heavy = result.heavy_tails & ~few & ~few_kinks & ~unknown & ~jumping
+    if heavy.any():
+        n_eff, rows = float(result.n_eff[heavy].min()), int(stats.n[heavy].max())
+        warnings.warn(
+            f"a few draws carry the estimate of {int(heavy.sum())} of {len(result)} example(s): the effective number "
+            f"of draws is {n_eff:.1f} of {rows}. Its standard errors are unreliable. Explain a logit instead of a "
+            "probability or a loss, or use a larger sigma or more calls.",
+            FewEventsWarning,
+            stacklevel=4,
+        )
     if unknown.any():
         rows = int(result.n_calls[unknown].max())
         what = "changed" if bool(result.noise.unmoved[unknown].all()) else "differs from that of a quadratic function"

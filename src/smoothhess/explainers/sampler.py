@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.curvature.activation_hooks import OtherPathError
-from smoothhess.curvature.control_variate import Control, Subtraction
+from smoothhess.curvature.control_variate import Control, Sampled, Subtraction
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.draws.designs import Design, pilot_stack
@@ -210,12 +210,11 @@ class Sampler:
         stein = weight[..., None] * stein_rows(z, value - own_value[..., None], turned, even, own_gradient)
         size = self._rounded_size(index, value, own_value, energy, delta)
         rounding = weight[..., None] * rounding_rows(z, size, own_gradient)
-        even = weight[..., None] * even
+        sampled = Sampled(odd, weight[..., None] * even, weight * (value.mean(2) - own_value), weight)
         if subtraction is not None:  # sample the residual
             there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
-            parts = odd, even, weight
             try:
-                odd, even = subtraction.left_over(self.gaussian, there, z, parts, self.plan.mirrored)
+                sampled = subtraction.left_over(self.gaussian, there, z, sampled, self.plan.mirrored)
             except OtherPathError as error:
                 raise OtherPathError(
                     f"the model takes another path for larger batches: {error} Pass control=None."
@@ -223,11 +222,11 @@ class Sampler:
         return Rows(
             weight=weight,
             score=score,
-            odd=odd,
-            even=even,
-            value_even=weight * (value.mean(2) - own_value),
+            odd=sampled.odd,
+            even=sampled.even,
+            value_even=sampled.value,
             energy=weight * energy,
-            **own_slopes(score, odd, weight, self.rank),
+            **own_slopes(score, sampled.odd, weight, self.rank),
             stein=moments(stein, rounding),
         )
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import find_design
+from smoothhess.estimate.effective_draws import row_tail_index
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate, refuse_dense
 from smoothhess.estimate.statistics import Statistics
@@ -88,6 +89,28 @@ class SampledResult(Result):
         does not vary, and for group sums that were streamed with feature_mask, which do not keep the variation.
         """
         return self.estimate.r2
+
+    @property
+    def n_eff(self) -> Tensor:
+        """Effective number of draws that carry the estimate, (B,): (Σe)²/Σe² of the rows' squared gradient changes e.
+
+        A row is one call, or a pair of calls at x ± δ. A small share of all rows, below a tenth, means that a few
+        draws carry the estimate, as in a saturated output: its standard errors are unreliable.
+        """
+        return self.estimate.effective_rows.to(self.dtype)
+
+    @property
+    def tail_index(self) -> Tensor:
+        """Pareto tail index k̂ of the gradient changes, (B,); NaN with fewer than 25 rows.
+
+        Above 0.7 the largest changes decide the estimate, and more draws may find larger ones.
+        """
+        return row_tail_index(self.statistics).to(self.dtype)
+
+    @property
+    def heavy_tails(self) -> Tensor:
+        """Where `n_eff` or `tail_index` say that a few draws carry the estimate, (B,)."""
+        return self.estimate.heavy_tails
 
     @property
     def stein_z(self) -> Tensor:

@@ -23,13 +23,14 @@ def sampled_table(result: Any) -> str:
         f"Interactions of {_size(result)}, {result.gaussian_text}, {result.design} design"
         f"{'' if result.control is None else f', control {result.control}'}{', denoised' if result.shrink else ''}"
         f"{'' if result.unbiased else ', biased'}{_precision(result)}, seed {result.seed}",
-        "  example      f(x)  smoothed value       rel. error      R²    calls  stopped by",
+        "  example      f(x)  smoothed value       rel. error      R²    calls   n_eff  stopped by",
     ]
     for i in range(min(len(result), MOST_EXAMPLES)):
         value = f"{float(result.value[i]):.4g} ± {float(result.value_stderr[i]):.1g}"
         lines.append(
             f"  {i:7d}  {float(result.output[i]):8.4g}  {value:<20} {float(result.relative_error[i]):9.3g}  "
-            f"{float(result.r2[i]):6.3f}  {int(result.n_calls[i]):7d}  {result.status[i]}"
+            f"{float(result.r2[i]):6.3f}  {int(result.n_calls[i]):7d}  {float(result.n_eff[i]):6.1f}  "
+            f"{result.status[i]}"
         )
     return "\n".join([*lines, *_rest(result)])
 

@@ -57,7 +57,8 @@ def quality(result: Interactions) -> str:
     own, r2 = float(result.unshrunk().relative_error[0]), float(result.r2[0])
     denoised = f" (denoised matrix: {_share(float(result.relative_error[0]))})" if result.shrink else ""
     explained = "" if r2 != r2 else f", R² {r2:.2f}"
-    return f"relative error {_share(own)}{denoised}{explained}, {int(result.n_calls[0])} calls"
+    effective = f"{float(result.n_eff[0]):.0f} effective draws of {int(result.statistics.n[0])}"
+    return f"relative error {_share(own)}{denoised}{explained}, {int(result.n_calls[0])} calls, {effective}"
 
 
 def _share(error: float) -> str:

@@ -225,7 +225,8 @@ class SharedKinks(Kinks):
             torch.cat([p.gradient for p in parts]),
             passes,
             (),
-            None if parts[0].drift is None else torch.cat([p.drift for p in parts if p.drift is not None]),
+            _joined([p.drift for p in parts]),
+            _joined([p.value for p in parts]),
         )
 
 
@@ -325,12 +326,18 @@ def _part(index: Tensor, processes: Processes) -> Tensor:
 
 def _tensors(expected: Expectation) -> dict[str, Tensor]:
     own = {**expected.hessian.tensors(), "gradient": expected.gradient}
-    return own if expected.drift is None else {**own, "drift": expected.drift}
+    others = {"drift": expected.drift, "value": expected.value}
+    return own | {name: t for name, t in others.items() if t is not None}
 
 
 def _expectation(tensors: Mapping[str, Tensor], passes: float) -> Expectation:
     known = Known(tensors["known"], tensors.get("known.factor"))
-    return Expectation(known, tensors["gradient"], passes, (), tensors.get("drift"))
+    return Expectation(known, tensors["gradient"], passes, (), tensors.get("drift"), tensors.get("value"))
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    return torch.cat(given) if given else None
 
 
 def _packed(result: Interactions) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -28,7 +28,7 @@ class Reading(NamedTuple):
 
 def readings(one: Result) -> list[Reading]:
     """Return the quality figures of a result of one example."""
-    return [_error(one), _r2(one), _calls(one), _self_check(one)]
+    return [_error(one), _r2(one), _calls(one), *_effective(one), _self_check(one)]
 
 
 def _error(one: Result) -> Reading:
@@ -94,6 +94,18 @@ def _calls(one: Result) -> Reading:
     if one.shrink and one.status[0] in ("tolerance", "budget"):
         meaning += " The requested precision is that of the denoised matrix."
     return Reading("Calls", figure, level, verdict, meaning)
+
+
+def _effective(one: Result) -> list[Reading]:
+    """Rate the effective number of draws of a sampled result."""
+    if not isinstance(one, SampledResult):
+        return []
+    meaning = "Number of equal draws that would carry the estimate as evenly as the draws did."
+    figure = f"{float(one.n_eff[0]):.0f} of {int(one.statistics.n[0])}"
+    if not bool(one.heavy_tails[0]):
+        return [Reading("Effective draws", figure, "good", "no single draw decides", meaning)]
+    meaning += " Standard errors are unreliable. Explain a logit, or use a larger σ or more calls."
+    return [Reading("Effective draws", figure, "poor", "a few draws decide", meaning)]
 
 
 def _self_check(one: Result) -> Reading:

@@ -1,0 +1,106 @@
+"""How many draws carry an estimate: the effective number of rows, and the tail index of their contributions.
+
+The contribution of a row is e = w |∇f(x + δ) − ∇f(x)|², of the model itself and not of the residual of a control
+variate. n_eff = (Σe)²/Σe² is the number of equal rows that would have the same spread; it is small if a few draws carry
+the estimate. The tail index k̂ of √e is that of a generalised Pareto distribution fitted to the largest rows (Zhang &
+Stephens 2009), with the weak prior and the limit .7 of Pareto-smoothed importance sampling (Vehtari et al. 2024): above
+it the scatter of the rows does not estimate their variance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from smoothhess.estimate.statistics import Statistics
+
+HEAVY = 0.7  # tail index above which standard errors are unreliable
+FEW = 5  # effective rows below which the estimate rests on single draws
+FEW_SHARE, HEAVY_SHARE = 0.1, 0.3  # shares of effective rows below which tails are heavy: always, or if k̂ > HEAVY
+ENOUGH = 100  # effective rows above which tails are not heavy
+LEAST_ROWS = 20  # rows below which nothing is said about tails
+LEAST_TAIL = 5  # rows in the tail that a fit needs
+PRIOR_ROWS, PRIOR_INDEX = 10, 0.5  # weight and value of the prior of the tail index
+
+
+def contributions(stats: Statistics) -> Tensor:
+    """e of the rows of the head, (B, P) float64."""
+    return stats.head.energy.double()
+
+
+def effective_number(parts: Tensor) -> Tensor:
+    """(Σe)²/Σe² over dimension 1, (B, …); 0 where all are zero.
+
+    >>> effective_number(torch.tensor([[1.0, 1.0, 1.0, 0.0], [9.0, 0.0, 0.0, 0.0]]))
+    tensor([3., 1.])
+    """
+    scaled = parts / parts.amax(1, keepdim=True).clamp_min(1e-300)  # squares could underflow
+    return scaled.sum(1).square() / scaled.square().sum(1).clamp_min(1e-300)
+
+
+def effective_rows(stats: Statistics) -> Tensor:
+    """n_eff of all rows, (B,): that of the head in proportion to the number of rows."""
+    return effective_number(contributions(stats)) * stats.n / stats.n_head.clamp_min(1)
+
+
+def bounded_df(stats: Statistics, df: Tensor) -> Tensor:
+    """Degrees of freedom (B,), at most n_eff − 1, but at least 1 where they were."""
+    number = effective_rows(stats)
+    return torch.where(number > 0, torch.minimum(df, (number - 1).clamp_min(1)), df)
+
+
+def heavy_tails(stats: Statistics) -> Tensor:
+    """Where a few draws carry the estimate, so that standard errors are unreliable, (B,)."""
+    if stats.rare is not None and stats.k == stats.rank:
+        # the variance of neurons that few rows flip is computed, where all of them are known
+        computed = stats.rare.flipped(stats.head.score, stats.head.weight) & stats.rare.complete[:, None]
+        stats = replace(stats, head=replace(stats.head, energy=stats.head.energy.masked_fill(computed, 0.0)))
+    number, index = effective_rows(stats), row_tail_index(stats)
+    share = number / stats.n.clamp_min(1)
+    few = (share < FEW_SHARE) | (number < FEW) | ((index > HEAVY) & (share < HEAVY_SHARE))
+    return few & (number > 0) & (number < ENOUGH) & (stats.n_head >= LEAST_ROWS)
+
+
+def row_tail_index(stats: Statistics) -> Tensor:
+    """k̂ of the rows, (B,); NaN if these are too few."""
+    return tail_index(contributions(stats).sqrt(), stats.n_head)
+
+
+def tail_index(sizes: Tensor, rows: Tensor) -> Tensor:
+    """k̂ of the first `rows` (B,) of (B, P) sizes, (B,); NaN where fewer than LEAST_TAIL rows are in the tail.
+
+    >>> uniform = (torch.arange(1, 1001) - 0.5)[None].double() / 1000
+    >>> heavy, light = uniform ** -1.0, uniform
+    >>> bool(tail_index(heavy, torch.tensor([1000])) > 0.8), bool(tail_index(light, torch.tensor([1000])) < 0)
+    (True, True)
+    """
+    found = torch.full_like(sizes[:, 0], torch.nan) if sizes.shape[1] else sizes.new_full((len(sizes),), torch.nan)
+    for n in rows.unique().tolist():
+        tail = min(n // 5, int(3 * n**0.5))
+        if tail < LEAST_TAIL:
+            continue
+        index = torch.nonzero(rows == n).reshape(-1)
+        largest = sizes[index, :n].topk(tail + 1, 1).values
+        beyond = largest[:, :-1] - largest[:, -1:]
+        usable = beyond[:, LEAST_TAIL - 1] > 0
+        found[index[usable]] = _pareto_shape(beyond[usable].flip(1))
+    return found
+
+
+def _pareto_shape(x: Tensor) -> Tensor:
+    """Shape of a generalised Pareto distribution for ascending exceedances (B, M), (B,)."""
+    m = x.shape[1]
+    x = x / x[:, -1:]
+    count = 30 + int(m**0.5)
+    step = torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
+    quarter = x[:, max(int(m / 4 + 0.5) - 1, 0), None].clamp_min(1e-9)
+    theta = 1 + (1 - (count / (step - 0.5)).sqrt()) / (3 * quarter)  # (B, count), relative to 1/x_max
+    theta = torch.where(theta.abs() < 1e-12, 1e-12, theta)
+    shape = torch.log1p(-(theta[..., None] * x[:, None]).clamp_max(1 - 1e-9)).mean(-1)
+    likelihood = m * (torch.log((-theta / shape).clamp_min(1e-300)) - shape - 1)
+    weight = torch.softmax(likelihood, 1)
+    posterior = (weight * theta).sum(1, keepdim=True)
+    found = torch.log1p(-(posterior * x).clamp_max(1 - 1e-9)).mean(1)
+    return (m * found + PRIOR_ROWS * PRIOR_INDEX) / (m + PRIOR_ROWS)
