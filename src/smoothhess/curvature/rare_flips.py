@@ -126,13 +126,13 @@ def price(k: int) -> float:
     return k / 2 if k <= 2 * PROBES else PROBES / 2 + NEURONS
 
 
-def find_rare_flips(network: FrozenNetwork, gaussian: Gaussian, rows: int) -> RareFlips:
-    """The neurons that carry most of the variance that `rows` ± pairs of draws are expected to lack."""
+def find_rare_flips(network: FrozenNetwork, gaussian: Gaussian) -> RareFlips:
+    """The neurons that carry most of the variance that a block of ± pairs of draws is expected to lack."""
     oracle = network.oracle
     at_once = NEURONS if gaussian.rank(network.inputs[0].numel()) > 2 * PROBES else 1
     parts = [
         *in_batches(
-            lambda examples: _find(network, gaussian, rows, network.everyone[examples]),
+            lambda examples: _find(network, gaussian, network.everyone[examples]),
             len(network.inputs),
             lambda _: max(1, oracle.batch_size // at_once),
             lambda n: oracle.take_fewer(n * at_once, least=at_once),
@@ -143,7 +143,7 @@ def find_rare_flips(network: FrozenNetwork, gaussian: Gaussian, rows: int) -> Ra
     return found
 
 
-def _find(everyone: FrozenNetwork, gaussian: Gaussian, rows: int, owner: Tensor) -> RareFlips:
+def _find(everyone: FrozenNetwork, gaussian: Gaussian, owner: Tensor) -> RareFlips:
     network = everyone.select(owner)
     k = gaussian.rank(network.inputs[0].numel())
     gradients = None
@@ -156,7 +156,7 @@ def _find(everyone: FrozenNetwork, gaussian: Gaussian, rows: int, owner: Tensor)
     neuron, gap, slope = (torch.cat(parts, -1) for parts in zip(*_knots(network), strict=True))
     reach = tau[:, neuron].clamp_min(torch.finfo(torch.float64).tiny)
     margin = gap / reach
-    share = unseen_share(margin, rows).clamp_min(OFTEN_FLIPPED)
+    share = unseen_share(margin, k).clamp_min(OFTEN_FLIPPED)
     score = torch.where(tau[:, neuron] > 0, chance(margin) * (slope * reach).square(), 0.0) * share
     chosen = score.topk(min(NEURONS, score.shape[1]), 1).indices  # (b, m)
     among = neuron[chosen]

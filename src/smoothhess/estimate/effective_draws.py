@@ -18,8 +18,9 @@ from smoothhess.estimate.statistics import Statistics
 
 HEAVY = 0.7  # tail index above which standard errors are unreliable
 FEW = 5  # effective rows below which the estimate rests on single draws
-FEW_SHARE, HEAVY_SHARE = 0.1, 0.3  # shares of effective rows below which tails are heavy: always, or if k̂ > HEAVY
+FEW_SHARE = 0.1  # share of effective rows below which tails are heavy
 ENOUGH = 100  # effective rows above which tails are not heavy
+HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
 LEAST_ROWS = 20  # rows below which nothing is said about tails
 LEAST_TAIL = 5  # rows in the tail that a fit needs
 PRIOR_ROWS, PRIOR_INDEX = 10, 0.5  # weight and value of the prior of the tail index
@@ -59,7 +60,7 @@ def heavy_tails(stats: Statistics) -> Tensor:
         stats = replace(stats, head=replace(stats.head, energy=stats.head.energy.masked_fill(computed, 0.0)))
     number, index = effective_rows(stats), row_tail_index(stats)
     share = number / stats.n.clamp_min(1)
-    few = (share < FEW_SHARE) | (number < FEW) | ((index > HEAVY) & (share < HEAVY_SHARE))
+    few = (share < FEW_SHARE) | (number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))
     return few & (number > 0) & (number < ENOUGH) & (stats.n_head >= LEAST_ROWS)
 
 

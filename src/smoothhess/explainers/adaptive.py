@@ -136,9 +136,8 @@ class Run:
             sampler = replace(sampler, extra_passes=sampler.extra_passes + PRECISION_PASSES)
         calls = options.n_calls if options.n_calls is not None else options.max_calls / 4
         choice = choose_control(sampler, options.control, self.seeds, calls, options.tau_probes)
-        rows = self.budget.first
         try:
-            result = self._sampled(with_rare_flips(with_control(sampler, choice), choice, rows), bar, choice.reason)
+            result = self._sampled(with_rare_flips(with_control(sampler, choice), choice), bar, choice.reason)
         except (NoKinksError, OtherPathError) as error:
             if options.control != "auto":
                 raise

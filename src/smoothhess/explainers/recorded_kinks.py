@@ -25,8 +25,8 @@ AFFINE = 1e-3  # deviation of a pre-activation from the frozen one, relative to 
 CHECK_PASSES = 3  # one for the operations, and two frozen and two recorded forward passes
 
 
-def with_rare_flips(sampler: Sampler, choice: Choice, rows: int) -> Sampler:
-    """The sampler with the neurons of which `rows` rows are expected to show too little; it counts their passes.
+def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
+    """The sampler with the neurons of which a block of rows is expected to show too little; it counts their passes.
 
     Flips that a control variate subtracts are left out; models that cannot be frozen have none.
     """
@@ -43,7 +43,7 @@ def with_rare_flips(sampler: Sampler, choice: Choice, rows: int) -> Sampler:
             return replace(sampler, extra_passes=sampler.extra_passes + passes)
         found = RareFlips.none(sampler.unperturbed.whitened)
         if not bool(subtracted.all()):
-            found = find_rare_flips(network, sampler.gaussian, rows).scaled((~subtracted).double())
+            found = find_rare_flips(network, sampler.gaussian).scaled((~subtracted).double())
             passes += price(sampler.rank)
         found = replace(found, complete=_all_kinks_are_known(sampler, network))
     except (NoKinksError, OtherPathError):
