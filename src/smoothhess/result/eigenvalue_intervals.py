@@ -34,11 +34,10 @@ def cross_fitted(estimate: HessianEstimate, values: Tensor) -> Estimate:
     solver, positive = Solver.of(unbiased, values.shape[1]), values >= 0
     found = _at(solver, SymmetricOperator(whole.product, whole.dense), positive)
     first, second = (_at(solver, half, positive) for half in (halves.first, halves.second))
-    optimism = (
-        first.values - _forms(halves.first, second.vectors) + second.values - _forms(halves.second, first.vectors)
-    )
+    over_first = first.values - _forms(halves.first, second.vectors)
+    over_second = second.values - _forms(halves.second, first.vectors)
     share = halves.share[:, None].to(values)
-    bias = share * (1 - share) * optimism / 2
+    bias = share * (1 - share) * (over_first + over_second) / 2
     variance = torch.stack([noise.of_bilinear(v, v).value for v in found.vectors.unbind(1)], 1)
     # The bias is known less well than the noise, most of all where it is large: it is counted as an error itself.
     stderr = (variance + bias.double().square()).sqrt().to(values)
