@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -93,7 +94,7 @@ def share(ends: tuple[Tensor, Tensor], truth: Tensor) -> Tensor:
     return ((ends[0] <= truth) & (truth <= ends[1])).double().mean(0)
 
 
-def pairs_covered(result: sh.Interactions, truth: Tensor, selection: str) -> float:
+def pairs_covered(result: sh.Interactions, truth: Tensor, selection: Literal["all", "split"]) -> float:
     """Share of the intervals of the reported pairs that hold the truth."""
     found = [p for pairs in result.top_pairs(PAIRS, selection=selection) for p in pairs]
     return sum(p.low <= float(truth[p.i, p.j]) <= p.high for p in found) / len(found)

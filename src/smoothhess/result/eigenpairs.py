@@ -37,7 +37,7 @@ class Eigenpairs:
     this. They describe the eigenvalues of the true H, not the curvature along `vectors`.
 
     >>> from smoothhess import SmoothHess
-    >>> f = lambda x: x.relu().sum(1).square()
+    >>> f = lambda x: x.cos().prod(1)
     >>> pairs = SmoothHess(f).attribute(torch.zeros(1, 6).double(), sigma=0.5, n_calls=96).eigh(1)
     >>> values, vectors = pairs
     >>> low, high = pairs.interval()
@@ -48,7 +48,7 @@ class Eigenpairs:
     values: Tensor  # (B, k)
     vectors: Tensor  # (B, k, *feature shape)
     compute_estimate: Callable[[], Estimate] | None = None  # for modules of this package
-    note: str = ""  # why standard errors are NaN
+    note: str = ""  # why standard errors are NaN, where the error of H itself is known
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.values, self.vectors))
