@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.memory import ByteLimit
 from smoothhess.result import pairs
-from smoothhess.result.pairs import _largest, _least_from, _q_values, benjamini_hochberg, strongest_pairs
+from smoothhess.result.pairs import Entries, _largest, _least_from, _q_values, benjamini_hochberg, strongest_pairs
 
 
 def estimates(batch=5, d=9, seed=0):
@@ -23,12 +24,12 @@ def test_examples_do_not_see_each_other(monkeypatch, few, room):
     """With tables of p-values and without, all at once and one by one."""
     hessian, variance, df, scales = estimates()
     alone = [
-        strongest_pairs(h, h, v, n, s, 6, 0.1, 0.9)
+        strongest_pairs(Entries(h, Variance(v, n), h), s, 6, 0.1, 0.9)
         for h, v, n, s in zip(*(t.split(1) for t in (hessian, variance, df, scales)), strict=True)
     ]
     monkeypatch.setattr(pairs, "FEW_PAIRS", few)
     monkeypatch.setattr(pairs, "EXAMPLE_MATRICES", ByteLimit(room))
-    (together,) = strongest_pairs(hessian, hessian, variance, df, scales, 6, 0.1, 0.9)
+    (together,) = strongest_pairs(Entries(hessian, Variance(variance, df), hessian), scales, 6, 0.1, 0.9)
     for b, (own,) in enumerate(alone):
         for name, column in together._asdict().items():
             torch.testing.assert_close(column[b], getattr(own, name)[0], rtol=1e-7, atol=0)
@@ -37,7 +38,7 @@ def test_examples_do_not_see_each_other(monkeypatch, few, room):
 def test_examples_with_other_frozen_features_have_columns_of_their_own():
     hessian, variance, df, scales = estimates()
     scales[2:4, 0] = 0
-    parts = strongest_pairs(hessian, hessian, variance, df, scales, 100, 0.1, 0.9)
+    parts = strongest_pairs(Entries(hessian, Variance(variance, df), hessian), scales, 100, 0.1, 0.9)
     assert [p.i.shape for p in parts] == [(2, 36), (2, 28), (1, 36)]
     assert not bool((parts[1].i == 0).any())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from smoothhess.result import combine, eigenpairs, files, text
 from smoothhess.result.derivatives import INSTEAD, Derivatives, Operator
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.files import Parts
+from smoothhess.result.intervals import Estimate
 from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor, surrogate
 
@@ -176,9 +178,15 @@ class StoredResult(Result):
         """The k eigenpairs of H with the largest |λ|, as `Result.eigh`; from an operator, by products only."""
         k = eigenpairs.check_count(k, self.shape[1])
         if isinstance(self.derivatives.form, Tensor):
-            return eigenpairs.of_matrix(self.hessian, k).shaped(self.feature_shape)
-        found = leading_eigenpairs(self.derivatives.product, self.derivatives.gradient, k)
-        return Eigenpairs(*found).shaped(self.feature_shape)
+            found = eigenpairs.of_matrix(self.hessian, k)
+        else:
+            found = Eigenpairs(*leading_eigenpairs(self.derivatives.product, self.derivatives.gradient, k))
+        return replace(found, compute_estimate=partial(self._certain, found.values)).shaped(self.feature_shape)
+
+    def _certain(self, values: Tensor) -> Estimate:
+        """Numbers (B, k) of this Hessian, whose error is zero, or infinite if it was computed from a sampled one."""
+        variance = self.noise.of_diagonal()
+        return Estimate(values, variance.value[:, :1].sqrt().expand_as(values).to(values), variance.df)
 
     def grouped(self, grouping: Grouping) -> Self:
         """As `groups`, for a `Grouping` that was validated before; one product per group, no d × d matrix."""

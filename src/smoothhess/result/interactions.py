@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
@@ -17,12 +18,15 @@ from torch import Tensor
 from smoothhess.draws.designs import find_design
 from smoothhess.estimate.effective_draws import row_tail_index
 from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.halves import Halves
 from smoothhess.estimate.hessian_estimate import HessianEstimate, refuse_dense
 from smoothhess.estimate.statistics import Statistics
-from smoothhess.estimate.variance import Noise
+from smoothhess.estimate.variance import Noise, Variance
 from smoothhess.result import combine, eigenpairs, files, text
 from smoothhess.result.eigenpairs import Eigenpairs
+from smoothhess.result.eigenvalue_intervals import cross_fitted
 from smoothhess.result.files import Parts
+from smoothhess.result.pairs import Entries
 from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor, surrogate
 
@@ -133,7 +137,22 @@ class SampledResult(Result):
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k eigenpairs of H with the largest |λ|, as `Result.eigh`."""
         found = eigenpairs.of_estimate(self.estimate, eigenpairs.check_count(k, self.shape[1]))
-        return found.shaped(self.feature_shape)
+        errors = partial(cross_fitted, self.estimate, found.values)
+        note = Halves(self.estimate.unbiased).reason
+        return replace(found, compute_estimate=errors, note=note).shaped(self.feature_shape)
+
+    def split_entries(self) -> Entries:
+        """Entries for pairs that are chosen and measured with different draws; for modules of this package."""
+        halves, variance = Halves(self.estimate.unbiased), self.noise.of_entries()
+        if halves.reason:
+            raise ValueError(f'selection="split" needs two halves of the draws: {halves.reason}')
+        if not bool(halves.share_control.all()):
+            raise ValueError(
+                'selection="split" needs the same control variate in all draws, and this result was merged from '
+                "several runs. Pass one of them, or make one run with all calls (SmoothHess.more)."
+            )
+        each = variance.value / (1 - halves.share)[:, None, None]  # a mean over fewer rows
+        return Entries(halves.second.dense(), Variance(each, variance.df), halves.first.dense(), True)
 
     def taylor(self, order: int = 2) -> Taylor:
         """The surrogate f(x₀) + Gᵀδ + ½δᵀHδ.

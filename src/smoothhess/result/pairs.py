@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
+from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
 
 
@@ -60,13 +61,22 @@ STRETCH = 512  # pairs per part of a row in `_least_from`
 FEW_PAIRS = 4 * student_t.NODES  # up to this number, computing the p-values is faster than making a table
 
 
-def strongest_pairs(
-    hessian: Tensor, ranking: Tensor, variance: Tensor, df: Tensor, scales: Tensor, k: int, q: float, level: float
-) -> list[Columns]:
-    """The k pairs i < j of each (d, d) estimate with the largest |ranking_ij| σ_i σ_j, and their intervals.
+class Entries(NamedTuple):
+    """Entries (B, d, d) from which pairs are chosen and reported."""
 
-    There is one item for each run of consecutive examples in which the same features have σ > 0.
+    hessian: Tensor  # the numbers that are reported
+    variance: Variance  # of `hessian`
+    ranking: Tensor  # the numbers that pairs are ranked by
+    chosen_elsewhere: bool = False  # whether `ranking` is independent of `hessian`
+
+
+def strongest_pairs(entries: Entries, scales: Tensor, k: int, q: float, level: float) -> list[Columns]:
+    """The k pairs i < j of each example with the largest |ranking_ij| σ_i σ_j, and their intervals.
+
+    There is one item for each run of consecutive examples in which the same features have σ > 0. q-values count all
+    pairs, or only the k pairs if they were chosen from independent draws.
     """
+    hessian, ranking, variance, df = entries.hessian, entries.ranking, entries.variance.value, entries.variance.df
     if k < 1 or not 0 < q < 1:
         raise ValueError(f"top_pairs needs k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
     b, d = hessian.shape[:2]
@@ -94,7 +104,7 @@ def strongest_pairs(
             p = student_t.two_sided_p(t, df[rows, None]) if tails is None else tails[rows](t)
             p = torch.where(torch.isfinite(stderr), p, 1.0)
             value, stderr, moves, own = (x.gather(1, chosen) for x in (value, stderr, moves, p))
-            q_value = _q_values(p, own)
+            q_value = _q_values(own if entries.chosen_elsewhere else p, own)
             reach = torch.where(stderr == 0, 0.0, width[rows, None] * stderr)
             i, j = pairs[0][chosen], pairs[1][chosen]
             parts.append((i, j, value, stderr, value - reach, value + reach, value * moves, q_value, q_value <= q))

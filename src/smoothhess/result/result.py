@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from smoothhess.result import eigenpairs, export, features, files, text
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.intervals import Estimate
-from smoothhess.result.pairs import Columns, Pair, labels_of, strongest_pairs
+from smoothhess.result.pairs import Columns, Entries, Pair, labels_of, strongest_pairs
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -262,6 +262,10 @@ class Result(ABC):
     def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
         """uᵀHv, the second derivative of h along the directions u and v.
 
+        u and v must not depend on the draws of this result. Along an eigenvector of the same estimate the value is that
+        of the largest noise, and its interval is too narrow: use `eigh(k).interval()`, or take the direction from a
+        result with another seed.
+
         Args:
             u: direction with the shape of one example's features, or of the batch.
             v: likewise.
@@ -288,7 +292,9 @@ class Result(ABC):
             k: number of eigenpairs; 8 if None, or d if that is less.
 
         Returns:
-            Eigenvalues (B, k) and eigenvectors (B, k, *feature shape); fewer than k if the estimate has lower rank.
+            `Eigenpairs`: eigenvalues (B, k) and eigenvectors (B, k, *feature shape), which can be unpacked; fewer than
+            k if the estimate has lower rank. Its `stderr` and `interval(level)` are those of the true eigenvalues,
+            corrected for the choice of the directions, from two blocks of draws on.
 
         Raises:
             ValueError: if k is not between 1 and d.
@@ -297,7 +303,7 @@ class Result(ABC):
     def eigh_residuals(self, pairs: Eigenpairs) -> Tensor:
         """Residuals |Hv − λv| of eigenpairs from `eigh`, relative to the largest |λ|.
 
-        They measure the accuracy of the eigensolver. The standard error of an eigenvalue is that of bilinear(v, v).
+        They measure the accuracy of the eigensolver. The standard error of an eigenvalue is `pairs.stderr`.
 
         Args:
             pairs: eigenpairs from `eigh`.
@@ -339,11 +345,17 @@ class Result(ABC):
         q: float = 0.05,
         level: float = 0.95,
         scales: Tensor | None = None,
+        selection: Literal["all", "split"] = "all",
     ) -> list[list[Pair]]:
         """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
 
         Values and intervals are those of the unbiased estimate. Pairs are ranked by `hessian`: if it is denoised, the
         ranking depends less on the noise.
+
+        The same draws choose and measure the pairs, so the values of chosen pairs are too large on average (winner's
+        curse). This matters where the errors are as large as the differences between pairs; docs/benchmarks/coverage.md
+        has the coverage. selection="split" ranks the pairs on one half of the draws and takes values, intervals and
+        q-values from the other half: the intervals, about √2 times as wide, then hold for the chosen pairs.
 
         Args:
             k: number of pairs.
@@ -351,27 +363,38 @@ class Result(ABC):
             q: accepted share of false discoveries among the significant pairs (Benjamini–Hochberg over all pairs).
             level: probability of the confidence intervals.
             scales: typical change of each feature, which replaces the σ_i of the Gaussian; (d,).
+            selection: "all" to choose pairs with all draws, "split" to choose them with one half and to measure them
+                with the other. Without sampling error both are the same.
 
         Returns:
             A list of `Pair` for each example, strongest first.
 
         Raises:
-            ValueError: if k, q or level is out of range, if the number of names or scales is not d, or if there are too
-                many features for a dense matrix.
+            ValueError: if k, q, level or selection is out of range, if the number of names or scales is not d, if there
+                are too many features for a dense matrix, or if selection="split" and an example has fewer than two
+                independent blocks of draws, or was merged from runs with control variates.
         """
+        if selection not in ("all", "split"):
+            raise ValueError(f'selection must be "all" or "split", got {selection!r}.')
         label = labels_of(names, self.shape[1], self.feature_shape)
-        return [pairs for part in self.strongest_pairs_of(k, q, level, scales) for pairs in part.named(label)]
+        found = self.strongest_pairs_of(k, q, level, scales, selection == "split")
+        return [pairs for part in found for pairs in part.named(label)]
 
     def strongest_pairs_of(
-        self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None
+        self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None, split: bool = False
     ) -> list[Columns]:
         """The strongest pairs as tensors; for modules of this package."""
         self.refuse_dense()
         given = self.feature_scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
-        unbiased, variance = self.source.unbiased.dense(), self.noise.of_entries()
-        return strongest_pairs(
-            unbiased, self.hessian, variance.value, variance.df, given.expand(len(self), -1), k, q, level
-        )
+        entries = self.split_entries() if split else self._entries()
+        return strongest_pairs(entries, given.expand(len(self), -1), k, q, level)
+
+    def _entries(self) -> Entries:
+        return Entries(self.source.unbiased.dense(), self.noise.of_entries(), self.hessian)
+
+    def split_entries(self) -> Entries:
+        """Entries for pairs that are chosen and measured with different draws; for modules of this package."""
+        return self._entries()  # there are no draws
 
     # --- selection and concatenation of examples ------------------------------------------------------------------
 
