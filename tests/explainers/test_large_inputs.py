@@ -121,7 +121,7 @@ def test_rows_that_cannot_be_kept_are_refused_before_they_are_drawn(monkeypatch)
     x = torch.rand(1, 3, 8, 8).double()
     with pytest.raises(ValueError, match="1500 rows of 192 features are more than the 1024 that are kept"):
         Plain(f).attribute(x, sigma=0.1, n_calls=3000)
-    assert sum(seen) <= 1  # f(x) itself
+    assert sum(seen) <= 2  # f(x) itself, and to record its activations
 
 
 def test_a_few_directions_of_a_large_input_never_make_a_matrix_of_its_features():

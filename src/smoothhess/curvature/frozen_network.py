@@ -33,8 +33,8 @@ class NoKinksError(ValueError):
 
 
 @contextmanager
-def intercepted(plain: Callable[[], Any]) -> Iterator[None]:
-    """Turn errors of a block that intercepts calls of the model into a warning and NoKinksError.
+def intercepted(plain: Callable[[], Any], warn: bool = True) -> Iterator[None]:
+    """Turn errors of a block that intercepts calls of the model into NoKinksError, and a warning if `warn`.
 
     `plain` calls the model without interception; if it fails too, that error is raised.
     """
@@ -46,7 +46,8 @@ def intercepted(plain: Callable[[], Any]) -> Iterator[None]:
         reraise_out_of_memory(error)
         plain()
         reason = f"recording or freezing the activations fails ({type(error).__name__}: {error})"
-        warnings.warn(f"{reason}, although the model itself runs: the closed form is not used.", stacklevel=2)
+        if warn:
+            warnings.warn(f"{reason}, although the model itself runs: the closed form is not used.", stacklevel=2)
         raise NoKinksError(reason) from error
 
 
@@ -62,13 +63,16 @@ class FrozenNetwork:
     sensitivity: tuple[Tensor, ...]  # u of the bent calls
 
     @staticmethod
-    def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor) -> FrozenNetwork:
-        """Freeze the model at the inputs; raises NoKinksError if that does not reproduce f(x) and ∇f(x)."""
+    def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor, warn: bool = True) -> FrozenNetwork:
+        """Freeze the model at the inputs; raises NoKinksError if that does not reproduce f(x) and ∇f(x).
+
+        `warn`: also warn if the recording itself fails.
+        """
         if is_opaque(oracle.forward_func):
             raise NoKinksError("the model is scripted or compiled, so its activations cannot be seen")
         owner = torch.arange(len(inputs), device=inputs.device)
         try:
-            with intercepted(lambda: oracle.bound(owner)(inputs)):
+            with intercepted(lambda: oracle.bound(owner)(inputs), warn):
                 return FrozenNetwork._see(oracle, inputs, owner, value, gradient)
         except OtherPathError as error:
             raise NoKinksError(str(error)) from error

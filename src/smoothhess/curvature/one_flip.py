@@ -65,9 +65,9 @@ class Kinks:
     network: FrozenNetwork
 
     @staticmethod
-    def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor) -> Kinks:
-        """The kinks of the model at the inputs; raises NoKinksError if it cannot be frozen."""
-        return Kinks(FrozenNetwork.see(oracle, inputs, value, gradient))
+    def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor, warn: bool = True) -> Kinks:
+        """The kinks of the model at the inputs; raises NoKinksError if it cannot be frozen, as `FrozenNetwork.see`."""
+        return Kinks(FrozenNetwork.see(oracle, inputs, value, gradient, warn))
 
     def price(self, k: int, probes: int | None = None) -> float:
         """Passes per example that `expectation` takes in k dimensions."""

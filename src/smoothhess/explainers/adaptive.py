@@ -315,6 +315,7 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     exact = (error <= EXACT) & (((error > 0) & ~controlled) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
     zero = (enough & _looks_zero(noise)) | (met & (noise.squared_norm == 0))
+    zero = zero | (noise.unmoved & (rows >= UNMOVED_ROWS))  # with an error that is known from the margins of the units
     found = zip(noise.unknown.tolist(), zero.tolist(), met.tolist(), strict=True)
     return [_verdict(*one, rows, rows >= budget.most) for one in found]
 

@@ -108,11 +108,11 @@ def _exact_passes(sampler: Sampler) -> int:
     return int(sampler.oracle.precision != "float32")
 
 
-def frozen_model(sampler: Sampler) -> Kinks:
-    """The frozen model; raises NoKinksError if its activations cannot be recorded."""
+def frozen_model(sampler: Sampler, warn: bool = True) -> Kinks:
+    """The frozen model; raises NoKinksError if its activations cannot be recorded, as `FrozenNetwork.see`."""
     oracle, inputs = sampler.oracle, sampler.inputs
     value, gradient = sampler.unperturbed.value, sampler.unperturbed.gradient
     if _exact_passes(sampler):
         with oracle.exact():
             value, gradient = oracle(inputs, torch.arange(len(inputs), device=inputs.device))
-    return Kinks.see(oracle, inputs, value, gradient)
+    return Kinks.see(oracle, inputs, value, gradient, warn)

@@ -37,7 +37,7 @@ def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
     if control is not None and control.drift is None:
         subtracted = control.flip != 0
     try:
-        kinks = frozen_model(sampler) if choice.kinks is None else choice.kinks
+        kinks = frozen_model(sampler, warn=False) if choice.kinks is None else choice.kinks
         network = kinks.network
         if not any(call.knots for call in network.calls):
             return replace(sampler, extra_passes=sampler.extra_passes + passes)
@@ -59,17 +59,23 @@ def _all_kinks_are_known(sampler: Sampler, network: FrozenNetwork) -> Tensor:
     def forward(x: Tensor) -> Tensor:
         return oracle.pick(oracle.bound(owner)(x), owner)
 
-    with intercepted(lambda: forward(inputs)):
+    with intercepted(lambda: forward(inputs), warn=False):
         bent = set(unknown_operations(forward, inputs, oracle.forward_func)) - SMOOTH
-    if bent - KINKED or network.unmodelled:
-        return no
-    found = ~no
+        if bent - KINKED or network.unmodelled:
+            return no
+        return _pre_activations_are_affine(sampler, network)
+
+
+def _pre_activations_are_affine(sampler: Sampler, network: FrozenNetwork) -> Tensor:
+    """Where the pre-activations of all kinks are those of the frozen network at a few perturbed inputs, (B,)."""
+    oracle, inputs, owner = sampler.oracle, sampler.inputs, network.everyone
+    found = torch.ones_like(owner, dtype=torch.bool)
     for draw, reach in zip(tau_rows(len(REACHES), sampler.rank, inputs), REACHES, strict=True):
         points = inputs + sampler.gaussian.colour(reach * draw[None]).reshape(1, *inputs.shape[1:])
         with torch.no_grad():
             real, frozen = record(oracle.bound(owner), points), network.run(points, owner)
         if len(real.calls) != len(network.tape.calls):
-            return no
+            return torch.zeros_like(found)
         for i, pre in zip(network.bent, network.pre, strict=True):
             if not network.tape.calls[i].knots:
                 continue
