@@ -106,6 +106,11 @@ class Activations:
         return float(distances.median()) if len(distances) else math.nan
 
 
+def n_probes_of_tau(rank: int) -> int:
+    """Random directions that `inspect_activations` needs at least."""
+    return 0 if rank <= EXACT_RANK else TAU_PROBES
+
+
 def inspect_activations(
     oracle: Oracle, x: Tensor, value: Tensor, gradient: Tensor, gaussian: Gaussian, z: Tensor, n_probes: int
 ) -> Activations:

@@ -19,13 +19,12 @@ from torch import Tensor
 from smoothhess.draws.designs import find_design, pilot_rows
 from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.explainers.activation_flips import (
-    EXACT_RANK,
     PIECEWISE_LINEAR,
     RARE,
-    TAU_PROBES,
     Activation,
     Activations,
     inspect_activations,
+    n_probes_of_tau,
 )
 from smoothhess.explainers.gradient_changes import MULTIPLES, GradientChanges, double_backward
 from smoothhess.explainers.options import rows_of_calls
@@ -180,7 +179,7 @@ def diagnose(
     n_calls = max(2 * k, LEAST_CALLS) if n_calls is None else n_calls
     rows_of_calls(n_calls, find_design("orthogonal"), "n_calls")
     oracle = call.oracle()
-    z = pilot_rows(seed, n_pairs if k <= EXACT_RANK else max(n_pairs, TAU_PROBES), k).to(x)  # (≥ n_pairs, k)
+    z = pilot_rows(seed, max(n_pairs, n_probes_of_tau(k)), k).to(x)  # (≥ n_pairs, k)
     with borrowed(forward_func, x.device):
         value, gradient = oracle(x, torch.arange(len(x), device=x.device))
         found = inspect_activations(oracle, x, value, gradient, gaussian, z, n_pairs)
@@ -225,7 +224,7 @@ def diagnose(
         states=tuple(typical),
         low=float(scales[good[0]]) if good else math.nan,
         high=float(scales[good[-1]]) if good else math.nan,
-        recommended=None if given or not good else float(f"{float(scales[asked]):.2g}"),
+        recommended=None if given or not good else float(scales[asked]),
         cost=cost,
         findings=(*_findings(found, own, fit), *([hint] if hint else [])),
         calls=found.calls,
@@ -368,11 +367,11 @@ def _report_of_range(found: Diagnosis) -> list[str]:
         if not bool(means.isnan().all()):
             cells.append([name, *(_number(m, form) for m in means.tolist())])
     cells.append(["", *(_words(state) for state in found.states)])
-    chosen = [_short(sigma) for sigma in found.sigmas.tolist()].index(_short(found.recommended))
+    chosen = found.sigmas.tolist().index(found.recommended)
     cells[-1][chosen + 1] = "← recommended"
     rows = [*zip(*cells, strict=True)]
     lines += [f"  {line}" for line in _aligned([rows[0], *(rows[i + 1] for i in _shown(found))], str.rjust)]
-    lines.append(f"Use sigma={found.recommended:g}; usable are {_short(found.low)} to {_short(found.high)}.")
+    lines.append(f"Use sigma={_short(found.recommended)}; usable are {_short(found.low)} to {_short(found.high)}.")
     if batch > 1:
         ends_of = zip(found.lower.tolist(), found.upper.tolist(), found.r2[:, chosen].tolist(), strict=True)
         for i, (low, high, r2) in [*enumerate(ends_of)][:SHOWN_EXAMPLES]:

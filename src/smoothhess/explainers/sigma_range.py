@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT
+from smoothhess.draws.designs import find_design
 from smoothhess.estimate.fit_quality import variation
 from smoothhess.explainers.activation_flips import Activations
 from smoothhess.explainers.adaptive import Run
@@ -158,7 +159,8 @@ def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tupl
     It is the share σ²‖H‖²/E‖∇f − G‖² of the gradient's variation that Hδ explains, with an unbiased estimate of ‖H‖².
     """
     least, most = PILOT_ROWS
-    rows = min(max(call.inputs[0].numel(), least), most)
+    block = find_design("orthogonal").block_rows(call.inputs[0].numel())
+    rows = min(-(-least // block) * block, most)  # complete blocks, if they are small enough
     options = Options(
         sigma=sigma,
         n_calls=2 * rows,
