@@ -1,11 +1,11 @@
 """The recommended σ of `diagnose` on networks that its rules were not chosen on.
 
-    python benchmarks/sigma_range.py                          a minute on two cores
+    python benchmarks/sigma_range.py                          two minutes on two cores
 
 Each network is trained on data of scikit-learn, and `diagnose` gets the model and four inputs, without σ and without
 the data. Default `attribute` calls then run at σ = low/10, at the recommended σ, and at 10 · high. Columns:
 
-- error, calls: median over the inputs of the relative error and of the gradient calls; `tol` is 10 %.
+- error, calls: median over the inputs of the relative error and of the gradient calls; `tol` is 0.1.
 - R² at σ: share of the gradient's variation on fresh draws of the same σ that the surrogate G + Hδ explains.
 - R² near x: the same share on fresh draws of the recommended σ. A surrogate that does not describe the neighbourhood of
   its input has a small or negative one.
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import smoothhess as sh
 
 INPUTS, DRAWS = 4, 2000
+SEED = 1  # of the networks; with seed 0 they were looked at while the rules were written
 FAR = 10  # factor beyond the ends of the range
 
 
@@ -39,11 +40,7 @@ class Network:
     target: list[int] | None
 
 
-def trained(model: nn.Sequential, x: Tensor, y: Tensor, steps: int, seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    for layer in model:
-        if hasattr(layer, "reset_parameters"):
-            layer.reset_parameters()
+def trained(model: nn.Sequential, x: Tensor, y: Tensor, steps: int) -> nn.Sequential:
     optimizer = torch.optim.Adam(model.parameters(), 3e-3, weight_decay=1e-4)
     loss = nn.functional.mse_loss if y.is_floating_point() else nn.functional.cross_entropy
     for rows in torch.randint(len(x), (steps, 64)):
@@ -72,11 +69,12 @@ def table(name: str) -> tuple[Tensor, Tensor]:
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    found = datasets.load_digits()
-    return torch.as_tensor(found.images).float()[:, None] / 16, torch.as_tensor(found.target)
+    pixels, target = datasets.load_digits(return_X_y=True)
+    return torch.as_tensor(pixels).float().reshape(-1, 1, 8, 8) / 16, torch.as_tensor(target)
 
 
 def networks() -> Iterator[Network]:
+    torch.manual_seed(SEED)
     for name, model in (
         ("wine", dense(13, (32, 32), 3, nn.ReLU)),
         ("breast_cancer", dense(30, (64, 64, 32), 2, nn.ReLU)),
@@ -126,15 +124,16 @@ def row(network: Network, label: str, sigma: float, recommended: float) -> str:
             return f"| {label} | {sigma:.2g} | refused: {str(error).split('.')[0][:40]} | – | – | – |"
     error, calls = float(result.relative_error.median()), int(result.n_calls.median())
     own, near = (explained(network, result, s) for s in (sigma, recommended))
-    return f"| {label} | {sigma:.2g} | {error:.1%} | {calls} | {own:.2f} | {near:.2f} |"
+    return f"| {label} | {sigma:.2g} | {error:.2g} | {calls} | {own:.2f} | {near:.2f} |"
 
 
 def main() -> None:
-    print("| network, σ | | error | calls | R² at σ | R² near x |\n|---|---|---|---|---|---|")
+    print("| network, place of σ | σ | error | calls | R² at σ | R² near x |\n|---|---|---|---|---|---|")
     for network in networks():
         found = sh.diagnose(network.model, network.inputs, network.target)
         assert found.recommended is not None
         name = f"{network.name}: low/{FAR}"
+        name += " (the grid ends at low)" if found.low == found.sigmas[0] else ""
         print(row(network, name, found.low / FAR, found.recommended), flush=True)
         print(row(network, "recommended", found.recommended, found.recommended), flush=True)
         print(row(network, f"{FAR} · high", FAR * found.high, found.recommended), flush=True)

@@ -161,8 +161,10 @@ def test_rules_of_the_range():
     r2 = torch.tensor([[math.nan, 0.2, 0.8, 0.9, 0.85, math.nan]])
     states = [FEW, GOOD, GOOD, GOOD, GOOD, SATURATES]
     assert with_misfits(states, r2) == [FEW, MISFIT, GOOD, GOOD, GOOD, SATURATES]
-    assert recommended_index(range(2, 5), r2) == 3  # a step below the largest that fits
-    assert recommended_index(range(2, 4), r2) == 3  # 0.8 is less than nine tenths of 0.9
+    assert recommended_index([FEW, MISFIT, GOOD, GOOD, GOOD, SATURATES], r2) == 3  # a step below the largest that fits
+    assert recommended_index([FEW, MISFIT, GOOD, GOOD, GOOD, BEYOND], r2) == 4  # the data end the range for all inputs
+    r2[0, 2] = 0.6
+    assert recommended_index([FEW, FEW, GOOD, GOOD, SATURATES, SATURATES], r2) == 3  # the smaller one does not fit
 
 
 def test_refusals():

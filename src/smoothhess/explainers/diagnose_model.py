@@ -206,7 +206,7 @@ def diagnose(
         r2, spent = pilot_curve(call, scales, typical, seed, controlled=not found.unseen)
         typical = with_misfits(typical, r2)
         good = longest_good(typical)
-        asked, passes = recommended_index(good, r2), passes + spent
+        asked, passes = recommended_index(typical, r2), passes + spent
         with borrowed(forward_func, x.device):  # the calls at the recommended σ
             at = Isotropic(float(scales[asked])).to(x.device, x.dtype)
             found = inspect_activations(oracle, x, value, gradient, at, z, n_pairs)
@@ -315,9 +315,9 @@ def _why(found: Activations, own: Sequence[str], curvature: Tensor, refusal: str
 def _findings(found: Activations, own: Sequence[str], fit: float) -> tuple[str, ...]:
     """Sentences about the model and, with R² at the recommended σ, about the surrogate."""
     lines = []
-    if "nonzero" not in own:
-        lines.append("The model's own Hessian is zero or undecided: only a smoothed Hessian shows interactions.")
-    elif "zero" not in own:
+    if set(own) == {"zero"}:
+        lines.append("The model's own Hessian is zero: only a smoothed Hessian shows interactions.")
+    elif set(own) == {"nonzero"}:
         lines.append("The model's own Hessian is not zero: at small σ the smoothed Hessian equals it.")
     if found.unseen:
         lines.append(f"Flips are unknown: {found.unseen}.")
@@ -371,7 +371,9 @@ def _report_of_range(found: Diagnosis) -> list[str]:
     cells[-1][chosen + 1] = "← recommended"
     rows = [*zip(*cells, strict=True)]
     lines += [f"  {line}" for line in _aligned([rows[0], *(rows[i + 1] for i in _shown(found))], str.rjust)]
-    lines.append(f"Use sigma={_short(found.recommended)}; usable are {_short(found.low)} to {_short(found.high)}.")
+    less = " or less" if found.states[0] == GOOD else ""  # the grid ends, not the range
+    span = f"{_short(found.low)}{less} to {_short(found.high)}"
+    lines.append(f"Use sigma={_short(found.recommended)}; usable are {span}.")
     if batch > 1:
         ends_of = zip(found.lower.tolist(), found.upper.tolist(), found.r2[:, chosen].tolist(), strict=True)
         for i, (low, high, r2) in [*enumerate(ends_of)][:SHOWN_EXAMPLES]:

@@ -34,9 +34,9 @@ from smoothhess.model.state import borrowed
 SATURATED = 0.25  # slope of log o against log σ: half of the slope of independent kinks
 LOST = 0.1  # share of the noise lost in x + δ above which `attribute` raises
 LEAST_CALLS = 64  # calls that `attribute` takes at least with its default options
-PILOT_ROWS = 32, 64  # least and most ± pairs of the pilot run at each σ
+PILOT_ROWS = 64  # most ± pairs of the pilot run at each σ
 FITS = 0.5  # share of the best R² below which the surrogate of a σ fits badly
-NEARLY_BEST = 0.9  # share of the best R² that a recommended σ has at least
+NEARLY_BEST = 0.8  # share of the best R² that a recommended σ has at least
 CENTRE = 0.1  # centre of the grid, as a multiple of the typical distance of a kink
 
 GOOD, SATURATES, INFINITE, NOISE, FEW, ROUNDED, BEYOND, MISFIT = range(8)  # states of one σ of the grid
@@ -64,8 +64,8 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{self.n_calls} calls per example (one block: {self.block}), {self.n_passes:.0f} passes with the control "
-            f"variate, about {self.seconds:.2g} s and {max(1.0, self.n_bytes / 2**20):.0f} MiB"
+            f"{self.n_calls} calls per example (one block: {self.block}), {self.n_passes:.0f} passes, "
+            f"about {self.seconds:.2g} s and {max(1.0, self.n_bytes / 2**20):.0f} MiB"
         )
 
 
@@ -158,9 +158,8 @@ def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tupl
 
     It is the share σ²‖H‖²/E‖∇f − G‖² of the gradient's variation that Hδ explains, with an unbiased estimate of ‖H‖².
     """
-    least, most = PILOT_ROWS
     block = find_design("orthogonal").block_rows(call.inputs[0].numel())
-    rows = min(-(-least // block) * block, most)  # complete blocks, if they are small enough
+    rows = PILOT_ROWS // block * block or PILOT_ROWS  # complete blocks, if they are small enough
     options = Options(
         sigma=sigma,
         n_calls=2 * rows,
@@ -215,12 +214,14 @@ def longest_good(states: Sequence[int]) -> range:
     return best
 
 
-def recommended_index(good: range, r2: Tensor) -> int:
-    """Index of the largest good σ whose mean R² is nearly the best, or of the next smaller one if it fits as well.
+def recommended_index(states: Sequence[int], r2: Tensor) -> int:
+    """Index of the largest σ of the longest good run whose mean R² is nearly the best, or of the next smaller one.
 
-    The step leaves room for inputs at which the range ends earlier.
+    The smaller one leaves room for inputs at which the range ends earlier; the scale of the data is the same for all.
     """
-    mean = r2.nanmean(0).nan_to_num(0.0).tolist()
+    good, mean = longest_good(states), r2.nanmean(0).nan_to_num(0.0).tolist()
     best = max(mean[i] for i in good)
     fitting = [i for i in good if mean[i] >= NEARLY_BEST * best]
-    return fitting[-2] if fitting[-1] - 1 in fitting else fitting[-1]
+    last = fitting[-1]
+    ends_at_data = states[last + 1 : last + 2] == [BEYOND]
+    return last if ends_at_data or last - 1 not in fitting else last - 1
