@@ -84,7 +84,10 @@ class Activations:
         if self.kinks is None or self.tau is None or not self.n_knots:
             return torch.full_like(multiple, math.nan, dtype=torch.float64)
         tau = self.tau * multiple[:, None].to(self.tau)
-        bend, _ = self.kinks.weights(tau)
+        try:
+            bend, _ = self.kinks.weights(tau)
+        except NoKinksError:  # a smooth call could not be averaged over so wide a Gaussian
+            return torch.full_like(multiple, math.nan, dtype=torch.float64)
         network, sizes = self.kinks.network, bend.abs() * tau.square()
         parts = zip(network.calls, network.per_call(tau), network.per_call(sizes), strict=True)
         rare = [(size * (n_calls * _flip_probability(c, t) < RARE)).sum(1) for c, t, size in parts if c.knots]

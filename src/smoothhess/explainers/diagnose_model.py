@@ -31,22 +31,20 @@ from smoothhess.explainers.options import rows_of_calls
 from smoothhess.explainers.sigma_range import (
     BEYOND,
     CENTRE,
-    FITS,
     GOOD,
     LEAST_CALLS,
     NOISE,
     SAYS,
     Cost,
+    Recommendation,
     check_data,
     data_scale,
     ends,
     estimated_cost,
     longest_good,
-    pilot_curve,
-    recommended_index,
+    recommend,
     states_of,
     typical_states,
-    with_misfits,
 )
 from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
@@ -54,7 +52,8 @@ from smoothhess.model.state import borrowed
 ASKED = len(MULTIPLES) // 2  # index of the given Gaussian in the grid
 HVP_DIRECTIONS = 4
 NEGLIGIBLE = 0.1  # expected flips below which flips do not explain a change of the gradient over a tiny step
-SHOWN_EXAMPLES, SHOWN_SIGMAS = 4, 9  # in the printed report
+POOR = 0.5  # R² at the recommended σ below which a finding is reported
+SHOWN_EXAMPLES, SHOWN_SIGMAS = 4, 8  # in the printed report
 PASS_DATA = "The scale of your data is not known here: pass data=, a sample of inputs, to keep σ below it."
 
 
@@ -199,34 +198,33 @@ def diagnose(
     scales = MULTIPLES * (gaussian.sigma if isinstance(gaussian, Isotropic) else 1.0)
     if data is not None or not (given or found.n_units):  # without units only the data have a scale
         states[:, _mean_sigma(gaussian, x) * MULTIPLES > (data_scale(x, data) or 1.0)] = BEYOND
-    typical, asked = typical_states(states), ASKED
-    r2 = torch.full(states.shape, math.nan, dtype=torch.float64)
-    good = longest_good(typical)
-    if not given and good:
-        r2, spent = pilot_curve(call, scales, typical, seed, controlled=not found.unseen)
-        typical = with_misfits(typical, r2)
-        good = longest_good(typical)
-        asked, passes = recommended_index(typical, r2), passes + spent
+    chosen = Recommendation(typical_states(states), torch.full_like(flips, math.nan), None, 0)
+    if not given:
+        chosen = recommend(call, scales, chosen.states, seed, controlled=not found.unseen)
+    asked = ASKED if chosen.index is None else chosen.index
+    if chosen.index is not None:
+        at = Isotropic(float(scales[asked])).to(x.device, x.dtype)
         with borrowed(forward_func, x.device):  # the calls at the recommended σ
-            at = Isotropic(float(scales[asked])).to(x.device, x.dtype)
             found = inspect_activations(oracle, x, value, gradient, at, z, n_pairs)
-        passes += found.passes
+        passes += chosen.passes + found.passes
+    good = longest_good(chosen.states)
     label = f"σ = {float(scales[asked]):.3g}" if isinstance(gaussian, Isotropic) else "the given Gaussian"
     limits = [ends(row, scales, asked) for row in states.tolist()]
     pairs = zip(states.tolist(), limits, strict=True)
-    fit = float(r2[:, asked].nanmean())
-    hint = "" if given or data is not None else PASS_DATA
+    findings = _findings(found, own, float(chosen.r2[:, asked].nanmean()))
+    if not given and data is None:
+        findings.append(PASS_DATA)
     return Diagnosis(
         sigmas=scales,
         expected_flips=flips,
         share_rare=rare,
-        r2=r2,
-        states=tuple(typical),
+        r2=chosen.r2,
+        states=tuple(chosen.states),
         low=float(scales[good[0]]) if good else math.nan,
         high=float(scales[good[-1]]) if good else math.nan,
-        recommended=None if given or not good else float(scales[asked]),
+        recommended=None if chosen.index is None else float(scales[asked]),
         cost=cost,
-        findings=(*_findings(found, own, fit), *([hint] if hint else [])),
+        findings=tuple(findings),
         calls=found.calls,
         unseen=found.unseen,
         own_hessian=own,
@@ -263,12 +261,10 @@ def _mean_sigma(gaussian: Gaussian, x: Tensor) -> float:
 def _own_hessian(found: Activations, curvature: Tensor, changes: GradientChanges) -> tuple[str, ...]:
     """By double backward; its zero must be confirmed by gradients that do not change over a tiny step."""
     still = ~changes.seen(changes.near)[:, 0]
-    crossed = (
-        (curvature == 0) & found.piecewise_linear & (found.expected_flips(changes.step) > NEGLIGIBLE)
-    )  # explains a change
-    doubled = (
-        (changes.near[:, 1] / changes.near[:, 0]).median(1).values
-    )  # 2 for a smooth f, less where kinks are crossed
+    flips = found.expected_flips(changes.step)
+    crossed = (curvature == 0) & found.piecewise_linear & (flips > NEGLIGIBLE)  # explains a change
+    ratios = changes.near[:, 1] / changes.near[:, 0]
+    doubled = ratios.median(1).values  # 2 for a smooth f, less where kinks are crossed
     return tuple(
         "nonzero" if c > 0 else "zero" if zero else "nonzero" if abs(ratio - 2) < 0.3 else "undecided"
         for c, zero, ratio in zip(curvature.tolist(), (still | crossed).tolist(), doubled.tolist(), strict=True)
@@ -312,7 +308,7 @@ def _why(found: Activations, own: Sequence[str], curvature: Tensor, refusal: str
 # --- the printed report -----------------------------------------------------------------------------------------------
 
 
-def _findings(found: Activations, own: Sequence[str], fit: float) -> tuple[str, ...]:
+def _findings(found: Activations, own: Sequence[str], fit: float) -> list[str]:
     """Sentences about the model and, with R² at the recommended σ, about the surrogate."""
     lines = []
     if set(own) == {"zero"}:
@@ -321,9 +317,9 @@ def _findings(found: Activations, own: Sequence[str], fit: float) -> tuple[str, 
         lines.append("The model's own Hessian is not zero: at small σ the smoothed Hessian equals it.")
     if found.unseen:
         lines.append(f"Flips are unknown: {found.unseen}.")
-    if fit < FITS:
-        lines.append(f"R² is {fit:.2f} at best: a quadratic function describes this model badly at every scale.")
-    return tuple(lines)
+    if fit < POOR:
+        lines.append(f"R² is {fit:.2f} at best: a quadratic function describes this model badly at every usable σ.")
+    return lines
 
 
 def _own_words(own: Sequence[str]) -> str:
@@ -377,7 +373,9 @@ def _report_of_range(found: Diagnosis) -> list[str]:
     if batch > 1:
         ends_of = zip(found.lower.tolist(), found.upper.tolist(), found.r2[:, chosen].tolist(), strict=True)
         for i, (low, high, r2) in [*enumerate(ends_of)][:SHOWN_EXAMPLES]:
-            span = f"{_end(low, 'any')} to {_end(high, 'any')}" if bool(found.inside[i]) else found.verdict[i]
+            span = (
+                f"{_end(low, 'any')} to {_end(high, 'any')}" if bool(found.inside[i]) else found.verdict[i].rstrip(".")
+            )
             lines.append(f"  example {i}: {span}, R² {_number(r2, '.2f')}")
         if batch > SHOWN_EXAMPLES:
             lines.append(f"  … {batch - SHOWN_EXAMPLES} more; it is usable for {int(found.inside.sum())} of {batch}")

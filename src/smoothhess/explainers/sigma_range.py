@@ -39,7 +39,7 @@ FITS = 0.5  # share of the best R² below which the surrogate of a σ fits badly
 NEARLY_BEST = 0.8  # share of the best R² that a recommended σ has at least
 CENTRE = 0.1  # centre of the grid, as a multiple of the typical distance of a kink
 
-GOOD, SATURATES, INFINITE, NOISE, FEW, ROUNDED, BEYOND, MISFIT = range(8)  # states of one σ of the grid
+GOOD, SATURATES, INFINITE, BEYOND, MISFIT, NOISE, FEW, ROUNDED = range(8)  # states of one σ; from NOISE on: too small
 SAYS = {
     GOOD: "lies inside the good range",
     SATURATES: "is too large: the gradient's change hardly grows with σ any more",
@@ -133,6 +133,27 @@ def typical_states(states: Tensor) -> list[int]:
 # --- the recommended σ ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Recommendation:
+    """The σ of a grid that is recommended for all examples."""
+
+    states: list[int]  # of the grid, with σ whose surrogate fits badly
+    r2: Tensor  # (B, S) of the pilot runs; NaN where there was none
+    index: int | None  # of the recommended σ
+    passes: float  # per example
+
+
+def recommend(call: ModelCall, scales: Tensor, states: list[int], seed: int, controlled: bool) -> Recommendation:
+    """Recommend one of the usable σ after a pilot run at each of them, with common random numbers."""
+    r2 = torch.full((len(call.inputs), len(scales)), math.nan, dtype=torch.float64)
+    passes, good = 0.0, [i for i, state in enumerate(states) if state == GOOD]
+    for i in tqdm(good, desc="diagnose", unit="σ", delay=2, leave=False):
+        r2[:, i], spent = pilot_r2(call, float(scales[i]), seed, controlled)
+        passes += spent
+    states = with_misfits(states, r2)
+    return Recommendation(states, r2, recommended_index(states, r2) if good else None, passes)
+
+
 def data_scale(x: Tensor, data: Tensor | None) -> float:
     """Root mean square of the features' standard deviations in a sample, otherwise of the inputs themselves."""
     square = x.double().square() if data is None else data.double().flatten(1).var(0)
@@ -179,19 +200,7 @@ def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tupl
     return share.double().cpu(), float(result.n_passes.mean())
 
 
-def pilot_curve(
-    call: ModelCall, scales: Tensor, states: Sequence[int], seed: int, controlled: bool
-) -> tuple[Tensor, float]:
-    """`pilot_r2` at the good σ of a grid with common random numbers, (B, S); NaN at the others. And the passes."""
-    r2 = torch.full((len(call.inputs), len(scales)), math.nan, dtype=torch.float64)
-    passes, good = 0.0, [i for i, state in enumerate(states) if state == GOOD]
-    for i in tqdm(good, desc="diagnose", unit="σ", delay=2, leave=False):
-        r2[:, i], spent = pilot_r2(call, float(scales[i]), seed, controlled)
-        passes += spent
-    return r2, passes
-
-
-def with_misfits(states: Sequence[int], r2: Tensor) -> list[int]:
+def with_misfits(states: list[int], r2: Tensor) -> list[int]:
     """The states, in which σ whose mean R² (B, S) is far below the best are marked."""
     mean = r2.nanmean(0)
     best = float(mean.nan_to_num(-math.inf).max())
