@@ -9,7 +9,8 @@ from torch import nn
 
 from smoothhess import Eigenbasis, SmoothHess, from_gradient
 from smoothhess.curvature.one_flip import Kinks
-from smoothhess.explainers.diagnose_model import ASKED, MULTIPLES, diagnose
+from smoothhess.explainers.diagnose_model import ASKED, diagnose
+from smoothhess.explainers.gradient_changes import MULTIPLES
 from smoothhess.model.gradients import Oracle
 from tests.printed import alike
 from tests.truths import OneHidden, covariance, gaussians
@@ -34,9 +35,9 @@ def test_one_hidden_layer_in_closed_form(kind):
     tau = torch.einsum("kd,de,ke->k", net.w, covariance(gaussian, 5), net.w).sqrt()
     score = (x @ net.w.mT + net.b).abs() / tau
     expected = torch.stack([torch.special.ndtr(-score / m).sum(1) for m in MULTIPLES], 1)
-    torch.testing.assert_close(found.flips, expected.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.expected_flips, expected.detach(), rtol=1e-9, atol=1e-12)
     (call,) = found.calls
-    torch.testing.assert_close(call.flips, found.flips[:, ASKED])
+    torch.testing.assert_close(call.flips, found.expected_flips[:, ASKED])
     torch.testing.assert_close(call.active, (x @ net.w.mT + net.b > 0).double().mean(1))
     assert (call.kind, call.units, call.share.tolist()) == ("relu", 24, [1.0, 1.0])
     assert found.own_hessian == ("zero", "zero")
@@ -72,7 +73,7 @@ def test_shares_in_many_dimensions_by_probes():
 def test_spreads_estimated_from_probes(monkeypatch):
     net, x = mlp(40, 50, 50).double(), points(1, 40)
     exact = diagnose(net, x, 0, sigma=0.3)
-    monkeypatch.setattr("smoothhess.explainers.diagnose_model.EXACT_RANK", 0)
+    monkeypatch.setattr("smoothhess.explainers.activation_flips.EXACT_RANK", 0)
     probed = diagnose(net, x, 0, sigma=0.3)
     for one, other in zip(probed.calls, exact.calls, strict=True):
         assert one.flips.item() != other.flips.item()
@@ -213,9 +214,9 @@ def test_noise_that_a_large_feature_swallows():
 def test_too_few_flips():
     net, x = mlp(6, 64, 64).double(), points(1, 6)
     found = diagnose(net, x, 0, sigma=1e-4)
-    assert (found.flips[0, ASKED] < 1).item()
+    assert (found.expected_flips[0, ASKED] < 1).item()
     assert "meets less than one kink" in found.verdict[0]
-    assert (found.flips[0, found.scales < found.lower] < 1).all()
+    assert (found.expected_flips[0, found.sigmas < found.lower] < 1).all()
     assert diagnose(net, x, 0, sigma=found.lower.item()).inside.item()
 
 
@@ -303,7 +304,7 @@ def test_batches_and_seeds():
     whole = diagnose(net, x, [0, 1, 2], sigma=0.3)
     small = diagnose(net, x, [0, 1, 2], sigma=0.3, internal_batch_size=5)
     torch.testing.assert_close(small.odd, whole.odd)
-    torch.testing.assert_close(small.flips, whole.flips)
+    torch.testing.assert_close(small.expected_flips, whole.expected_flips)
     assert small.verdict == whole.verdict
     assert not torch.equal(diagnose(net, x, [0, 1, 2], sigma=0.3, seed=1).odd, whole.odd)
     one = diagnose(net, x[1:2], 1, sigma=0.3)
@@ -325,7 +326,7 @@ def test_a_large_image():
 def test_refusals():
     x = points(1, 4)
     with pytest.raises(ValueError, match="exactly one of sigma"):
-        diagnose(lambda x: x.sum(1), x)
+        diagnose(lambda x: x.sum(1), x, sigma=0.1, radius=0.1)
     with pytest.raises(ValueError, match="n_pairs must be a whole number"):
         diagnose(lambda x: x.sum(1), x, sigma=0.1, n_pairs=1)
     with pytest.raises(TypeError, match="float32 or float64"):
@@ -342,5 +343,5 @@ def test_cuda_equals_cpu():
     here = diagnose(net, x, 0, sigma=0.3)
     there = diagnose(net.cuda(), x.cuda(), 0, sigma=0.3)
     torch.testing.assert_close(there.odd, here.odd, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(there.flips, here.flips)
+    torch.testing.assert_close(there.expected_flips, here.expected_flips)
     assert alike(str(there), str(here))
