@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothhess.cli.explain.folder_lock import locked
+from smoothhess.model.tensor_hash import parse_checked, with_checksum
 
 FORMAT, VERSION = "smoothhess.explain", 2
 RECORDS, INDEX = "explain.json", "index.html"
@@ -124,7 +125,7 @@ class Folder:
         """Replace records, in the record file as well."""
         self.records = {**self.records, **changed}
         finished = {name: asdict(record) for name, record in self.records.items()}
-        about = {"format": FORMAT, "version": VERSION, "finished": finished}
+        about = with_checksum({"format": FORMAT, "version": VERSION, "finished": finished})
         with self._staging() as staging:
             (staging / RECORDS).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
             (staging / RECORDS).replace(self.path / RECORDS)
@@ -134,10 +135,10 @@ class Folder:
         if not path.exists():
             return {}
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
+            about = parse_checked(path.read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise ValueError
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} was not written by smoothhess explain, or it is damaged. Move or remove it, or pass another "
                 "--out."
@@ -153,7 +154,12 @@ class Folder:
 def _sound(name: str, record: Record) -> bool:
     """Whether all files of a record belong to its input: files are deleted according to the record."""
     own = re.compile(re.escape(name) + r"[.-][^/\\]+")
-    return bool(record.files) and all(own.fullmatch(file) or file == name == INDEX for file in record.files)
+    texts = [*record.files.values(), *record.words.values()]
+    return (
+        bool(record.files)
+        and all(own.fullmatch(file) or file == name == INDEX for file in record.files)
+        and all(isinstance(text, str) for text in texts)
+    )
 
 
 def _is_own(path: Path, written: str | None) -> bool:
