@@ -134,7 +134,7 @@ def record_values(record: Any) -> Values:
     values = {name: getattr(record, name) for name in (*fields, "gradient_stderr")}
     if record.keep == "result":
         return values | {"hessian": record.hessian}
-    values["pairs"] = record.top_pairs(3)
+    values["pairs"] = record.top_pairs(min(3, record.n_pairs)) if record.n_pairs else []
     return values | ({"hessian": record.hessian, "stderr": record.stderr} if record.keep == "hessian" else {})
 
 

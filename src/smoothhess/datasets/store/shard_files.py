@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from smoothhess.model.atomic_write import atomic_write, is_temporary, new_temporary, remove_stale, sync_folder
+from smoothhess.model.atomic_write import atomic_write, remove_stale, sync_folder, temporary_path
 from smoothhess.model.tensor_hash import parse_checked, with_checksum
 from smoothhess.result.tensor_schema import naming
 
@@ -130,8 +130,7 @@ def found_store(folder: Path, manifest: dict[str, Any], instead: bool = False) -
     """Write the manifest, replacing one if `instead`; False if another process has written it first."""
     about = with_checksum({"format": FORMAT, "version": VERSION, **manifest})
     path = folder / MANIFEST
-    temporary = new_temporary(path)
-    try:
+    with temporary_path(path) as temporary:
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(about, file, indent=1)
             file.flush()
@@ -147,8 +146,6 @@ def found_store(folder: Path, manifest: dict[str, Any], instead: bool = False) -
             if path.exists():
                 return False
             os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     sync_folder(folder)
     return True
 
@@ -202,7 +199,7 @@ def mend_index(folder: Path, shards: Sequence[Shard], rank: int, world_size: int
 
 
 def sweep(folder: Path, shards: Sequence[Shard], rank: int) -> None:
-    """Remove temporary files of processes that have ended, and summaries of this rank that were interrupted."""
+    """Remove temporary folders of processes that have ended, and summaries of this rank that were interrupted."""
     remove_stale(folder)
     valid = summaries(folder, shards).get(rank)
     present = {s.name for s in shards}
@@ -242,8 +239,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         fields = about["job"], about["pack_size"], settings["keep"], settings["n_pairs"], settings["summary"]
         if [type(f) for f in fields] != [str, int, str, int, bool]:
             raise ValueError("job, pack_size, keep, n_pairs or summary has another type")
-        if about["pack_size"] < 1 or settings["keep"] not in KEEP:
-            raise ValueError(f"expected a positive pack_size, and keep as one of {', '.join(KEEP)}")
+        if about["pack_size"] < 1 or settings["n_pairs"] < 0 or settings["keep"] not in KEEP:
+            raise ValueError(f"expected pack_size ≥ 1, n_pairs ≥ 0, and keep as one of {', '.join(KEEP)}")
     return about
 
 
@@ -267,11 +264,9 @@ def summaries(folder: Path, shards: Sequence[Shard]) -> dict[int, Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Size of all files in bytes, without temporary files."""
+    """Size of all files in bytes, without those in temporary folders."""
     total = 0
     for entry in _files(folder):
-        if is_temporary(entry.name):
-            continue
         with suppress(FileNotFoundError):  # another process renamed or removed it meanwhile
             total += os.stat(entry.path).st_size
     return total
