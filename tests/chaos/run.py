@@ -25,8 +25,8 @@ from pathlib import Path
 
 import torch
 
-from smoothhess import Interactions
-from smoothhess.datasets import Store
+from smoothhess import Interactions, SmoothHess
+from smoothhess.datasets import Store, explain_dataset
 from tests.chaos import workers
 from tests.datasets import job
 from tests.datasets.test_explain_dataset import check_whole, same
@@ -251,11 +251,12 @@ def two_processes(home: Path, whole: Store, rng: random.Random) -> Iterator[Outc
 
 def two_threads(home: Path, whole: Store, rng: random.Random) -> Iterator[Outcome]:
     """Two threads of this process with the same rank."""
+    explainer = SmoothHess(job.network().double())
     for number in range(5):
         folder, said = home / str(number), []
 
         def write(folder=folder, said=said):
-            said.append(workers.error_of(lambda: job.run(folder)))
+            said.append(workers.error_of(lambda: explain_dataset(explainer, job.data(), folder, **job.ASKED)))
 
         both = [threading.Thread(target=write) for _ in range(2)]
         for thread in both:
@@ -386,7 +387,7 @@ def main() -> int:
     CONTEXT.set_forkserver_preload(["tests.datasets.job", "tests.chaos.workers"])
     warnings.simplefilter("ignore")
     _start_quiet_server()
-    began, failed = time.monotonic(), []
+    began = time.monotonic()
     width = max(len(scenario.__name__) for scenario in SCENARIOS)
     print(f"{'scenario':<{width}}" + "".join(f"  {o:>14}" for o in OUTCOMES) + "  seconds")
     total: Counter = Counter()
@@ -395,17 +396,17 @@ def main() -> int:
         for scenario in SCENARIOS:
             if given.only not in (None, scenario.__name__):
                 continue
-            place, start, counts = Path(home) / scenario.__name__, time.monotonic(), Counter()
+            place, start, counts, failed = Path(home) / scenario.__name__, time.monotonic(), Counter(), []
             place.mkdir()
             for found, words in scenario(place, whole, random.Random(f"{given.seed} {scenario.__name__}")):
                 counts[found] += 1
                 if words:
-                    failed.append(f"{scenario.__name__}: {words}")
+                    failed.append(words)
             total += counts
             row = "".join(f"  {counts[o]:>14}" for o in OUTCOMES)
             print(f"{scenario.__name__.replace('_', ' '):<{width}}{row}  {time.monotonic() - start:7.0f}", flush=True)
+            for words in failed:
+                print(f"    violation: {words}", flush=True)
     row = "".join(f"  {total[o]:>14}" for o in OUTCOMES)
     print(f"{'all':<{width}}{row}  {time.monotonic() - began:7.0f}")
-    for text in failed[:40]:
-        print(f"violation: {text}")
-    return 1 if failed else 0
+    return 1 if total["violation"] else 0

@@ -108,8 +108,7 @@ def fill_disk(folder: Path, leave: int, after: int) -> str:
             filler.write_bytes(bytes(max(0, free.f_bavail * free.f_frsize - leave)))
 
     net.register_forward_pre_hook(fill)
-    asked = {"target": 0, "sigma": 0.5, "n_calls": 8, "control": None, "pack_size": 2, "shard_seconds": 0}
-    said = error_of(lambda: explain_dataset(SmoothHess(net), job.data(), folder, **asked))
+    said = error_of(lambda: explain_dataset(SmoothHess(net), job.data(), folder, **job.ASKED))
     filler.unlink(missing_ok=True)
     return said
 

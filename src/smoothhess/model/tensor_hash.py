@@ -90,6 +90,7 @@ def with_checksum(about: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: its checksum does not match
     """
     plain = json.loads(json.dumps(about))  # keys are text, as they will be read
+    plain.pop("checksum", None)
     return {**plain, "checksum": text_digest(json.dumps(plain, sort_keys=True))}
 
 

@@ -1,4 +1,4 @@
-"""The output folder of `smoothhess explain`: crash-safe writing, and reuse of finished inputs by a later run.
+"""The output folder of `smoothhess explain` and of the demo: crash-safe writing, and reuse of finished inputs by a later run.
 
 Files are replaced or deleted only if an earlier run wrote them, which their recorded hashes show. The content of the
 files belongs to `output_files`, the lock against a concurrent run to `folder_lock`.
@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,23 +50,29 @@ class Folder:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Create the folder, lock it, and read its records; remove what interrupted runs left.
+        """Create the folder, lock it, and read its records; remove what interrupted runs left, and an empty new folder.
 
         Raises:
             ValueError: If the folder cannot be written to, is used by another run, or holds a foreign record file.
         """
+        existed = self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
             raise ValueError(f"cannot write to {self.path}: {error.strerror}. Pass another --out.") from error
-        with locked(self.path):
-            for left in self.path.glob(".smoothhess-*.partial"):
-                if re.fullmatch(r"\.smoothhess-[0-9a-f]{32}\.partial", left.name) and not left.is_symlink():
-                    shutil.rmtree(left, ignore_errors=True)
-            self.records = self._read()
-            yield
+        try:
+            with locked(self.path):
+                for left in self.path.glob(".smoothhess-*.partial"):
+                    if re.fullmatch(r"\.smoothhess-[0-9a-f]{32}\.partial", left.name) and not left.is_symlink():
+                        shutil.rmtree(left, ignore_errors=True)
+                self.records = self._read()
+                yield
+        finally:
+            if not existed:
+                with suppress(OSError):  # it is not empty
+                    self.path.rmdir()
 
     def kept(self, name: str, key: str) -> Record | None:
         """Return the record of an input that was finished with the same settings, or None."""
@@ -86,7 +92,7 @@ class Folder:
             path = self.path / file
             if (path.exists() or path.is_symlink()) and not _is_own(path, own.get(file)):
                 raise ValueError(
-                    f"{path} would be replaced, but smoothhess explain did not write it, or it was changed since. "
+                    f"{path} would be replaced, but smoothhess did not write it, or it was changed since. "
                     "Move or remove it, or pass another --out."
                 )
 
