@@ -428,7 +428,9 @@ def npy_header(rng, content):
     """Another shape, dtype or order than the data have."""
     array = np.load(io.BytesIO(content))
     data = array.tobytes()
-    shape = rng.choice([(2**40,), (2**31, 2**31), (-1,), (0,), (), (len(data),), array.shape[::-1], (1,) * 40, "x", None])
+    shape = rng.choice(
+        [(2**40,), (2**31, 2**31), (-1,), (0,), (), (len(data),), array.shape[::-1], (1,) * 40, "x", None]
+    )
     kind = rng.choice([array.dtype.str, "|O", "<c16", "<U4", "|V8", "<f2", ">f8", "|b1", "<i8", "<M8[s]", "x", None])
     shape, kind = rng.choice([(shape, array.dtype.str), (array.shape, kind), (shape, kind)])
     header = repr({"descr": kind, "fortran_order": rng.choice([False, True, 3]), "shape": shape})
@@ -454,7 +456,14 @@ def png_header(rng, content):
     """Other sizes, depths and colour types than the pixels have, with a right checksum."""
     sizes = [0, 1, 9, 2**15, 2**31 - 1, 2**32 - 1]
     head = struct.pack(
-        ">IIBBBBB", rng.choice(sizes), rng.choice(sizes), rng.choice([1, 8, 16, 3]), rng.choice([0, 2, 3, 6, 5]), 0, 0, 0
+        ">IIBBBBB",
+        rng.choice(sizes),
+        rng.choice(sizes),
+        rng.choice([1, 8, 16, 3]),
+        rng.choice([0, 2, 3, 6, 5]),
+        0,
+        0,
+        0,
     )
     chunk = b"IHDR" + head
     return content[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + content[33:]
@@ -484,7 +493,24 @@ def cells(rng, content):
     """One cell becomes text, empty, huge or quoted."""
     rows = [line.split(",") for line in content.decode().splitlines()]
     row = rng.choice(rows)
-    other = ["", "nan", "inf", "-inf", "1e999", "x", "1_0", '"', '"a\nb"', "=1", "1;2", "\0", "٣", "0x1", "9" * 400, "1 2"]
+    other = [
+        "",
+        "nan",
+        "inf",
+        "-inf",
+        "1e999",
+        "x",
+        "1_0",
+        '"',
+        '"a\nb"',
+        "=1",
+        "1;2",
+        "\0",
+        "٣",
+        "0x1",
+        "9" * 400,
+        "1 2",
+    ]
     row[rng.randrange(len(row))] = rng.choice(other)
     return "\n".join(",".join(r) for r in rows).encode()
 

@@ -303,7 +303,9 @@ class Explain:
 
     def content(self, out: Path) -> dict[str, object]:
         """The files without the hashes of result files, whose bytes are compared as tensors."""
-        read = lambda path: Interactions.load(path).hessian.tolist() if path.suffix == ".safetensors" else path.read_text()
+        read = lambda path: (
+            Interactions.load(path).hessian.tolist() if path.suffix == ".safetensors" else path.read_text()
+        )
         return {path.name: read(path) for path in sorted(out.iterdir()) if path.name != "explain.json"}
 
     def resumed(self, out: Path) -> Outcome:

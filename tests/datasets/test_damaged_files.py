@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from smoothhess import Interactions
 from smoothhess.datasets import Store
-from smoothhess.model.tensor_hash import with_checksum
+from smoothhess.model.tensor_hash import with_checksum, with_checksums
 from tests import damage
 from tests.datasets import job
 from tests.datasets.test_explain_dataset import same_summary
@@ -62,6 +62,38 @@ def test_mutated_results(tmp_path, name):
         mutate(rng, source, path)
         refused += check(path, lambda path=path: Interactions.load(path).hessian)
     assert refused > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "about", "removed", "said"),
+    [
+        ("sampled", {"design": "orth/gonal"}, (), "design must be one of"),
+        ("sampled", {"gaussian": ["Isotropic", {"sigma": {}}]}, (), "expected 'sigma' of Isotropic as a float"),
+        ("sampled", {"gaussian": ["Isotropic", {"sigma": 0}]}, (), "expected 'sigma' of Isotropic as a float"),
+        ("sampled", {"gaussian": ["Isotropic", {"sigma": 1e300}]}, (), "expected 'sigma' of Isotropic as a float"),
+        ("groups", {}, ("statistics.gram",), "'statistics.gram' of the groups is missing"),
+    ],
+)
+def test_parts_that_only_later_methods_would_miss(tmp_path, name, about, removed, said):
+    """With valid checksums: they are refused when the file is loaded."""
+    tensors, metadata = damage.contents((DATA / f"{name}.safetensors").read_bytes())
+    metadata["about"] = json.dumps({**json.loads(metadata["about"]), **about})
+    for tensor in removed:
+        del tensors[tensor]
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(save(tensors, with_checksums(tensors, metadata)))
+    with pytest.raises(ValueError, match=rf"x.safetensors is damaged .*{said}"):
+        Interactions.load(path)
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:, :-1].contiguous(), lambda t: t.to(torch.float8_e4m3fn)])
+def test_inputs_that_do_not_fit_the_draws(tmp_path, change):
+    tensors, metadata = damage.contents((DATA / "sampled.safetensors").read_bytes())
+    tensors["inputs"] = change(tensors["inputs"])
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(save(tensors, with_checksums(tensors, metadata)))
+    with pytest.raises(ValueError, match="x.safetensors is damaged"):
+        Interactions.load(path)
 
 
 @pytest.mark.parametrize("source", ["old", "new"])

@@ -217,7 +217,9 @@ def export(path: Path) -> Values:
 
 def examples(path: Path) -> Values:
     """--input with a model that takes any input."""
-    model = load_model.Model(load_model.OneTensor(lambda x: x.flatten(1).sum(1), None), "model", None, torch.float32, "")
+    model = load_model.Model(
+        load_model.OneTensor(lambda x: x.flatten(1).sum(1), None), "model", None, torch.float32, ""
+    )
     return {e.name: (e.kind, e.values, e.names, e.units) for e in inputs.read([path], model, inputs.Reading(), CPU)}
 
 

@@ -168,7 +168,9 @@ def main() -> int:
                 found, words = result.result()
             except Exception as error:
                 current = Path(home) / f"current-{worker}"
-                violations.append(f"a process ended with {error!r}\n    {current.read_text() if current.exists() else ''}")
+                violations.append(
+                    f"a process ended with {error!r}\n    {current.read_text() if current.exists() else ''}"
+                )
             else:
                 counts += found
                 violations += words
@@ -180,6 +182,7 @@ def main() -> int:
     print(table(by_kind, "kind of damage"), end="\n\n")
     for text in violations[:40]:
         print(f"violation: {text}")
-    print(f"{sum(counts.values())} damaged files in {given.seconds:g} s, seed {given.seed}: {len(violations)} violations")
+    print(
+        f"{sum(counts.values())} damaged files in {given.seconds:g} s, seed {given.seed}: {len(violations)} violations"
+    )
     return 1 if violations else 0
-

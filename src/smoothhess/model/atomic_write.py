@@ -52,7 +52,7 @@ def atomic_write(path: Path | str, *, durable: bool = False) -> Iterator[Path]:
 def temporary_path(path: Path) -> Iterator[Path]:
     """Yield a path in a temporary folder beside `path`, whose name contains the identity of this process.
 
-    It is a folder because some writers create further temporary files beside the file that they write; safetensors does.
+    It is a folder because some writers, such as safetensors, create further temporary files beside their file.
 
     Raises:
         ValueError: If the folder of `path` does not exist.

@@ -1,4 +1,4 @@
-"""The output folder of `smoothhess explain` and of the demo: crash-safe writing, and reuse of finished inputs by a later run.
+"""The output folder of `smoothhess explain` and of the demo: crash-safe writing, and reuse of finished inputs.
 
 Files are replaced or deleted only if an earlier run wrote them, which their recorded hashes show. The content of the
 files belongs to `output_files`, the lock against a concurrent run to `folder_lock`.
