@@ -19,7 +19,7 @@ from smoothhess.datasets import explain_dataset
 from tests.cli.explain.conftest import MODULE, OwnModules
 from tests.datasets import job
 
-TABLE = "explain --model mine.py:table --input data.csv --rows 0:3 --sigma 0.25 --calls 40 --out".split()
+TABLE = "explain --model mine.py:table --input data.csv --rows 0:2 --sigma 0.25 --calls 40 --out".split()
 DISK = 1 << 20  # bytes of the small disk
 
 
@@ -56,7 +56,7 @@ def error_of(call) -> str:
 
 
 def explain(home, out, step: int | None, n_bytes: int | None, started, told) -> None:
-    """`smoothhess explain` for three rows, killed −9 before the given change of the file system, if there are so many.
+    """`smoothhess explain` for two rows, killed −9 before the given change of the file system, if there are so many.
 
     Figures and pages are replaced by short texts, as they take most of the time.
     """
