@@ -1,6 +1,5 @@
 """Every loader of the library with valid files for it, and what it reads from them as plain values."""
 
-import json
 import shutil
 import tempfile
 import warnings
@@ -302,8 +301,3 @@ def equal(a: Any, b: Any, rounding: bool = False) -> bool:
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(equal(x, y, rounding) for x, y in zip(a, b, strict=True))
     return a == b or (a != a and b != b)
-
-
-def as_json(values: Any) -> str:
-    """Values as text, for messages."""
-    return json.dumps(values, default=str)[:300]
