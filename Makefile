@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow paper-test paper-quick portable-test distributed-test browser-test coverage docs lint types unit wheel format clean
+.PHONY: demo test fuzz fuzz-quick chaos test-slow paper-test paper-quick portable-test distributed-test browser-test coverage docs lint types unit wheel format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/smoothhess demo
@@ -38,6 +38,19 @@ coverage: $(VENV)/dev.stamp
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/pytest -q -n 2 -m slow --ignore=tests/datasets/distributed
+
+# Seeded damage of every file that is read: an error that names the file, or the same values. `make fuzz SECONDS=60 SEED=1`.
+SECONDS := 270
+SEED := 0
+fuzz: $(VENV)/dev.stamp
+	$(BIN)/python -W ignore -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
+
+fuzz-quick: $(VENV)/dev.stamp
+	$(BIN)/python -W ignore -m tests.fuzz --seconds 20 --seed $(SEED)
+
+# Killed writers, full disks, ranks that differ: resumed to the same records, or refused. Minutes on two cores.
+chaos: $(VENV)/dev.stamp
+	$(BIN)/python -W ignore -m tests.chaos --seed $(SEED)
 
 # The paper's experiments: their code, and with a few points and short trainings every table and figure.
 paper-test: $(VENV)/dev.stamp

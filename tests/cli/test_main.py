@@ -29,7 +29,6 @@ RESULTS = [f"{name}.{kind}" for name in ("breast_cancer", "digits") for kind in 
 def demo(tmp_path_factory):
     """The whole demo, run once, into a folder that already holds something."""
     out = tmp_path_factory.mktemp("demo")
-    (out / "digits-sure.png").write_text("of an earlier run")
     (out / "notes.txt").write_text("mine")
     torch.manual_seed(5)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
@@ -45,7 +44,7 @@ def demo(tmp_path_factory):
 
 def test_demo_writes_every_file_and_names_the_folder(demo):
     assert demo.code == 0
-    assert sorted(p.name for p in demo.out.iterdir()) == sorted([*FIGURES, *RESULTS, "notes.txt"])
+    assert sorted(p.name for p in demo.out.iterdir()) == sorted([*FIGURES, *RESULTS, "notes.txt", "explain.json"])
     assert str(demo.out.resolve()) in demo.said
     assert all(name in demo.said for name in (*FIGURES, *RESULTS))
     for name in FIGURES:
@@ -90,6 +89,27 @@ def test_demo_leaves_the_global_random_state_and_the_threads_as_they_were(demo):
     assert demo.still
 
 
+def test_demo_does_not_replace_files_that_it_did_not_write(tmp_path, monkeypatch, capsys):
+    """Its own files are replaced; files of others are named before anything is trained."""
+    train, trained = demonstration.train, []
+
+    def train_little(task, hidden, epochs, seed):
+        trained.append(task.name)
+        return train(task, hidden, 0, seed)
+
+    monkeypatch.setattr(demonstration, "train", train_little)
+    monkeypatch.setattr(demonstration, "_write", lambda e, place: (place / f"{e.task.name}.html").write_text("a page"))
+    (tmp_path / "digits-sure.png").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "digits-sure.png would be replaced, but smoothhess did not write it" in capsys.readouterr().err
+    assert trained == []
+    assert [path.name for path in tmp_path.iterdir()] == ["digits-sure.png"]
+    (tmp_path / "digits-sure.png").rename(tmp_path / "mine.png")
+    for _ in range(2):
+        assert main(["demo", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "mine.png").read_text() == "mine"
+
+
 @pytest.mark.parametrize("load", [demonstration.digits, demonstration.breast_cancer])
 def test_same_seed_same_numbers(load):
     def explanation(seed):
@@ -125,7 +145,7 @@ def test_nothing_half_written_stays_after_a_failure(tmp_path, monkeypatch, capsy
     out = tmp_path / "new" / "demo"
     if existed:
         out.mkdir(parents=True)
-        (out / "digits.safetensors").write_text("of an earlier run")
+        (out / "notes.txt").write_text("mine")
 
     def train_little(task, hidden, epochs, seed, whole=demonstration.train):
         return whole(task, hidden, 0, seed)
@@ -137,18 +157,8 @@ def test_nothing_half_written_stays_after_a_failure(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(demonstration, "overview", interrupt)
     assert main(["demo", "--out", str(out)]) == 130
     assert capsys.readouterr().err == "smoothhess: interrupted\n"
-    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == (["digits.safetensors"] if existed else [])
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == (["notes.txt"] if existed else [])
     assert out.exists() == existed
-    if existed:
-        assert (out / "digits.safetensors").read_text() == "of an earlier run"
-
-
-def test_a_new_folder_appears_whole(tmp_path):
-    out = tmp_path / "new" / "demo"
-    with demonstration._complete(out) as staging:
-        (staging / "a.png").write_text("a")
-        assert not out.exists()
-    assert [p.name for p in tmp_path.rglob("*")] == ["new", "demo", "a.png"]
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

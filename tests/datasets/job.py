@@ -12,6 +12,7 @@ from smoothhess.datasets.store import shard_files, writer, writer_lock
 from smoothhess.model.atomic_write import atomic_write
 
 RECORDS = 12
+ASKED = {"target": 0, "sigma": 0.5, "n_calls": 8, "control": None, "pack_size": 2, "shard_seconds": 0}
 
 
 def network(d: int = 3, width: int = 8) -> nn.Module:
@@ -26,8 +27,7 @@ def data(n: int = RECORDS, d: int = 3) -> torch.Tensor:
 
 def run(folder, n: int = RECORDS, **options):
     """The job: packs of two, each a shard."""
-    asked = {"target": 0, "sigma": 0.5, "n_calls": 8, "control": None, "pack_size": 2, "shard_seconds": 0}
-    return explain_dataset(SmoothHess(network().double()), data(n), folder, **{**asked, **options})
+    return explain_dataset(SmoothHess(network().double()), data(n), folder, **{**ASKED, **options})
 
 
 def run_and_tell(folder, started, ended) -> None:
@@ -88,9 +88,8 @@ def run_as(folder, ready, go, told, given: dict) -> None:
         go.wait()
 
     net.register_forward_pre_hook(wait)
-    asked = {"target": 0, "sigma": 0.5, "n_calls": 8, "control": None, "pack_size": 2, "shard_seconds": 0}
     try:
-        explain_dataset(SmoothHess(net), x, folder, **{**asked, **given})
+        explain_dataset(SmoothHess(net), x, folder, **{**ASKED, **given})
     except ValueError as error:
         told.put(str(error))
         raise

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from smoothhess import Interactions
 from smoothhess.datasets import Store
+from smoothhess.model.tensor_hash import with_checksum, with_checksums
+from tests import damage
 from tests.datasets import job
 from tests.datasets.test_explain_dataset import same_summary
 
 DATA = Path(__file__).parents[1] / "data"
-SEALED = ("checksum", "checksums")
 
 
 @pytest.fixture(scope="module")
@@ -29,73 +29,14 @@ def copy(made, tmp_path):
     return Path(shutil.copytree(made.path, tmp_path / "copy"))
 
 
-def contents(path):
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())  # noqa: SIM118
-
-
-def drop(rng, tensors, metadata):
-    tensors.pop(rng.choice(sorted(tensors)))
-
-
-def rename(rng, tensors, metadata):
-    name = rng.choice(sorted(tensors))
-    tensors[name + "x"] = tensors.pop(name)
-
-
-def reshape(rng, tensors, metadata):
-    name = rng.choice(sorted(tensors))
-    t = tensors[name]
-    changes = [t[None], t.flatten(), torch.cat([t, t]), t[:0], t[..., :-1]]
-    tensors[name] = rng.choice(changes).contiguous().clone()
-
-
-def recast(rng, tensors, metadata):
-    name = rng.choice(sorted(tensors))
-    kinds = [torch.int32, torch.float16, torch.bool, torch.int64, torch.float64, torch.float32]
-    tensors[name] = tensors[name].to(rng.choice(kinds))
-
-
-def swap(rng, tensors, metadata):
-    a, b = rng.sample(sorted(tensors), 2)
-    tensors[a], tensors[b] = tensors[b], tensors[a]
-
-
-def drop_text(rng, tensors, metadata):
-    metadata.pop(rng.choice(sorted(metadata)))
-
-
-def change_text(rng, tensors, metadata):
-    name = rng.choice(sorted(metadata))
-    try:
-        value = json.loads(metadata[name])
-    except ValueError:
-        value = None
-    if isinstance(value, dict) and value:
-        entry = rng.choice(sorted(value))
-        if rng.random() < 0.5:
-            del value[entry]
-        else:
-            value[entry] = rng.choice([None, [], "x", -1, {}])
-        metadata[name] = json.dumps(value)
-    else:
-        metadata[name] = rng.choice(["", "[]", "{", "null", "[[1]]", '["x"]'])
-
-
-MUTATIONS = [drop, rename, reshape, recast, swap, drop_text, change_text]
-
-
 def mutate(rng, source, path):
     """Change a file in one place; half of the files lose their checksums, as if written before there were any."""
-    tensors, metadata = contents(source)
+    content = source.read_bytes()
     if rng.random() < 0.5:
-        metadata = {name: text for name, text in metadata.items() if name not in SEALED}
-    if rng.random() < 0.1:
-        data = source.read_bytes()
-        path.write_bytes(data[: rng.randrange(len(data))])
-        return
-    rng.choice(MUTATIONS)(rng, tensors, metadata)
-    save_file(tensors, path, metadata)
+        tensors, metadata = damage.contents(content)
+        content = save(tensors, {name: text for name, text in metadata.items() if name not in damage.SEALED})
+    kinds = [damage.truncate, *damage.SAFETENSORS.values()]
+    path.write_bytes(rng.choice(kinds)(rng, content))
 
 
 def check(path, read):
@@ -121,6 +62,38 @@ def test_mutated_results(tmp_path, name):
         mutate(rng, source, path)
         refused += check(path, lambda path=path: Interactions.load(path).hessian)
     assert refused > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "about", "removed", "said"),
+    [
+        ("sampled", {"design": "orth/gonal"}, (), "design must be one of"),
+        ("sampled", {"gaussian": ["Isotropic", {"sigma": {}}]}, (), "expected 'sigma' of Isotropic as a float"),
+        ("sampled", {"gaussian": ["Isotropic", {"sigma": 0}]}, (), "expected 'sigma' of Isotropic as a float"),
+        ("sampled", {"gaussian": ["Isotropic", {"sigma": 1e300}]}, (), "expected 'sigma' of Isotropic as a float"),
+        ("groups", {}, ("statistics.gram",), "'statistics.gram' of the groups is missing"),
+    ],
+)
+def test_parts_that_only_later_methods_would_miss(tmp_path, name, about, removed, said):
+    """With valid checksums: they are refused when the file is loaded."""
+    tensors, metadata = damage.contents((DATA / f"{name}.safetensors").read_bytes())
+    metadata["about"] = json.dumps({**json.loads(metadata["about"]), **about})
+    for tensor in removed:
+        del tensors[tensor]
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(save(tensors, with_checksums(tensors, metadata)))
+    with pytest.raises(ValueError, match=rf"x.safetensors is damaged .*{said}"):
+        Interactions.load(path)
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:, :-1].contiguous(), lambda t: t.to(torch.float8_e4m3fn)])
+def test_inputs_that_do_not_fit_the_draws(tmp_path, change):
+    tensors, metadata = damage.contents((DATA / "sampled.safetensors").read_bytes())
+    tensors["inputs"] = change(tensors["inputs"])
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(save(tensors, with_checksums(tensors, metadata)))
+    with pytest.raises(ValueError, match="x.safetensors is damaged"):
+        Interactions.load(path)
 
 
 @pytest.mark.parametrize("source", ["old", "new"])
@@ -151,15 +124,51 @@ def test_mutated_shards(made, tmp_path, source):
 @pytest.mark.parametrize("change", [{"job": 3}, {"pack_size": None}, {"settings": []}, {"settings": {"keep": "pairs"}}])
 def test_a_damaged_manifest(copy, change):
     manifest = copy / "store.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
+    manifest.write_text(json.dumps(with_checksum({**json.loads(manifest.read_text()), **change})))
     with pytest.raises(ValueError, match=r"store.json is damaged .*Restore it from a backup"):
+        Store(copy)
+
+
+@pytest.mark.parametrize("change", ["other number", "nesting"])
+def test_a_manifest_that_was_changed(copy, change):
+    """Its checksum shows numbers that would be valid."""
+    manifest = copy / "store.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"pack_size": 2', '"pack_size": 4') if change == "other number" else "[" * 99_999)
+    with pytest.raises(ValueError, match=r"store.json is damaged .*(checksum does not match|nested too deeply)"):
+        Store(copy)
+
+
+@pytest.mark.parametrize("lines", ["[" * 99_999, '{"shard": 1e999}', '{"world_size": Infinity, "read": 1, "data": ""}'])
+def test_an_index_of_nonsense_is_ignored(made, copy, lines):
+    (copy / "index-0000.jsonl").write_text(lines + "\n")
+    assert Store(copy).numbers == made.numbers
+    assert len(job.run(copy)) == len(made)
+
+
+def test_a_changed_index_is_ignored(made, copy):
+    """Also where the changed line would be valid; other lines of the index are used."""
+    index = copy / "index-0000.jsonl"
+    index.write_text(index.read_text().replace("[[2, 4]]", "[[2, 3]]").replace('"read": 12', '"read": 13'))
+    assert Store(copy).numbers == made.numbers
+    assert len(job.run(copy)) == len(made)
+
+
+@pytest.mark.parametrize("claimed", [[[0, 10**13]], [[4, 2]], [[-2, 0]]])
+def test_claimed_records_that_the_file_cannot_hold(copy, claimed):
+    """In files without checksums; nothing of that size is allocated."""
+    shard = sorted(copy.glob("shard-*"))[0]
+    tensors, metadata = damage.contents(shard.read_bytes())
+    metadata = {name: text for name, text in metadata.items() if name not in damage.SEALED}
+    shard.write_bytes(save(tensors, {**metadata, "records": json.dumps(claimed)}))
+    with pytest.warns(UserWarning, match=rf"{shard.name} is damaged .*ascending intervals"):
         Store(copy)
 
 
 def test_a_flipped_bit(made, copy):
     shard = made.shards[2]
     data = bytearray((copy / shard.file).read_bytes())
-    tensors, _ = contents(copy / shard.file)
+    tensors, _ = damage.contents(bytes(data))
     at = data.index(tensors["column.hessian"].numpy().tobytes())
     data[at + 3] ^= 16
     (copy / shard.file).write_bytes(data)

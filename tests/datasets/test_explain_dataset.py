@@ -320,7 +320,7 @@ def test_temporary_files_of_a_killed_writer_do_not_count_and_are_removed(process
     child = processes.Process(target=job.begin_to_write, args=(tmp_path / "shard-0001-000000-abcd1234", ready, ended))
     child.start()
     assert ready.wait(60)
-    (left,) = (path for path in tmp_path.iterdir() if path.stat().st_size == 100_000)
+    (left,) = (path for path in tmp_path.rglob("*") if path.stat().st_size == 100_000)
     options = {"max_bytes": 60_000, "rank": 0, "world_size": 2}
     made = job.run(tmp_path, n=4, **options)
     assert made.n_bytes < 60_000

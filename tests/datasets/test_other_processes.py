@@ -46,8 +46,7 @@ def second(folder, x=None, shift=0.0, **options):
     net = job.network().double()
     with torch.no_grad():
         net[0].weight += shift
-    asked = {"target": 0, "sigma": 0.5, "n_calls": 8, "control": None, "pack_size": 2, "shard_seconds": 0}
-    options = {"rank": 1, "world_size": 2, **asked, **options}
+    options = {"rank": 1, "world_size": 2, **job.ASKED, **options}
     return explain_dataset(SmoothHess(net), job.data() if x is None else x, folder, **options)
 
 

@@ -16,6 +16,7 @@ from smoothhess.datasets.store import shard_reader
 from smoothhess.datasets.store.job_manifest import known_store
 from smoothhess.datasets.store.shard_files import MANIFEST, Name, numbers_in, spans
 from smoothhess.evaluate.global_interactions import record_seeds
+from smoothhess.model.tensor_hash import with_checksum
 from smoothhess.result.exact import Exact
 from tests.datasets import job
 
@@ -198,12 +199,12 @@ def test_files_of_other_kinds_are_no_concern(made, copy):
 def test_other_versions_and_things_that_are_no_store(copy, tmp_path):
     manifest = copy / "store.json"
     about = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**about, "version": 2}))
+    manifest.write_text(json.dumps(with_checksum({**about, "version": 2})))
     with pytest.raises(ValueError, match="version 2 of the format, this smoothhess reads and writes version 1"):
         Store(copy)
     with pytest.raises(ValueError, match="version 2 of the format"):
         job.run(copy)
-    manifest.write_text(json.dumps({**about, "format": "photos"}))
+    manifest.write_text(json.dumps(with_checksum({**about, "format": "photos"})))
     with pytest.raises(ValueError, match="expected format 'smoothhess.store', got 'photos'"):
         Store(copy)
     manifest.write_text("{")

@@ -6,14 +6,11 @@ This module holds the datasets, the training loop and the printed text of the de
 
 from __future__ import annotations
 
-import shutil
 import textwrap
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from smoothhess import view
+from smoothhess.cli.explain.output_folder import UNFINISHED, Folder
 from smoothhess.draws.seeding import torch_generator
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
@@ -273,11 +271,15 @@ def heatmap(explanation: Explanation) -> Figure:
     return figure
 
 
+TASKS = {digits: 64, breast_cancer: 32}  # with the widths of the hidden layers
+FIGURES = {"gradient": gradients, "heatmap": heatmap}  # of all three inputs
+
+
 def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object] = print, **options: Any) -> list[Path]:
     """Train and explain both networks, print the tables, and write pages, figures and results.
 
-    All files are written to a temporary folder and moved to `out` at the end, each move being atomic. Files of an
-    earlier run are replaced.
+    The files of a network are moved to `out` when all of them are written. Files of an earlier run are replaced, other
+    files never.
 
     Args:
         out: Output folder; created if it does not exist.
@@ -290,32 +292,42 @@ def run(out: Path, seed: int = 0, epochs: int = 40, say: Callable[[str], object]
         The paths of the written files.
 
     Raises:
-        ValueError: If `out` is a file, or cannot be written to.
+        ValueError: If `out` is a file, cannot be written to, or holds files of the same names that no run wrote.
         ImportError: If matplotlib or scikit-learn is not installed.
     """
-    out = out.expanduser().resolve()
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, got the file {out}. Pass another --out.")
+    folder = Folder(out)
     canvas.new_figure(1, 1)  # raises at once where matplotlib is missing
-    with _one_thread(), _complete(out) as staging:
-        drawings: list[tuple[str, Callable[[], Figure]]] = []
-        for load, hidden in ((digits, 64), (breast_cancer, 32)):
+    names = sorted(file for load in TASKS for file in _files(load.__name__))
+    with _one_thread(), folder.opened():
+        folder.refuse_foreign(names)
+        found = []
+        for load, hidden in TASKS.items():
             task = load(seed)
-            explanation = explain(task, train(task, hidden, epochs, seed), seed, **options)
-            say(report(explanation) + "\n")
-            explanation.result.save(staging / f"{task.name}.safetensors")
-            page(explanation, staging / f"{task.name}.html")
-            drawings += [(f"{task.name}-{which}", partial(overview, explanation, i)) for i, which in enumerate(WHICH)]
-            drawings.append((f"{task.name}-gradient", partial(gradients, explanation)))
-            drawings.append((f"{task.name}-heatmap", partial(heatmap, explanation)))
+            found.append(explain(task, train(task, hidden, epochs, seed), seed, **options))
+            say(report(found[-1]) + "\n")
         for paragraph in (*READING, f"Limits: {LIMITS}"):
             say(_wrapped(paragraph, ""))
-        for name, draw in _progress(drawings, "drawing"):
-            draw().savefig(staging / f"{name}.png", dpi=150)
-        names = sorted(path.name for path in staging.iterdir())
-    say(f"\nWritten to {out}:\n{_wrapped(', '.join(names), '  ')}")
-    say(f"\nOpen {out / 'digits.html'} in a browser: hover over a pixel to show its interactions.")
-    return [out / name for name in names]
+        for explanation in _progress(found, "drawing"):
+            with folder.writing(explanation.task.name, UNFINISHED, {}) as place:
+                _write(explanation, place)
+    say(f"\nWritten to {folder.path}:\n{_wrapped(', '.join(names), '  ')}")
+    say(f"\nOpen {folder.path / 'digits.html'} in a browser: hover over a pixel to show its interactions.")
+    return [folder.path / name for name in names]
+
+
+def _files(task: str) -> list[str]:
+    """Names of the files that `_write` writes."""
+    return [f"{task}.safetensors", f"{task}.html", *(f"{task}-{figure}.png" for figure in (*WHICH, *FIGURES))]
+
+
+def _write(explanation: Explanation, place: Path) -> None:
+    name = explanation.task.name
+    explanation.result.save(place / f"{name}.safetensors")
+    page(explanation, place / f"{name}.html")
+    drawn = {which: overview(explanation, i) for i, which in enumerate(WHICH)}
+    drawn |= {figure: draw(explanation) for figure, draw in FIGURES.items()}
+    for figure, drawing in drawn.items():
+        drawing.savefig(place / f"{name}-{figure}.png", dpi=150)
 
 
 @contextmanager
@@ -327,27 +339,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _complete(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder whose files are moved to `out` on success and deleted on an exception."""
-    existed = out.is_dir()
-    home = out if existed else out.parent
-    staging = home / f".{out.name}.{uuid.uuid4().hex}.partial"
-    try:
-        staging.mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {home}: {error.strerror}. Pass another --out.") from error
-    try:
-        yield staging
-        if not existed:
-            staging.rename(out)
-            return
-        for path in sorted(staging.iterdir()):
-            path.replace(out / path.name)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _split(inputs: Any, labels: Any, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -25,7 +25,8 @@ def demo(*, out: Path = Path("smoothhess-demo"), seed: int = 0) -> None:
     Takes less than a minute.
 
     Args:
-        out: Folder for pages (html), figures (png) and results (safetensors). Files of an earlier run are replaced.
+        out: Folder for pages (html), figures (png) and results (safetensors). Files of an earlier run are replaced,
+            other files never.
         seed: Seed of the data split, the initial weights and the noise. The same seed gives the same numbers.
     """
     if seed < 0 or seed >= 2**32:

@@ -25,8 +25,9 @@ from smoothhess.datasets.record_batches import Pack, batches, count, packs
 from smoothhess.datasets.record_explainer import CheckedExplainer, Question
 from smoothhess.datasets.store import shard_files
 from smoothhess.datasets.store.job_manifest import begin, known_store, refuse_other_job
-from smoothhess.datasets.store.record import KEEP, Rows, rows_of
+from smoothhess.datasets.store.record import Rows, rows_of
 from smoothhess.datasets.store.running_summary import tally
+from smoothhess.datasets.store.shard_files import KEEP
 from smoothhess.datasets.store.store_folder import Store
 from smoothhess.datasets.store.writer import Writer
 from smoothhess.datasets.store.writer_lock import one_at_a_time, only_writer

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from smoothhess.linalg.orthonormal import gram_schmidt
 
+LARGEST_SIGMA = 1e150  # in files: its square is finite
+
 
 def _real(value: object, name: str) -> Tensor:
     """`value` as a finite, detached float64 tensor on the CPU."""
@@ -120,13 +122,20 @@ class Gaussian(ABC):
 
     @staticmethod
     def from_state(kind: str, state: dict[str, Any]) -> Gaussian:
-        """The Gaussian whose class is named `kind` and whose fields are `state`."""
+        """The Gaussian whose class is named `kind` and whose fields are `state`; raises ValueError for other types."""
         classes = {c.__name__: c for c in (Isotropic, Diagonal, Dense, Eigenbasis, SegmentShift)}
         if kind not in classes:
             raise ValueError(f"expected a Gaussian of kind {sorted(classes)}, got {kind!r}.")
         made = object.__new__(classes[kind])
         for f in fields(made):
-            object.__setattr__(made, f.name, state[f.name])
+            value = state[f.name]
+            if f.type == "Tensor":
+                fits = isinstance(value, Tensor)
+            else:
+                fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST_SIGMA
+            if not fits or (f.name == "sigma" and f.type == "float" and not value):
+                raise ValueError(f"expected {f.name!r} of {kind} as a {f.type}, got {type(value).__name__}.")
+            object.__setattr__(made, f.name, value)
         return made
 
     @staticmethod

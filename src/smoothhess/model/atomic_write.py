@@ -1,4 +1,4 @@
-"""Write files atomically: under a temporary name in the same folder, then renamed, so that no partial file is left.
+"""Write files atomically: in a temporary folder beside them, then renamed, so that no partial file is left.
 
 Every file of this package is written through `atomic_write`; what the files contain is decided by the callers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,48 +37,44 @@ def atomic_write(path: Path | str, *, durable: bool = False) -> Iterator[Path]:
     (['a.txt'], 'complete')
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise ValueError(f"the folder {path.parent} does not exist. Create it first.")
-    temporary = new_temporary(path)
-    try:
+    with temporary_path(path) as temporary:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's files are readable by the owner only
+        temporary.chmod(0o666 & ~_umask())  # some writers create files that only the owner can read
         if durable:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     if durable:
         sync_folder(path.parent)
 
 
-def new_temporary(path: Path) -> Path:
-    """Create an empty file in the folder of `path` whose name contains the identity of this process."""
+@contextmanager
+def temporary_path(path: Path) -> Iterator[Path]:
+    """Yield a path in a temporary folder beside `path`, whose name contains the identity of this process.
+
+    It is a folder because some writers, such as safetensors, create further temporary files beside their file.
+
+    Raises:
+        ValueError: If the folder of `path` does not exist.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder {path.parent} does not exist. Create it first.")
     process = RunningProcess.current()
     identity = f"{process.pid}-{process.started}-{_host_hash(process.host)}"
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".{identity}.tmp", dir=path.parent)
-    os.close(handle)
-    return Path(name)
-
-
-def is_temporary(name: str) -> bool:
-    """Whether a file name is that of a temporary file.
-
-    >>> is_temporary(".a.txt.x1y2.77-1234-0a1b2c3d.tmp"), is_temporary("a.txt")
-    (True, False)
-    """
-    return _TEMPORARY.fullmatch(name) is not None
+    folder = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=f".{identity}.tmp", dir=path.parent)
+    try:
+        yield Path(folder, path.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove temporary files of processes of this machine that have ended without removing them."""
+    """Remove temporary folders of processes of this machine that have ended without removing them."""
     here = RunningProcess.current().host
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
         if match and match[3] == _host_hash(here) and not RunningProcess(here, int(match[1]), int(match[2])).may_run:
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _host_hash(host: str) -> str:

@@ -1,6 +1,5 @@
 """Read and write files of weights: safetensors, and .pth files of other projects (read only)."""
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from smoothhess.model.atomic_write import atomic_write
+from smoothhess.model.bounded_files import check_unpacked_size
 
 __all__ = ["fill_network", "load_weights", "read_weights", "save_tensors", "save_weights"]
 
@@ -45,9 +45,10 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
                 return {key: stored.get_tensor(key) for key in stored.keys()}, dict(stored.metadata() or {})  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} is not a complete safetensors file ({error}); replace it") from error
+    check_unpacked_size(path, path.stat().st_size, str(path))
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # torch raises many kinds for damaged files
         raise ValueError(f"{path} is not a complete file of plain weights ({error}); replace it") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(

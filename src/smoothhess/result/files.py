@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
@@ -226,10 +227,14 @@ def _check_parts(parts: Parts) -> None:
     rows, n = tensors.get("statistics.head.odd"), tensors.get("statistics.n")
     if rows is not None and n is not None and "statistics.total" not in tensors and int(n.max()) > rows.shape[1]:
         raise ValueError(f"'statistics.total' of {int(n.max())} rows is missing: the head has {rows.shape[1]}")
+    if about["groups"] is not None and "statistics.skew" in tensors and "statistics.gram" not in tensors:
+        raise ValueError("'statistics.gram' of the groups is missing")
     for name in ("status", "stream", "seeds"):
         if name in about and len(about[name]) != len(inputs):
             raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
-    for name in ("method", "note", "design", "precision"):
+    if "design" in about:
+        find_design(about["design"])
+    for name in ("method", "note", "precision"):
         if name in about and not isinstance(about[name], str):
             raise ValueError(f"expected {name!r} as text, got {type(about[name]).__name__}")
 
@@ -277,7 +282,10 @@ def sampled_fields(parts: Parts) -> dict[str, Any]:
     statistics = Statistics.from_tensors(about["design"], stream, about["rank"], parts.under("statistics."))
     no_kinks = tensors.get("no_kinks", tensors.get("exactly_zero"))  # its former name
     sums = _sums(parts.under("denoised."))
-    estimate = HessianEstimate(statistics, *_numbers_of(parts), about["shrink"], no_kinks, sums)
+    gaussian, grouping = _numbers_of(parts)
+    if gaussian.rank(tensors["inputs"][0].numel()) != about["rank"]:
+        raise ValueError(f"expected draws of the Gaussian's dimension, got rank {about['rank']}")
+    estimate = HessianEstimate(statistics, gaussian, grouping, about["shrink"], no_kinks, sums)
     settings = {name: about[name] for name in _SETTINGS if name in about}  # older files lack some of them
     weights, error = tensors.get("control_weights"), tensors.get("precision_error")
     own = {"estimate": estimate, "control_weights": weights, "precision_error": error}

@@ -113,9 +113,15 @@ def strongest_pairs(entries: Entries, scales: Tensor, k: int, q: float, level: f
 
 
 def _largest(strength: Tensor, k: int) -> Tensor:
-    """Indices of the k largest numbers of each row, largest first; ties by index, (b, k)."""
+    """Indices of the k largest numbers of each row, largest first; ties by index, NaN last, (b, k).
+
+    >>> _largest(torch.tensor([[1.0, torch.nan, 3.0], [torch.nan, torch.nan, 0.0]]), 2)
+    tensor([[2, 0],
+            [2, 0]])
+    """
     if not k:
         return strength.new_zeros(len(strength), 0, dtype=torch.long)
+    strength = torch.where(strength.isnan(), -1.0, strength)  # strengths are not negative
     least = strength.topk(k).values[:, -1:]
     places = torch.nonzero(strength >= least)
     if len(places) > k * len(strength):  # ties beyond the k-th place

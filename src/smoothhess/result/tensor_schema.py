@@ -19,7 +19,7 @@ _KINDS = {
     "int32": lambda dtype: dtype == torch.int32,
     "uint8": lambda dtype: dtype == torch.uint8,
     "bool": lambda dtype: dtype == torch.bool,
-    "real": lambda dtype: dtype.is_floating_point,
+    "real": lambda dtype: dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
 _RAW = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
 

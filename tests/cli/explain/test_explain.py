@@ -23,6 +23,7 @@ from smoothhess.cli.explain import model_factories, output_files, output_folder,
 from smoothhess.cli.explain.folder_lock import LOCK
 from smoothhess.cli.explain.output_folder import Folder
 from smoothhess.cli.main import main
+from smoothhess.model.tensor_hash import with_checksum
 
 TABLE = "--model mine.py:table --input data.csv --drop label --sigma 0.25 --calls 200".split()
 
@@ -490,7 +491,7 @@ def test_files_of_others_are_not_replaced(here, quick, attributed, name, kind, c
     else:
         path.mkdir()
     assert explain(*TABLE, "--rows", "0:2", "--out", ".") == 2
-    assert f"{name} would be replaced, but smoothhess explain did not write it" in capsys.readouterr().err
+    assert f"{name} would be replaced, but smoothhess did not write it" in capsys.readouterr().err
     assert attributed.made == []
     assert path.read_text() == "mine" if kind == "file" else path.is_symlink() or path.is_dir()
 
@@ -551,7 +552,7 @@ def test_a_second_run_in_the_same_folder_is_refused_by_name(here, quick, capsys)
         assert explain(*TABLE, "--rows", "0", "--out", "out") == 2
         assert (here / "out" / LOCK).read_text() == lock
     said = capsys.readouterr().err
-    assert f"is used by another run of smoothhess explain (process {os.getpid()}, started 20" in said
+    assert f"is used by another run of smoothhess (process {os.getpid()}, started 20" in said
     assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
     assert LOCK not in files(here / "out")
 
@@ -584,7 +585,7 @@ def test_a_record_without_files_is_not_finished(here, quick, attributed):
     for file in about["finished"]["data-row0"]["files"]:
         (here / "out" / file).unlink()
     about["finished"]["data-row0"]["files"] = {}
-    (here / "out" / "explain.json").write_text(json.dumps(about))
+    (here / "out" / "explain.json").write_text(json.dumps(with_checksum(about)))
     assert explain(*TABLE, "--rows", "0", "--out", "out") == 0
     assert len(attributed.made) == 2
 

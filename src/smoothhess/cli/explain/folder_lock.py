@@ -31,7 +31,7 @@ def locked(folder: Path) -> Iterator[None]:
                 file.seek(0)
                 holder = " ".join(file.read(200).split()) or "unknown"
             raise ValueError(
-                f"{folder} is used by another run of smoothhess explain ({holder}). Wait for it, or pass another --out."
+                f"{folder} is used by another run of smoothhess ({holder}). Wait for it, or pass another --out."
             )
         with suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):

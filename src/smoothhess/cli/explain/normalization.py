@@ -62,8 +62,9 @@ def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
     """
     if not words:
         return None
-    path = Path(words[0])
+    path, source = Path(words[0]), option
     if len(words) == 1 and path.suffix in (".npy", ".txt", ".csv"):
+        source = f"{option} {path}"
         if not path.is_file():
             raise FileNotFoundError(f"{option}: no file {path}.")
         try:
@@ -78,9 +79,9 @@ def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
         except ValueError as error:
             raise ValueError(f"{option} must be numbers, like 0.5 or 0.485,0.456,0.406, or a .npy file.") from error
     if not len(numbers) or not torch.isfinite(numbers).all():
-        raise ValueError(f"{option} must be at least one finite number.")
+        raise ValueError(f"{source} must be at least one finite number.")
     if option == "--std" and not bool((numbers > 0).all()):
-        raise ValueError("--std must be positive: inputs are divided by it.")
+        raise ValueError(f"{source} must be positive: inputs are divided by it.")
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""The output folder of `smoothhess explain`: crash-safe writing, and reuse of finished inputs by a later run.
+"""The output folder of `smoothhess explain` and of the demo: crash-safe writing, and reuse of finished inputs.
 
 Files are replaced or deleted only if an earlier run wrote them, which their recorded hashes show. The content of the
 files belongs to `output_files`, the lock against a concurrent run to `folder_lock`.
@@ -13,12 +13,13 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from smoothhess.cli.explain.folder_lock import locked
+from smoothhess.model.tensor_hash import parse_checked, with_checksum
 
 FORMAT, VERSION = "smoothhess.explain", 2
 RECORDS, INDEX = "explain.json", "index.html"
@@ -49,23 +50,29 @@ class Folder:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Create the folder, lock it, and read its records; remove what interrupted runs left.
+        """Create the folder, lock it, and read its records; remove what interrupted runs left, and an empty new folder.
 
         Raises:
             ValueError: If the folder cannot be written to, is used by another run, or holds a foreign record file.
         """
+        existed = self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
             raise ValueError(f"cannot write to {self.path}: {error.strerror}. Pass another --out.") from error
-        with locked(self.path):
-            for left in self.path.glob(".smoothhess-*.partial"):
-                if re.fullmatch(r"\.smoothhess-[0-9a-f]{32}\.partial", left.name) and not left.is_symlink():
-                    shutil.rmtree(left, ignore_errors=True)
-            self.records = self._read()
-            yield
+        try:
+            with locked(self.path):
+                for left in self.path.glob(".smoothhess-*.partial"):
+                    if re.fullmatch(r"\.smoothhess-[0-9a-f]{32}\.partial", left.name) and not left.is_symlink():
+                        shutil.rmtree(left, ignore_errors=True)
+                self.records = self._read()
+                yield
+        finally:
+            if not existed:
+                with suppress(OSError):  # it is not empty
+                    self.path.rmdir()
 
     def kept(self, name: str, key: str) -> Record | None:
         """Return the record of an input that was finished with the same settings, or None."""
@@ -85,7 +92,7 @@ class Folder:
             path = self.path / file
             if (path.exists() or path.is_symlink()) and not _is_own(path, own.get(file)):
                 raise ValueError(
-                    f"{path} would be replaced, but smoothhess explain did not write it, or it was changed since. "
+                    f"{path} would be replaced, but smoothhess did not write it, or it was changed since. "
                     "Move or remove it, or pass another --out."
                 )
 
@@ -124,7 +131,7 @@ class Folder:
         """Replace records, in the record file as well."""
         self.records = {**self.records, **changed}
         finished = {name: asdict(record) for name, record in self.records.items()}
-        about = {"format": FORMAT, "version": VERSION, "finished": finished}
+        about = with_checksum({"format": FORMAT, "version": VERSION, "finished": finished})
         with self._staging() as staging:
             (staging / RECORDS).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
             (staging / RECORDS).replace(self.path / RECORDS)
@@ -134,10 +141,10 @@ class Folder:
         if not path.exists():
             return {}
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
+            about = parse_checked(path.read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise ValueError
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} was not written by smoothhess explain, or it is damaged. Move or remove it, or pass another "
                 "--out."
@@ -153,7 +160,12 @@ class Folder:
 def _sound(name: str, record: Record) -> bool:
     """Whether all files of a record belong to its input: files are deleted according to the record."""
     own = re.compile(re.escape(name) + r"[.-][^/\\]+")
-    return bool(record.files) and all(own.fullmatch(file) or file == name == INDEX for file in record.files)
+    texts = [*record.files.values(), *record.words.values()]
+    return (
+        bool(record.files)
+        and all(own.fullmatch(file) or file == name == INDEX for file in record.files)
+        and all(isinstance(text, str) for text in texts)
+    )
 
 
 def _is_own(path: Path, written: str | None) -> bool:

@@ -21,7 +21,6 @@ from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Columns, Pair, labels_of
 from smoothhess.result.result import Result
 
-KEEP = ("pairs", "hessian", "result")  # from least to most
 SCALARS = ("output", "value", "value_stderr", "relative_error", "r2", "n_calls", "n_passes")
 SHARED = ("gaussian.", "grouping.mask", "grouping.scales")  # parts of a result that are the same for all records
 

@@ -24,11 +24,13 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from smoothhess.model.atomic_write import atomic_write, is_temporary, new_temporary, remove_stale, sync_folder
+from smoothhess.model.atomic_write import atomic_write, remove_stale, sync_folder, temporary_path
+from smoothhess.model.tensor_hash import parse_checked, with_checksum
 from smoothhess.result.tensor_schema import naming
 
 FORMAT, VERSION = "smoothhess.store", 1
 MANIFEST = "store.json"
+KEEP = ("pairs", "hessian", "result")  # what is kept of a record, from least to most
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Spans = tuple[tuple[int, int], ...]  # first record and last + 1
@@ -49,6 +51,15 @@ def spans(numbers: Sequence[int]) -> Spans:
         else:
             found.append((n, n + 1))
     return tuple(found)
+
+
+def checked_spans(listed: Any, n_bytes: int) -> Spans:
+    """The intervals that a file of `n_bytes` bytes lists; raises ValueError if it cannot hold such records."""
+    found = tuple((int(start), int(stop)) for start, stop in listed)
+    ends = [0, *(end for interval in found for end in interval)]
+    if ends != sorted(ends) or 8 * sum(stop - start for start, stop in found) > n_bytes:  # a number takes 8 bytes
+        raise ValueError("expected its records as ascending intervals that fit into the file")
+    return found
 
 
 def numbers_in(intervals: Spans) -> np.ndarray:
@@ -117,10 +128,9 @@ def commit(path: Path, write: Callable[[Path], None]) -> None:
 
 def found_store(folder: Path, manifest: dict[str, Any], instead: bool = False) -> bool:
     """Write the manifest, replacing one if `instead`; False if another process has written it first."""
-    about = {"format": FORMAT, "version": VERSION, **manifest}
+    about = with_checksum({"format": FORMAT, "version": VERSION, **manifest})
     path = folder / MANIFEST
-    temporary = new_temporary(path)
-    try:
+    with temporary_path(path) as temporary:
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(about, file, indent=1)
             file.flush()
@@ -136,8 +146,6 @@ def found_store(folder: Path, manifest: dict[str, Any], instead: bool = False) -
             if path.exists():
                 return False
             os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     sync_folder(folder)
     return True
 
@@ -155,7 +163,7 @@ def _append(folder: Path, rank: int, line: dict[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-        file.write(json.dumps(line).encode() + b"\n")
+        file.write(json.dumps(with_checksum(line)).encode() + b"\n")
 
 
 def add_pass(folder: Path, rank: int, ended: Pass) -> None:
@@ -168,7 +176,7 @@ def passes(folder: Path) -> dict[int, Pass]:
     """The last complete pass of each rank."""
     found = {}
     for rank, about in _index_lines(folder):
-        with suppress(TypeError, ValueError, KeyError):
+        with suppress(TypeError, ValueError, KeyError, OverflowError):
             found[rank] = Pass(int(about["world_size"]), int(about["read"]), about["data"])
     return found
 
@@ -191,7 +199,7 @@ def mend_index(folder: Path, shards: Sequence[Shard], rank: int, world_size: int
 
 
 def sweep(folder: Path, shards: Sequence[Shard], rank: int) -> None:
-    """Remove temporary files of processes that have ended, and summaries of this rank that were interrupted."""
+    """Remove temporary folders of processes that have ended, and summaries of this rank that were interrupted."""
     remove_stale(folder)
     valid = summaries(folder, shards).get(rank)
     present = {s.name for s in shards}
@@ -212,9 +220,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is not a store: it has no {MANIFEST}. explain_dataset creates one.")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = parse_checked(path.read_text(encoding="utf-8"))
         kind, version = about["format"], about["version"]
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged or not a manifest ({type(error).__name__} {error}). Restore it from a backup: it "
             "is written once and never changed."
@@ -231,6 +239,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         fields = about["job"], about["pack_size"], settings["keep"], settings["n_pairs"], settings["summary"]
         if [type(f) for f in fields] != [str, int, str, int, bool]:
             raise ValueError("job, pack_size, keep, n_pairs or summary has another type")
+        if about["pack_size"] < 1 or settings["n_pairs"] < 0 or settings["keep"] not in KEEP:
+            raise ValueError(f"expected pack_size ≥ 1, n_pairs ≥ 0, and keep as one of {', '.join(KEEP)}")
     return about
 
 
@@ -254,11 +264,9 @@ def summaries(folder: Path, shards: Sequence[Shard]) -> dict[int, Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Size of all files in bytes, without temporary files."""
+    """Size of all files in bytes, without those in temporary folders."""
     total = 0
     for entry in _files(folder):
-        if is_temporary(entry.name):
-            continue
         with suppress(FileNotFoundError):  # another process renamed or removed it meanwhile
             total += os.stat(entry.path).st_size
     return total
@@ -273,11 +281,11 @@ def next_serial(folder: Path, rank: int) -> int:
 def _read_index(folder: Path) -> dict[str, Shard]:
     found = {}
     for _, about in _index_lines(folder):
-        with suppress(TypeError, ValueError, KeyError):  # of another kind: the shard itself is read instead
+        with suppress(TypeError, ValueError, KeyError, OverflowError):  # of another kind: the shard is read instead
             name = Name.read(about["shard"], "shard")
             if name is not None:
-                intervals = tuple((int(a), int(b)) for a, b in about["records"])
-                found[about["shard"]] = Shard(name, int(about["bytes"]), intervals, about["job"])
+                n_bytes = int(about["bytes"])
+                found[about["shard"]] = Shard(name, n_bytes, checked_spans(about["records"], n_bytes), about["job"])
     return found
 
 
@@ -287,7 +295,7 @@ def _index_lines(folder: Path) -> Iterator[tuple[int, Any]]:
         if match := re.fullmatch(r"index-(\d{4,})\.jsonl", entry.name):
             for line in Path(entry.path).read_bytes().splitlines():
                 with suppress(ValueError):
-                    yield int(match[1]), json.loads(line)
+                    yield int(match[1]), parse_checked(line)
 
 
 def _files(folder: Path) -> list[os.DirEntry[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from smoothhess.datasets.store.shard_files import FORMAT, Shard, Spans, list_shards, numbers_in
+from smoothhess.datasets.store.shard_files import FORMAT, Shard, Spans, checked_spans, list_shards, numbers_in
 from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.model.tensor_hash import check_tensor, checksums_of
 from smoothhess.result.files import Parts
@@ -137,4 +137,4 @@ def read_spans(path: Path, about: dict[str, str], job: str) -> Spans:
     if about.get("name", path.name) != path.name:
         raise ValueError(f"{path} was written as {about['name']}: files were exchanged. Restore their names.")
     checksums_of(about)
-    return tuple((int(a), int(b)) for a, b in json.loads(about["records"]))
+    return checked_spans(json.loads(about["records"]), path.stat().st_size)
