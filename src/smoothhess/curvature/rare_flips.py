@@ -23,6 +23,7 @@ NEURONS = 16  # neurons of an example that are kept
 PROBES = 32  # random directions that estimate τ of all neurons, in more than twice as many dimensions
 SLACK = 1.3  # factor on an estimated τ, so that no neuron is overlooked
 OFTEN_FLIPPED = 1e-3  # least share of the variance by which neurons are ranked
+LEFT_OUT = 0.1  # variance of the neurons that are not kept, relative to the others, that counts as none
 SEEN = 8  # expected flips in the rows above which their scatter contains the neuron's variance
 
 
@@ -30,7 +31,8 @@ SEEN = 8  # expected flips in the rows above which their scatter contains the ne
 class RareFlips:
     """The neurons of B examples that few draws flip.
 
-    `complete` marks examples whose kinks are all recorded and do not depend on each other, so that t is exact.
+    `complete` marks examples whose kinks are all recorded and do not depend on each other, so that t is exact, and of
+    which neurons with a negligible variance are left out.
     """
 
     direction: Tensor  # (B, m, k) ĵ, or its products with the whitened directions of features or groups
@@ -113,7 +115,7 @@ class RareFlips:
 
 def chance(margin: Tensor) -> Tensor:
     """Φ(−t), the probability that a draw flips a neuron."""
-    return torch.special.ndtr(-margin)
+    return torch.special.erfc(margin / 2**0.5) / 2  # ndtr underflows beyond t = 8
 
 
 def unseen_share(margin: Tensor, rows: Tensor | float) -> Tensor:
@@ -167,9 +169,10 @@ def _find(everyone: FrozenNetwork, gaussian: Gaussian, owner: Tensor) -> RareFli
         j = gaussian.pull(network.back(one.scatter_(2, among[..., None], 1.0), owner))
     exact = j.double().square().sum(-1).sqrt()
     direction = (j / exact.clamp_min(torch.finfo(j.dtype).tiny)[..., None].to(j)).to(network.inputs)
-    jump = torch.where(score.gather(1, chosen) > 0, slope.gather(1, chosen) * exact, 0.0)
+    jump = slope.gather(1, chosen) * exact
     margin = gap.gather(1, chosen) / exact.clamp_min(torch.finfo(torch.float64).tiny)
-    return RareFlips(direction, margin, jump, torch.zeros_like(owner, dtype=torch.bool))
+    kept = score.gather(1, chosen).sum(1)
+    return RareFlips(direction, margin, jump, score.sum(1) - kept <= LEFT_OUT * kept)
 
 
 def _knots(network: FrozenNetwork) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

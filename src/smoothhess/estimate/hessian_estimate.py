@@ -128,31 +128,16 @@ class HessianEstimate:
         if self.sums is not None:
             return _ratio(self.sums.error2, self.sums.true2)
         if self.denoised is not None:
-            more = self.noise.of_missed
+            more = self.noise.missed.of_frobenius
             error2, true2 = self.denoised.error2 + more, self.denoised.true2
             error = _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
-            few = (self.effective_rows < effective_draws.FEW) & (self.effective_rows > 0)
+            number = effective_draws.effective_rows(self.statistics)
+            few = (number < effective_draws.FEW) & (number > 0)
             if not bool(few.any()):
                 return error
             # a few draws do not show which part of an estimate is noise
-            return torch.where(few, error.maximum(self._unbiased_error().clamp_max(1)), error)
-        return self._unbiased_error()
-
-    def _unbiased_error(self) -> Tensor:
-        """The relative error of the unbiased estimate, (B,)."""
-        variance = self.noise.of_frobenius
-        signal = self.noise.squared_norm - variance
-        return _ratio(variance, torch.where(fit_quality.zero_score(self.noise) > TOLD_FROM_ZERO, signal, 0.0))
-
-    @cached_property
-    def effective_rows(self) -> Tensor:
-        """Effective number of rows, (B,); see `effective_draws`."""
-        return effective_draws.effective_rows(self.statistics)
-
-    @cached_property
-    def heavy_tails(self) -> Tensor:
-        """Where a few draws carry the estimate, (B,); see `effective_draws`."""
-        return effective_draws.heavy_tails(self.statistics)
+            return torch.where(few, error.maximum(_unbiased_error(self.noise).clamp_max(1)), error)
+        return _unbiased_error(self.noise)
 
     @cached_property
     def discontinuous(self) -> Tensor:
@@ -215,7 +200,7 @@ class HessianEstimate:
         risk = self.denoised.group_error2(lambda rows, i: grouping.select(i).sum(self.gaussian.push(rows)))
         noise = unbiased.noise
         rows = noise.estimate.odd.double()
-        gram, missed = noise.estimate.identity.dense(), noise.of_missed  # common to both
+        gram, missed = noise.estimate.identity.dense(), noise.missed.of_frobenius  # common to both
         found = Shrunk.combine(
             noise.estimate.dense(), noise.of_entries().value, hessian, risk + missed, gram, rows.mT @ rows
         )
@@ -294,6 +279,13 @@ def _flags(parts: Sequence[HessianEstimate]) -> Tensor | None:
         return None
     none = [torch.zeros_like(p.statistics.n, dtype=torch.bool) for p in parts]
     return torch.cat([z if p.no_kinks is None else p.no_kinks for p, z in zip(parts, none, strict=True)])
+
+
+def _unbiased_error(noise: Noise) -> Tensor:
+    """The relative error of the unbiased estimate, (B,)."""
+    variance = noise.of_frobenius
+    signal = noise.squared_norm - variance
+    return _ratio(variance, torch.where(fit_quality.zero_score(noise) > TOLD_FROM_ZERO, signal, 0.0))
 
 
 def _ratio(error2: Tensor, true2: Tensor) -> Tensor:

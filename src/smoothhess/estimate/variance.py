@@ -2,7 +2,7 @@
 
 `Noise` has one method for each quantity: entries, a row, a bilinear form, a norm. Its variance is composed of the part
 that the sampled rows show (`pooled_variance` for the Hessian, `mean_variance` for means over rows), of errors that no
-row shows (`unseen_events`, `rare_flip_variance`) and of those of a control variate (`control_errors`). Intervals are in
+row shows (`unseen_events`, `missed_variance`). Intervals are in
 `smoothhess.result.interactions`, the error of the denoised estimate is in `shrinkage`.
 """
 
@@ -24,13 +24,13 @@ from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
 from smoothhess.estimate.incomplete_blocks import Gram, Values
 from smoothhess.estimate.mean_variance import MeanVariance
+from smoothhess.estimate.missed_variance import MissedVariance
 from smoothhess.estimate.pooled_variance import PooledVariance
 from smoothhess.estimate.rare_flip_variance import RareFlipVariance
 from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.unseen_events import UnseenEvents
 
-VALUE_ROUNDING = 4  # assumed rounding error of a value, in units in the last place
 BOOTSTRAPS, LEAST_UNITS = 16, 8  # sign bootstraps for the operator norm, and the replicates that they need
 
 
@@ -114,9 +114,10 @@ class Noise:
         return ControlErrors(self.white, self.features, self.gaussian)
 
     @cached_property
-    def rare_flips(self) -> RareFlipVariance:
-        """Variance from neurons that few rows flip."""
-        return RareFlipVariance(self.white, self.features)
+    def missed(self) -> MissedVariance:
+        """Variance that the rows do not show."""
+        flips = RareFlipVariance(self.white, self.features)
+        return MissedVariance(self.control_errors, flips, self.estimate.identity)
 
     @property
     def replicates(self) -> Replicates:
@@ -161,24 +162,14 @@ class Noise:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
             exact = exact * self.features.has_own_values[:, None]
         found = self.of_mean(self.features.head.value_even, exact)
-        missed = self.rare_flips.of_value() + (VALUE_ROUNDING * self._precision * self.features.value.double()).square()
-        if self.control_errors.unseen is not None:  # an event of average size with probability 1/n
-            missed = missed + self.control_errors.unseen / self.features.rank
-        return Variance(found.value + missed, found.df)
-
-    @property
-    def _precision(self) -> float:
-        return torch.finfo(self.features.gradient.dtype).eps
+        return Variance(found.value + self.missed.of_value(), found.df)
 
     def of_gradient(self) -> Variance:
         """Variance of the smoothed gradient, (B, d)."""
         found = self.of_mean(self.features.head.even)
         # rounding of γ(0) and of the rows, which does not average out
-        missed = 2 * self.features.n * self.unseen_events.rounding
-        if self.control_errors.unseen is not None:  # an event of average size with probability 1/n
-            missed = missed + self.control_errors.unseen / self.features.rank**2
-        value = found.value + missed.reshape(-1, 1) * self.estimate.identity.diagonal
-        return Variance(value + self.rare_flips.of_gradient(), found.df)
+        rounding = (2 * self.features.n * self.unseen_events.rounding)[:, None] * self.estimate.identity.diagonal
+        return Variance(found.value + rounding + self.missed.of_gradient(), found.df)
 
     # --- entries, rows and bilinear forms of the Hessian ----------------------------------------------------------
 
@@ -190,16 +181,6 @@ class Noise:
             self.replicates.of_form(rows, gram.mixed) if self.estimate.has_identity else self.replicates.of_mean(rows)
         )
         return self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values), gram)
-
-    def _missed(
-        self, gram: Gram, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]
-    ) -> Tensor | float:
-        """Variance of uᵀĤv that the rows do not show; `left` and `right` map directions (B, m, d) to w_u and w_v."""
-        found = self.control_errors.missed(gram.left, gram.right)
-        if self.rare_flips.is_zero:
-            return found
-        w = self.rare_flips.directions
-        return found + self.rare_flips.of_form(gram, left(w), right(w))
 
     @cached_property
     def _moving(self) -> Tensor:
@@ -232,7 +213,7 @@ class Noise:
         entries = self.unseen_events.bounded(pooled, gram)
         entries = entries + errors.drift(errors.drifting[..., None], errors.drifting[:, None])
         lengths = Gram(lengths[..., None], lengths[:, None], gram.mixed)
-        entries = entries + self._missed(lengths, lambda w: w[..., None], lambda w: w[:, :, None])
+        entries = entries + self.missed.of_form(lengths, lambda w: w[..., None], lambda w: w[:, :, None])
         return Variance(torch.where(moving[:, None] & moving, entries, 0.0), self.df)
 
     def of_diagonal(self) -> Variance:
@@ -248,7 +229,9 @@ class Noise:
         rows = self.features.head.score * self.estimate.odd
         gram = Gram(lengths, lengths, lengths)
         value = self._of_form(rows, gram, prior, values)
-        value = value + errors.drift(errors.drifting, errors.drifting) + self._missed(gram, lambda w: w, lambda w: w)
+        value = (
+            value + errors.drift(errors.drifting, errors.drifting) + self.missed.of_form(gram, lambda w: w, lambda w: w)
+        )
         return Variance(torch.where(self._moving, value, 0.0), self.df)
 
     def of_row(self, i: int) -> Variance:
@@ -270,7 +253,7 @@ class Noise:
 
         value = self._of_form(rows, gram, prior, values)
         value = value + errors.drift(errors.drifting[:, i, None], errors.drifting)
-        value = value + self._missed(gram, lambda w: w[..., i, None], lambda w: w)
+        value = value + self.missed.of_form(gram, lambda w: w[..., i, None], lambda w: w)
         return Variance(torch.where(self._moving & self._moving[i], value, 0.0), self.df)
 
     def of_bilinear(self, u: Tensor, v: Tensor) -> Variance:
@@ -292,7 +275,7 @@ class Noise:
             return Values(sampled[:, 0, 0], sampled[:, 1, 1], sampled[:, 0, 1])
 
         value = self._of_form(rows, gram, prior, values)
-        value = value + self._missed(
+        value = value + self.missed.of_form(
             gram, lambda w: (w @ u[..., None].to(w))[..., 0], lambda w: (w @ v[..., None].to(w))[..., 0]
         )
         if self.features.drift is not None:
@@ -322,17 +305,7 @@ class Noise:
         # sums over all pairs of products are products of sums, or squared norms
         gram = Gram(total, total, identity.squared_norm.sqrt())
         found = self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values, parallel=False), gram)
-        return found + self.of_missed
-
-    @cached_property
-    def of_missed(self) -> Tensor | float:
-        """The part of E‖Ĥ − H‖²_F that neither more rows of the same kind nor denoising would show, (B,)."""
-        errors, flips = self.control_errors, self.rare_flips
-        if flips.is_zero:
-            return errors.of_drift + errors.of_unseen
-        gram = (self.estimate.identity.product(flips.directions) * flips.directions).sum(-1)
-        rare = flips.of_frobenius(gram, self.estimate.identity.diagonal.sum(-1))
-        return rare + errors.of_drift + errors.of_unseen
+        return found + self.missed.of_frobenius
 
     @property
     def squared_norm(self) -> Tensor:

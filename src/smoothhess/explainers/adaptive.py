@@ -19,6 +19,7 @@ from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate.effective_draws import effective_rows
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
@@ -308,7 +309,7 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
     scrambled = estimate.statistics.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
-    enough = (rows >= LEAST_ROWS) & (noise.df >= least) & (estimate.effective_rows >= LEAST_EFFECTIVE)
+    enough = (rows >= LEAST_ROWS) & (noise.df >= least) & (effective_rows(estimate.statistics) >= LEAST_EFFECTIVE)
     if not only_units:  # with few degrees of freedom a smaller error is required
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
     # few rows may miss a kink, or everything that the control variate does not model

@@ -45,7 +45,7 @@ def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
         if not bool(subtracted.all()):
             found = find_rare_flips(network, sampler.gaussian).scaled((~subtracted).double())
             passes += price(sampler.rank)
-        found = replace(found, complete=_all_kinks_are_known(sampler, network))
+        found = replace(found, complete=_all_kinks_are_known(sampler, network) & (subtracted | found.complete))
     except (NoKinksError, OtherPathError):
         return replace(sampler, extra_passes=sampler.extra_passes + passes)
     return replace(sampler, rare=found, extra_passes=sampler.extra_passes + passes + CHECK_PASSES)

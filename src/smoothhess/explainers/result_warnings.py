@@ -10,6 +10,7 @@ import warnings
 
 import torch
 
+from smoothhess.estimate.effective_draws import heavy_tails
 from smoothhess.estimate.quadratic_rows import FEW_ROWS, is_informative, rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
@@ -97,7 +98,7 @@ def _warn_few_events(result: Interactions) -> None:
             FewEventsWarning,
             stacklevel=4,
         )
-    heavy = result.heavy_tails & ~few & ~few_kinks & ~unknown & ~jumping
+    heavy = heavy_tails(stats) & ~few & ~few_kinks & ~unknown & ~jumping
     if heavy.any():
         n_eff, rows = float(result.n_eff[heavy].min()), int(stats.n[heavy].max())
         warnings.warn(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import find_design
-from smoothhess.estimate.effective_draws import row_tail_index
+from smoothhess.estimate.effective_draws import effective_rows, row_tail_index
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.halves import Halves
 from smoothhess.estimate.hessian_estimate import HessianEstimate, refuse_dense
@@ -101,7 +101,7 @@ class SampledResult(Result):
         A row is one call, or a pair of calls at x ± δ. A small share of all rows, below a tenth, means that a few
         draws carry the estimate, as in a saturated output: its standard errors are unreliable.
         """
-        return self.estimate.effective_rows.to(self.dtype)
+        return effective_rows(self.statistics).to(self.dtype)
 
     @property
     def tail_index(self) -> Tensor:
@@ -110,11 +110,6 @@ class SampledResult(Result):
         Above 0.7 the largest changes decide the estimate, and more draws may find larger ones.
         """
         return row_tail_index(self.statistics).to(self.dtype)
-
-    @property
-    def heavy_tails(self) -> Tensor:
-        """Where `n_eff` or `tail_index` say that a few draws carry the estimate, (B,)."""
-        return self.estimate.heavy_tails
 
     @property
     def stein_z(self) -> Tensor:
