@@ -8,7 +8,13 @@ from scipy.integrate import quad
 from torch.nn import functional
 
 from smoothhess.curvature.activation_hooks import record
-from smoothhess.curvature.slope_change_moments import is_modelled, moments, second_derivative, slope_change
+from smoothhess.curvature.slope_change_moments import (
+    is_modelled,
+    moments,
+    second_derivative,
+    slope_change,
+    value_change,
+)
 
 CALLS = {
     "relu": torch.relu,
@@ -35,7 +41,7 @@ def slope(f, z):
 def test_moments_against_scipy(name, tau):
     f, z = CALLS[name], torch.tensor([[-1.3, 0.2, 2.0]]).double()
     call = record(f, z).calls[0]
-    bend, lean = moments(call, z, torch.full_like(z, tau))
+    bend, lean, rise = moments(call, z, torch.full_like(z, tau))
     for i, centre in enumerate(z[0].tolist()):
         own = slope(f, centre)
         kinks = [(k - centre) / tau for k, _ in call.knots if abs(k - centre) < 8 * tau]
@@ -51,13 +57,20 @@ def test_moments_against_scipy(name, tau):
         expected = quad(lambda t: t * change(t), -8.5, 8.5, **options)[0] / tau
         assert float(bend[0, i]) == pytest.approx(expected, abs=1e-7 / tau)
 
+        def values(t, f=f, centre=centre):
+            there, here = f(torch.tensor([centre + tau * t, centre], dtype=torch.float64))
+            return float(there - here) * density(t)
+
+        assert float(rise[0, i]) == pytest.approx(quad(values, -8.5, 8.5, **options)[0], abs=1e-7 * max(tau, 1))
+
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_units_that_do_not_move_have_no_moments(name):
     z = torch.tensor([[-1.0, 0.0, 2.0]]).double()
-    bend, lean = moments(record(CALLS[name], z).calls[0], z, torch.tensor([[0.0, 0.0, 1.0]]).double())
-    assert bend[0, :2].tolist() == lean[0, :2].tolist() == [0, 0]
-    assert torch.isfinite(bend).all()
+    found = moments(record(CALLS[name], z).calls[0], z, torch.tensor([[0.0, 0.0, 1.0]]).double())
+    for moment in found:
+        assert moment[0, :2].tolist() == [0, 0]
+        assert torch.isfinite(moment).all()
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
@@ -67,6 +80,15 @@ def test_slope_change_is_the_difference_of_slopes(name):
     expected = [[slope(f, b) - slope(f, a) for a, b in zip(pre[0].tolist(), moved[0].tolist(), strict=True)]]
     got = slope_change(record(f, pre).calls[0], moved, pre)
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_value_change_is_what_the_tangent_leaves_out(name):
+    f = CALLS[name]
+    pre, moved = torch.tensor([[-1.0, 0.3, 2.0]]).double(), torch.tensor([[0.4, -0.7, 1.0]]).double()
+    slopes = torch.tensor([[slope(f, a) for a in pre[0].tolist()]], dtype=torch.float64)
+    got = value_change(record(f, pre).calls[0], moved, pre)
+    torch.testing.assert_close(got, f(moved) - f(pre) - slopes * (moved - pre), rtol=1e-9, atol=1e-12)
 
 
 def test_too_narrow_for_the_rule_is_said():

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.activation_hooks import OtherPathError, record
+from smoothhess.curvature.activation_hooks import OtherPathError, freeze, record
 from smoothhess.curvature.frozen_network import FrozenNetwork, NoKinksError, intercepted
 from smoothhess.curvature.rare_flips import RareFlips, find_rare_flips, price
 from smoothhess.curvature.unknown_operations import KINKED, SMOOTH, unknown_operations
@@ -20,9 +20,9 @@ from smoothhess.draws.designs import tau_rows
 from smoothhess.explainers.choose_control import Choice, frozen_model
 from smoothhess.explainers.sampler import Sampler
 
-REACHES = (1.0, 3.0)  # distances, in units of sigma, at which pre-activations are compared with the frozen ones
+CHECK_DRAWS, REACH = 2, 3.0  # pairs of perturbed inputs x ± REACH δ at which kinks are compared with the frozen ones
 AFFINE = 1e-3  # deviation of a pre-activation from the frozen one, relative to its change, that counts as none
-CHECK_PASSES = 3  # one for the operations, and two frozen and two recorded forward passes
+CHECK_PASSES = 1 + 4 * CHECK_DRAWS  # one for the operations; per input a recorded, a frozen and a backward pass
 
 
 def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
@@ -52,9 +52,8 @@ def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
 
 
 def _all_kinks_are_known(sampler: Sampler, network: FrozenNetwork) -> Tensor:
-    """Where all kinks are recorded and none depends on another, (B,): margins of the frozen network are then exact."""
+    """Where all kinks are recorded and none depends on another, (B,): margins and jumps are then exact."""
     oracle, inputs, owner = sampler.oracle, sampler.inputs, network.everyone
-    no = torch.zeros_like(owner, dtype=torch.bool)
 
     def forward(x: Tensor) -> Tensor:
         return oracle.pick(oracle.bound(owner)(x), owner)
@@ -62,24 +61,41 @@ def _all_kinks_are_known(sampler: Sampler, network: FrozenNetwork) -> Tensor:
     with intercepted(lambda: forward(inputs), warn=False):
         bent = set(unknown_operations(forward, inputs, oracle.forward_func)) - SMOOTH
         if bent - KINKED or network.unmodelled:
-            return no
-        return _pre_activations_are_affine(sampler, network)
+            return torch.zeros_like(owner, dtype=torch.bool)
+        return _kinks_are_independent(sampler, network)
 
 
-def _pre_activations_are_affine(sampler: Sampler, network: FrozenNetwork) -> Tensor:
-    """Where the pre-activations of all kinks are those of the frozen network at a few perturbed inputs, (B,)."""
+def _kinks_are_independent(sampler: Sampler, network: FrozenNetwork) -> Tensor:
+    """Where the pre-activations and sensitivities of all kinks stay those of the frozen network, (B,).
+
+    They are compared at a few inputs that are perturbed so far that most neurons flip.
+    """
     oracle, inputs, owner = sampler.oracle, sampler.inputs, network.everyone
-    found = torch.ones_like(owner, dtype=torch.bool)
-    for draw, reach in zip(tau_rows(len(REACHES), sampler.rank, inputs), REACHES, strict=True):
-        points = inputs + sampler.gaussian.colour(reach * draw[None]).reshape(1, *inputs.shape[1:])
-        with torch.no_grad():
-            real, frozen = record(oracle.bound(owner), points), network.run(points, owner)
-        if len(real.calls) != len(network.tape.calls):
-            return torch.zeros_like(found)
-        for i, pre in zip(network.bent, network.pre, strict=True):
-            if not network.tape.calls[i].knots:
-                continue
-            moved, rounding = (frozen.pre[i] - pre).abs(), 64 * torch.finfo(pre.dtype).eps * pre.abs()
-            off = (real.calls[i].pre - frozen.pre[i]).abs() > AFFINE * moved + rounding
-            found = found & ~off.reshape(len(off), -1).any(1)
+    draws = REACH * tau_rows(CHECK_DRAWS, sampler.rank, inputs)
+    steps = sampler.gaussian.colour(torch.cat([draws, -draws]))  # (2 CHECK_DRAWS, d)
+    count, found = len(steps), torch.ones_like(owner, dtype=torch.bool)
+    for i in owner.split(max(1, oracle.batch_size // count)):
+        part, each = network.select(i), i.repeat_interleave(count)
+        points = (inputs[i].flatten(1)[:, None] + steps).reshape(-1, *inputs.shape[1:])
+        expected = part.run(points, each)
+        tape = record(oracle.bound(each), points)
+        if len(tape.calls) != len(network.tape.calls):
+            raise OtherPathError("perturbed inputs make other activation calls.")
+        leaf = points.detach().requires_grad_()
+        with torch.enable_grad():
+            run = freeze(oracle.bound(each), tape, leaf)
+            output = oracle.pick(run.output, each).sum()
+        places = [n for n, call in zip(part.bent, part.calls, strict=True) if call.knots]
+        sensitivity = torch.autograd.grad(
+            output, [run.post[n] for n in places], allow_unused=True, materialize_grads=True
+        )
+        own = [(p, u) for call, p, u in zip(part.calls, part.pre, part.sensitivity, strict=True) if call.knots]
+        for n, there, (pre, u) in zip(places, sensitivity, own, strict=True):
+            centre, before, affine = (t.reshape(len(i), -1, *pre.shape[1:]) for t in (pre, u, expected.pre[n].detach()))
+            moved, real = (affine - centre).abs(), run.pre[n].detach().reshape(affine.shape)
+            eps = 64 * torch.finfo(pre.dtype).eps
+            same = (real - affine).abs() <= AFFINE * moved + eps * centre.abs()
+            largest = before.abs().amax(tuple(range(1, before.ndim)), keepdim=True)
+            same &= (there.reshape(affine.shape) - before).abs() <= AFFINE * before.abs() + eps * largest
+            found[i] &= same.reshape(len(i), -1).all(1)
     return found
