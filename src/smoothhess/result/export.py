@@ -36,6 +36,8 @@ COLUMNS = (
     "effect",
     "q_value",
     "significant",
+    "n_eff",
+    "tail_index",
 )
 MOST_PLAYERS = 1000  # shapiq keeps a Python object for each pair
 
@@ -53,11 +55,7 @@ def rows(
     d = result.shape[1]
     most = max(1, d * (d - 1) // 2) if k is None else k
     found = result.top_pairs(most, names, q=q, level=level, scales=scales)
-    return [
-        (example, p.i, p.j, *p.names, p.value, p.stderr, p.low, p.high, p.effect, p.q_value, p.significant)
-        for example, pairs in enumerate(found)
-        for p in pairs
-    ]
+    return [(example, p.i, p.j, *p.names, *p[3:]) for example, pairs in enumerate(found) for p in pairs]
 
 
 def to_frame(
@@ -72,8 +70,8 @@ def to_frame(
     """A pandas table with one row per pair of each example, strongest first.
 
     Columns: `example`, the numbers `i` < `j` and names `first`, `second` of the features, `value` (H_ij) with `stderr`
-    and the interval `low` … `high`, `effect` (H_ij σ_i σ_j, in units of the output), `q_value` and `significant`. They
-    are those of `Interactions.top_pairs`.
+    and the interval `low` … `high`, `effect` (H_ij σ_i σ_j, in units of the output), `q_value`, `significant`, `n_eff`
+    and `tail_index`. They are those of `Interactions.top_pairs`.
 
     Args:
         result: an `Interactions`.

@@ -7,6 +7,7 @@ is the public method; the variances are in `smoothhess.estimate.variance`, Stude
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
+from smoothhess.estimate.effective_draws import effective_number, tail_index
+from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
 
@@ -32,6 +35,8 @@ class Pair(NamedTuple):
     effect: float  # H_ij σ_i σ_j, in units of the output
     q_value: float  # smallest false-discovery rate at which the pair is significant
     significant: bool  # whether q_value is at most the q that was passed to `top_pairs`
+    n_eff: float = math.nan  # effective number of draws that carry the sampled part of the value; NaN if not sampled
+    tail_index: float = math.nan  # of their contributions; above 0.7 the standard error is unreliable
 
 
 class Columns(NamedTuple):
@@ -57,6 +62,7 @@ class Columns(NamedTuple):
 
 
 TEMPORARIES = 16  # float64 numbers per pair that are in memory at the same time
+PAIRS_AT_ONCE = 1024  # pairs whose contributions of all rows are in memory at the same time
 STRETCH = 512  # pairs per part of a row in `_least_from`
 FEW_PAIRS = 4 * student_t.NODES  # up to this number, computing the p-values is faster than making a table
 
@@ -109,6 +115,26 @@ def strongest_pairs(entries: Entries, scales: Tensor, k: int, q: float, level: f
             i, j = pairs[0][chosen], pairs[1][chosen]
             parts.append((i, j, value, stderr, value - reach, value + reach, value * moves, q_value, q_value <= q))
         found.append(Columns(*(torch.cat(c) for c in zip(*parts, strict=True))))
+    return found
+
+
+def with_effective_draws(pairs: list[list[Pair]], stats: Statistics) -> list[list[Pair]]:
+    """The pairs of each example with `n_eff` and `tail_index`; `stats` are in the coordinates of the features.
+
+    The contribution of a row to H_ij is (s_i γ_j + s_j γ_i)/2, of the residual where there is a control variate.
+    """
+    found = []
+    for example, own in enumerate(pairs):
+        n = int(stats.n_head[example])
+        score = stats.head.score[example if len(stats.head.score) > 1 else 0, :n].double()
+        odd, part = stats.head.odd[example, :n].double(), []
+        for start in range(0, len(own), PAIRS_AT_ONCE):
+            i, j = (torch.tensor([p[k] for p in own[start : start + PAIRS_AT_ONCE]], device=odd.device) for k in (0, 1))
+            rows = (score[:, i] * odd[:, j] + score[:, j] * odd[:, i]).mT.abs()  # (pairs, n)
+            number = effective_number(rows.square()) * stats.n[example] / max(n, 1)
+            index = tail_index(rows, torch.full((len(rows),), n, device=rows.device))
+            part += zip(number.tolist(), index.tolist(), strict=True)
+        found.append([p._replace(n_eff=a, tail_index=b) for p, (a, b) in zip(own, part, strict=True)])
     return found
 
 

@@ -25,7 +25,7 @@ from smoothhess.result import eigenpairs, export, features, files, text
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.intervals import Estimate
-from smoothhess.result.pairs import Columns, Entries, Pair, labels_of, strongest_pairs
+from smoothhess.result.pairs import Columns, Entries, Pair, labels_of, strongest_pairs, with_effective_draws
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -378,7 +378,8 @@ class Result(ABC):
             raise ValueError(f'selection must be "all" or "split", got {selection!r}.')
         label = labels_of(names, self.shape[1], self.feature_shape)
         found = self.strongest_pairs_of(k, q, level, scales, selection == "split")
-        return [pairs for part in found for pairs in part.named(label)]
+        pairs = [pairs for part in found for pairs in part.named(label)]
+        return with_effective_draws(pairs, self.source.features) if isinstance(self.source, HessianEstimate) else pairs
 
     def strongest_pairs_of(
         self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None, split: bool = False
