@@ -28,7 +28,7 @@ def x():
 def test_one_hidden_layer_is_taken_whole(x):
     result = SmoothHess(OneHidden(20)).attribute(x, sigma=0.4, n_calls=200)
     torch.testing.assert_close(result.control_weights, torch.ones(3, 2).double(), rtol=0, atol=1e-9)
-    assert (result.relative_error < 0.1).all()  # nothing is left over in 100 rows, which is not proof that nothing is
+    assert (result.relative_error < 1e-9).all()
 
 
 def test_where_many_units_flip_the_passes_go_into_rows(x):
@@ -39,11 +39,12 @@ def test_where_many_units_flip_the_passes_go_into_rows(x):
     assert (between.control_weights[:, 0] != 0).all()
     assert (between.control_weights[:, 1] == 0).all()
     pilot, closed = 2 + 1 + pilot_passes(20), 20 / 2
-    assert near.n_passes.tolist() == [200 + pilot + closed + 100 * FLIPS_PER_PAIR] * 3
-    assert between.n_passes.tolist() == [1000 + pilot + closed] * 3
+    check, rare = 1 + 4, 20 / 2  # that kinks depend on each other; the neurons that few draws flip
+    assert near.n_passes.tolist() == [200 + pilot + closed + 100 * FLIPS_PER_PAIR + check] * 3
+    assert between.n_passes.tolist() == [1000 + pilot + closed + check + rare] * 3
     assert far.control is None
     assert "not worth 10 passes" in far.control_note
-    assert far.n_passes.tolist() == [60 + pilot] * 3
+    assert far.n_passes.tolist() == [60 + pilot + check + rare] * 3
 
 
 SCALES = (0.01, 200), (3.0, 1000), (8.0, 60)  # standard deviations and calls
@@ -93,7 +94,7 @@ def test_weights_come_from_draws_of_their_own(x):
         SmoothHess(net).attribute(x, sigma=0.3, n_calls=60, control=control, shrink=False) for control in ("kink", None)
     )
     torch.testing.assert_close(with_control.statistics.head.score, without.statistics.head.score)
-    torch.testing.assert_close(with_control.value, without.value)
+    torch.testing.assert_close(with_control.output, without.output)
 
 
 def test_a_saturated_softmax_is_seen(x):

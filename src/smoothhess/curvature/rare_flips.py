@@ -23,6 +23,8 @@ NEURONS = 16  # neurons of an example that are kept
 PROBES = 32  # random directions that estimate τ of all neurons, in more than twice as many dimensions
 SLACK = 1.3  # factor on an estimated τ, so that no neuron is overlooked
 OFTEN_FLIPPED = 1e-3  # least share of the variance by which neurons are ranked
+RARE = 0.05  # chance of a flip in a draw below which rows with flips are told apart from others
+FARTHEST = 1e3  # margins beyond this many τ are set to it
 LEFT_OUT = 0.1  # variance of the neurons that are not kept, relative to the others, that counts as none
 SEEN = 8  # expected flips in the rows above which their scatter contains the neuron's variance
 
@@ -35,7 +37,7 @@ class RareFlips:
     which neurons with a negligible variance are left out.
     """
 
-    direction: Tensor  # (B, m, k) ĵ, or its products with the whitened directions of features or groups
+    direction: Tensor  # (B, m, k) ĵ, towards the kink, or its products with the directions of features or groups
     margin: Tensor  # (B, m) t
     jump: Tensor  # (B, m) a; 0 where there are fewer neurons
     complete: Tensor  # (B,) bool
@@ -59,17 +61,18 @@ class RareFlips:
         """With jumps times `factor`, (B,)."""
         return RareFlips(self.direction, self.margin, self.jump * factor[:, None].to(self.jump), self.complete)
 
-    def beyond(self, score: Tensor, weight: Tensor) -> Tensor:
-        """Distance of rows with these scores (1 or B, P, k) beyond the kink of each neuron in units of τ, (B, P, m).
+    def beyond(self, z: Tensor, mirrored: bool) -> Tensor:
+        """Distance of rows z (1 or B, P, k), or ±z, beyond the kink of each neuron in units of τ, (B, P, m).
 
-        It is 0 where neither x + δ nor x − δ flips the neuron; `direction` must be that of whitened coordinates.
+        It is 0 where the row does not flip the neuron; `direction` must be that of whitened coordinates.
         """
-        z = score / weight.clamp_min(torch.finfo(weight.dtype).tiny)[..., None]
-        return ((z @ self.direction.mT).abs().double() - self.margin[:, None]).clamp_min(0)
+        moved = (z @ self.direction.mT).double()
+        return ((moved.abs() if mirrored else moved) - self.margin[:, None]).clamp_min(0)
 
-    def flipped(self, score: Tensor, weight: Tensor) -> Tensor:
-        """Rows that flip one of the neurons, (B, P)."""
-        return ((self.beyond(score, weight) > 0) & (self.jump > 0)[:, None]).any(2)
+    def flipped(self, z: Tensor, mirrored: bool) -> Tensor:
+        """Rows that flip one of the neurons with a chance of less than RARE, (B, P)."""
+        rare = (self.jump > 0) & (chance(self.margin) < RARE)
+        return ((self.beyond(z, mirrored) > 0) & rare[:, None]).any(2)
 
     @property
     def _all(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -118,9 +121,9 @@ def chance(margin: Tensor) -> Tensor:
     return torch.special.erfc(margin / 2**0.5) / 2  # ndtr underflows beyond t = 8
 
 
-def unseen_share(margin: Tensor, rows: Tensor | float) -> Tensor:
-    """Share of a neuron's variance that the scatter of `rows` ± pairs is expected to lack, between 0 and 1."""
-    return (1 - 2 * chance(margin) * rows / SEEN).clamp_min(0)
+def unseen_share(margin: Tensor, draws: Tensor | float) -> Tensor:
+    """Share of a neuron's variance that the scatter of `draws` draws is expected to lack, between 0 and 1."""
+    return (1 - chance(margin) * draws / SEEN).clamp_min(0)
 
 
 def price(k: int) -> float:
@@ -155,10 +158,11 @@ def _find(everyone: FrozenNetwork, gaussian: Gaussian, owner: Tensor) -> RareFli
     else:
         probes = tau_rows(PROBES, k, network.inputs)
         tau = SLACK * (sum_of_squares(network.moves(gaussian, probes, owner)) / PROBES).sqrt()
-    neuron, gap, slope = (torch.cat(parts, -1) for parts in zip(*_knots(network), strict=True))
+    neuron, distance, slope = (torch.cat(parts, -1) for parts in zip(*_knots(network), strict=True))
+    gap = distance.abs()
     reach = tau[:, neuron].clamp_min(torch.finfo(torch.float64).tiny)
-    margin = gap / reach
-    share = unseen_share(margin, k).clamp_min(OFTEN_FLIPPED)
+    margin = (gap / reach).clamp_max(FARTHEST)
+    share = unseen_share(margin, 2 * k).clamp_min(OFTEN_FLIPPED)
     score = torch.where(tau[:, neuron] > 0, chance(margin) * (slope * reach).square(), 0.0) * share
     chosen = score.topk(min(NEURONS, score.shape[1]), 1).indices  # (b, m)
     among = neuron[chosen]
@@ -168,15 +172,16 @@ def _find(everyone: FrozenNetwork, gaussian: Gaussian, owner: Tensor) -> RareFli
         one = torch.zeros(*chosen.shape, network.neurons, dtype=network.inputs.dtype, device=chosen.device)
         j = gaussian.pull(network.back(one.scatter_(2, among[..., None], 1.0), owner))
     exact = j.double().square().sum(-1).sqrt()
+    j = j * torch.where(distance.gather(1, chosen) < 0, -1.0, 1.0)[..., None].to(j)
     direction = (j / exact.clamp_min(torch.finfo(j.dtype).tiny)[..., None].to(j)).to(network.inputs)
     jump = slope.gather(1, chosen) * exact
-    margin = gap.gather(1, chosen) / exact.clamp_min(torch.finfo(torch.float64).tiny)
+    margin = (gap.gather(1, chosen) / exact.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(FARTHEST)
     kept = score.gather(1, chosen).sum(1)
     return RareFlips(direction, margin, jump, score.sum(1) - kept <= LEFT_OUT * kept)
 
 
 def _knots(network: FrozenNetwork) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For the neurons of each call and knot: their indices (n,), |z − knot| and |u · jump|, (b, n) float64."""
+    """For the neurons of each call and knot: their indices (n,), knot − z and |u · jump|, (b, n) float64."""
     first = 0
     for call, pre, u in zip(network.calls, network.pre, network.sensitivity, strict=True):
         count = pre[0].numel()
@@ -184,4 +189,4 @@ def _knots(network: FrozenNetwork) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         first += count
         for knot, jump in call.knots:
             size = u.double() * (jump.double() if isinstance(jump, Tensor) else jump)
-            yield index, (pre.double() - knot).abs().reshape(len(pre), -1), size.abs().reshape(len(pre), -1)
+            yield index, (knot - pre.double()).reshape(len(pre), -1), size.abs().reshape(len(pre), -1)

@@ -10,7 +10,7 @@ listed here count as unknown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class _Recorder(OperatorMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.kinked = 0  # calls of KINKED operators
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -76,7 +77,9 @@ class _Recorder(OperatorMode):
             name = "conversion to integers"
         elif (name.rstrip("_") == "div" and not _varies(args[1])) or (name.rstrip("_") == "pow" and _is_power(args[1])):
             name = "mul"
-        self.names.add(name.rstrip("_"))  # in-place operators have an underscore
+        name = name.rstrip("_")  # in-place operators have an underscore
+        self.names.add(name)
+        self.kinked += name in KINKED
         return found
 
 
@@ -126,8 +129,20 @@ def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: 
     >>> unknown_operations(lambda x: x.relu().sum(1), torch.ones(1, 2), None)
     ['relu']
     """
+    return operations(forward, inputs, model).unknown
+
+
+class Operations(NamedTuple):
+    """Operations of one forward pass."""
+
+    unknown: list[str]  # names of those that are not polynomial
+    kinked: int  # number of calls of KINKED operators
+
+
+def operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: Any) -> Operations:
+    """`unknown_operations`, and the number of calls whose kinks the closed form may include."""
     if is_opaque(model):
-        return ["a compiled module"]
+        return Operations(["a compiled module"], 0)
     leaf = inputs.detach().requires_grad_()
     with torch.enable_grad(), _Reader() as reader, _Recorder() as recorder:
         output = forward(leaf)
@@ -135,10 +150,11 @@ def unknown_operations(forward: Callable[[Tensor], Any], inputs: Tensor, model: 
     if reader.reads:
         found.add("numbers that are read outside of torch")
     if not isinstance(output, Tensor) or output.grad_fn is None:
-        return sorted(found | {"an output without a gradient"})
+        return Operations(sorted(found | {"an output without a gradient"}), recorder.kinked)
     own, passed = _behind(output.grad_fn)
     # activations that the output does not depend on, such as layers after a neuron, are ignored
-    return sorted({n for n in found if n not in KINKED or n.replace("_", "") in passed} | own)
+    unknown = sorted({n for n in found if n not in KINKED or n.replace("_", "") in passed} | own)
+    return Operations(unknown, recorder.kinked)
 
 
 def _behind(node: Any) -> tuple[set[str], set[str]]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from smoothhess.draws.designs import find_design
 from smoothhess.estimate.statistics import Statistics
 
 HEAVY = 0.7  # tail index above which standard errors are unreliable
@@ -46,22 +47,38 @@ def effective_rows(stats: Statistics) -> Tensor:
     return effective_number(contributions(stats)) * stats.n / stats.n_head.clamp_min(1)
 
 
+def without_computed_flips(white: Statistics) -> Statistics:
+    """Whitened statistics without the energy of flips whose error is known: computed (`rare_flips`), or subtracted."""
+    if white.rare is None or not bool(white.rare.complete.any()):
+        return white
+    complete, head = white.rare.complete[:, None], white.head
+    residual = head.along.square() + head.across
+    energy = torch.where(complete & ~white.is_uncontrolled[:, None], residual, head.energy)
+    z = white.draws()
+    if z is not None:
+        flipped = white.rare.flipped(z, find_design(white.design).mirrored) & complete
+        usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & (energy > 0)).sum(1).clamp_min(1)
+        energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
+    return replace(white, head=replace(head, energy=energy))
+
+
 def bounded_df(stats: Statistics, df: Tensor) -> Tensor:
     """Degrees of freedom (B,), at most n_eff − 1, but at least 1 where they were."""
     number = effective_rows(stats)
     return torch.where(number > 0, torch.minimum(df, (number - 1).clamp_min(1)), df)
 
 
-def heavy_tails(stats: Statistics) -> Tensor:
+def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     """Where a few draws carry the estimate, so that standard errors are unreliable, (B,)."""
-    if stats.rare is not None and stats.k == stats.rank:
-        # the variance of neurons that few rows flip is computed, where all of them are known
-        computed = stats.rare.flipped(stats.head.score, stats.head.weight) & stats.rare.complete[:, None]
-        stats = replace(stats, head=replace(stats.head, energy=stats.head.energy.masked_fill(computed, 0.0)))
+    known = None if stats.rare is None else stats.rare.complete
+    if not grouped:
+        stats = without_computed_flips(stats)
+        known = None if stats.draws() is not None else known
     number, index = effective_rows(stats), row_tail_index(stats)
     share = number / stats.n.clamp_min(1)
     few = (share < FEW_SHARE) | (number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))
-    return few & (number > 0) & (number < ENOUGH) & (stats.n_head >= LEAST_ROWS)
+    found = few & (number > 0) & (number < ENOUGH) & (stats.n_head >= LEAST_ROWS)
+    return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart
 
 
 def row_tail_index(stats: Statistics) -> Tensor:

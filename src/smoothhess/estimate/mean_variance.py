@@ -9,7 +9,6 @@ from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.estimate.block_variance import Replicates
-from smoothhess.estimate.effective_draws import bounded_df
 
 LEAST_BLOCKS = 5  # blocks from which the variance of a mean may be taken from their scatter
 
@@ -32,7 +31,7 @@ class MeanVariance:
         units = self.replicates.of_mean(rows)
         if not self.replicates.has_blocks:
             known = (self.replicates.df > 0).reshape(-1, *[1] * (units.ndim - 1))
-            return torch.where(known, units, torch.inf), bounded_df(self.features, self.replicates.df)
+            return torch.where(known, units, torch.inf), self.replicates.df
         rest = rows if exact is None else rows - exact.to(rows)
         independent, df = self._as_independent(rest), (self.features.n_head - 1).clamp_min(0).double()
         if exact is not None:
@@ -45,7 +44,7 @@ class MeanVariance:
         value = torch.where(by_units.reshape(-1, *[1] * (units.ndim - 1)), units, independent)
         chosen = torch.where(by_units, self.replicates.df, df)
         value = torch.where((chosen > 0).reshape(-1, *[1] * (value.ndim - 1)), value, torch.inf)
-        return value, bounded_df(self.features, chosen)
+        return value, chosen
 
     def _as_independent(self, rows: Tensor) -> Tensor:
         """Variance of the mean over all rows if they were independent, (B, …)."""

@@ -44,7 +44,7 @@ class MissedVariance:
         if self.flips.is_zero:
             return found
         w = self.flips.directions
-        gram = (self.identity.product(w) * w).sum(-1)
+        gram = (self.identity.product(w.to(self.features.gradient)).double() * w).sum(-1)
         return found + self.flips.of_frobenius(gram, self.identity.diagonal.sum(-1))
 
     def of_gradient(self) -> Tensor | float:

@@ -1,6 +1,7 @@
 """Variance from neurons that few draws flip, by the margins and jumps of the frozen network.
 
-A ± pair of draws flips a neuron with probability 2p, p = Φ(−t), and its row then changes by ½a ĵ. With
+A ± pair of draws flips a neuron with probability 2p, p = Φ(−t), and its row then changes by ½a ĵ (designs without
+mirror images: with probability p, by a ĵ). With
 C = E[ssᵀ | flip] = I + κ ĵĵᵀ, κ = t φ(t)/p, the variance of uᵀŴv over n rows is
 
     V = 2p (a/2)² [C_uu w_v² + C_vv w_u² + 2 C_uv w_u w_v]/4n,      w = ĵ·q of the whitened directions q.
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.rare_flips import chance, unseen_share
+from smoothhess.draws.designs import find_design
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.statistics import Statistics
 
@@ -62,9 +64,14 @@ class RareFlipVariance:
 
     @cached_property
     def _of_one_flip(self) -> Tensor:
-        """2p (a/2)²/n, (B, m)."""
+        """2p (a/2)²/n for ± pairs, p a²/n for single draws, (B, m)."""
         assert self.flips is not None
-        return self._chance * self.flips.jump.square() / 2 / self.stats.n.clamp_min(1)[:, None]
+        share = 0.5 if self._mirrored else 1.0
+        return self._chance * self.flips.jump.square() * share / self.stats.n.clamp_min(1)[:, None]
+
+    @property
+    def _mirrored(self) -> bool:
+        return find_design(self.stats.design).mirrored
 
     @cached_property
     def _weight(self) -> Tensor:
@@ -80,13 +87,13 @@ class RareFlipVariance:
         Summed is `size` of the distance beyond the kink, in units of τ, with the mean `usual` (B, m) over flips.
         """
         assert self.flips is not None
-        n = self.stats.n.clamp_min(1)[:, None].double()
-        expected = unseen_share(self.flips.margin, n)
-        if self.white is None or self.white.rare is None:
+        per_row = 2.0 if self._mirrored else 1.0
+        expected = unseen_share(self.flips.margin, per_row * self.stats.n.clamp_min(1)[:, None].double())
+        z = None if self.white is None else self.white.draws()
+        if self.white is None or self.white.rare is None or z is None:
             return expected
-        beyond = self.white.rare.beyond(self.white.head.score, self.white.head.weight)
-        seen = size(beyond).sum(1) / self.white.n_head.clamp_min(1)[:, None]
-        lacking = 1 - seen / (2 * self._chance * usual).clamp_min(1e-300)
+        seen = size(self.white.rare.beyond(z, self._mirrored)).sum(1) / self.white.n_head.clamp_min(1)[:, None]
+        lacking = 1 - seen / (per_row * self._chance * usual).clamp_min(1e-300)
         return torch.where(expected > 0, lacking.clamp_min(0), 0.0)
 
     @cached_property

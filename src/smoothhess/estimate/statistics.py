@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.rare_flips import RareFlips
+from smoothhess.draws.designs import SMALL
 from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.linalg.gram import Grams
 from smoothhess.linalg.low_rank import Known, mean
@@ -165,6 +166,16 @@ class Statistics:
                 f"{rows} rows of {d} features are more than the {self.head_rows} that are kept in factored form, and a "
                 f"{d} × {d} matrix is too large. Request fewer calls, or pass feature_mask to stream sums."
             )
+
+    def draws(self) -> Tensor | None:
+        """The draws z of the head's rows, (1 or B, P, k), of whitened statistics; None in few dimensions.
+
+        There, scores are not multiples of the draws.
+        """
+        if self.design == "orthogonal" and self.rank <= SMALL:
+            return None
+        weight = self.head.weight.clamp_min(torch.finfo(self.head.weight.dtype).tiny)
+        return self.head.score / weight[..., None]
 
     def sampled(self) -> Tensor:
         """Σ s oddᵀ over all rows, without the control variate's expectation, (B, k, k), float64."""

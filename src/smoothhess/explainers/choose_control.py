@@ -15,6 +15,7 @@ from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control, Directions, Pilot, pilot_passes, thin_rank
 from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.curvature.one_flip import Kinks
+from smoothhess.explainers.independent_kinks import Checked, check_independence
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.memory import CLOSED_FORMS
 
@@ -28,9 +29,10 @@ class Choice:
 
     control: Control | None
     reason: str = ""  # empty if there is a control variate
-    passes: float = 0  # passes per example that the choice took, without those of the closed form
+    passes: float | Tensor = 0  # that the choice took, without those of the closed form, per example or (B,)
     kinks: Kinks | None = None  # the frozen model, if it was frozen
     can_be_frozen: bool = True  # False if freezing the model failed
+    checked: Checked | None = None  # whether all kinks are recorded and independent
 
 
 def with_control(sampler: Sampler, choice: Choice) -> Sampler:
@@ -44,7 +46,8 @@ def choose_control(
     """Decide whether a run of `calls` gradient calls subtracts a control variate, and from which examples.
 
     `wanted` is the option `control`: None is never, "kink" always (ValueError if it is impossible), and "auto" where
-    the closed form costs at most PRICE · calls and the pilot draws show that it reduces the total work.
+    the closed form costs at most PRICE · calls and the pilot draws show that it reduces the total work, or all kinks
+    are recorded and independent: then it is exact, and its weights are 1.
     """
     if wanted is None:
         return Choice(None, "control=None was passed")
@@ -63,19 +66,25 @@ def choose_control(
             return Choice(None, reason, passes, kinks)
         passes += 1  # one frozen pass at x
         kinks = sampler.share(kinks)
-        passes += pilot_passes(k)
+        checked = check_independence(sampler, kinks.network)
+        independent = checked.independent
+        passes = passes + pilot_passes(k) + checked.passes
         pilot = Pilot.draw(sampler.oracle, sampler.gaussian, kinks, seeds)
         chosen = torch.arange(len(inputs), device=inputs.device)
         if auto:
             unexplained = pilot.unexplained
-            chosen = torch.nonzero(unexplained <= (calls / (calls + price)) ** WORTH).reshape(-1)
+            pays = (unexplained <= (calls / (calls + price)) ** WORTH) | independent
+            chosen = torch.nonzero(pays).reshape(-1)
             if not len(chosen):
                 least = f"{float(unexplained.min()):.0%} of the gradient's variation"
                 reason = f"single flips do not explain {least}: not worth {price:.0f} passes"
-                return Choice(None, reason, passes, kinks)
+                return Choice(None, reason, passes, kinks, checked=checked)
         expected = directions.expectation(kinks, sampler.gaussian, chosen)
         weights = pilot.fit(expected, chosen, always=not auto)
-        return Choice(Control.make(kinks, expected, weights, chosen, directions), "", passes, kinks)
+        if expected.drift is None and not expected.hessian.is_thin:  # the field is that of all kinks
+            weights[independent[chosen]] = 1.0
+        control = Control.make(kinks, expected, weights, chosen, directions)
+        return Choice(control, "", passes, kinks, checked=checked)
     except (NoKinksError, OtherPathError) as error:
         if auto:
             return Choice(None, str(error), passes, can_be_frozen=False)

@@ -98,7 +98,7 @@ def _warn_few_events(result: Interactions) -> None:
             FewEventsWarning,
             stacklevel=4,
         )
-    heavy = heavy_tails(stats) & ~few & ~few_kinks & ~unknown & ~jumping
+    heavy = heavy_tails(stats, result.grouping is not None) & ~few & ~few_kinks & ~unknown & ~jumping
     if heavy.any():
         n_eff, rows = float(result.n_eff[heavy].min()), int(stats.n[heavy].max())
         warnings.warn(

@@ -55,7 +55,7 @@ class Sampler:
     unperturbed: Unperturbed
     control: Control | None = None  # subtracted from every row
     rare: RareFlips | None = None  # neurons that few rows flip, for the errors
-    extra_passes: float = CENTRE_PASSES  # passes per example that are not at perturbed inputs
+    extra_passes: float | Tensor = CENTRE_PASSES  # passes that are not at perturbed inputs, per example or (B,)
 
     @staticmethod
     def start(
@@ -104,7 +104,8 @@ class Sampler:
     def passes(self, rows: Tensor, index: Tensor) -> Tensor:
         """Total work for `rows` rows of the examples at `index`, in gradient calls, frozen passes included."""
         frozen = 0 if self.control is None else self.control.passes(self.plan, rows, index)
-        return rows * self.plan.calls_per_row + frozen + self.extra_passes
+        extra = self.extra_passes[index] if isinstance(self.extra_passes, Tensor) else self.extra_passes
+        return rows * self.plan.calls_per_row + frozen + extra
 
     def _grouped(self, chunk: Rows, index: Tensor) -> Rows:
         """Group sums of a chunk, and the antisymmetric half in the directions of `watched`."""

@@ -103,7 +103,7 @@ def _effective(one: Result) -> list[Reading]:
         return []
     meaning = "Number of equal draws that would carry the estimate as evenly as the draws did."
     figure = f"{float(one.n_eff[0]):.0f} of {int(one.statistics.n[0])}"
-    if not bool(heavy_tails(one.statistics)[0]):
+    if not bool(heavy_tails(one.statistics, one.grouping is not None)[0]):
         return [Reading("Effective draws", figure, "good", "no single draw decides", meaning)]
     meaning += " Standard errors are unreliable. Explain a logit, or use a larger σ or more calls."
     return [Reading("Effective draws", figure, "poor", "a few draws decide", meaning)]
