@@ -67,8 +67,8 @@ def test_widths_are_those_of_the_known_variance():
     result = runs(margin, calls, seeds=20)
     n, p = calls / 2, math.erfc(margin / 2**0.5) / 2
     density = math.exp(-(margin**2) / 2) / math.sqrt(2 * math.pi)
-    share = (1 - 2 * density**2 / p) * 2 * p * SIGMA**2 / 4 / (4 * n)  # a = |j| = σ, in units of SIGMA² per entry
     along = margin * density / p
+    share = (1 - 2 * density**2 / p) * 2 * p * SIGMA**2 / 4 / (4 * n) / (1 + along / D)  # a = |j| = σ
     w, one = A / SIGMA, torch.eye(D, dtype=F64) / SIGMA**2
     left = one.diagonal()[:, None] * w.square() + one.diagonal() * w.square()[:, None]
     expected = share * (left + 2 * one * torch.outer(w, w) + 4 * along * torch.outer(w, w).square())

@@ -57,7 +57,8 @@ def test_equation_8_by_hand(kind, design):
 @pytest.mark.parametrize("design", sorted(DESIGNS))
 @pytest.mark.parametrize("internal_batch_size", [None, 7])
 def test_the_model_sees_exactly_n_calls_perturbed_rows(design, internal_batch_size):
-    model, x, n = Recorder(lambda x: torch.where(x > 0.1, x, 0.1).sum(1)), batch(1), 4000  # its kinks are not recorded
+    x, n = batch(1), 4000
+    model = Recorder(lambda points: torch.where(points > x, points, 2 * points - x).sum(1))  # a kink at x, not recorded
     result = Plain(model).attribute(x, sigma=0.3, n_calls=n, design=design, internal_batch_size=internal_batch_size)
     delta = torch.cat(model.rows) - x
     moved = delta[(delta != 0).any(1)]

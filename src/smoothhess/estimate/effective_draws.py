@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from smoothhess.draws.designs import find_design
+from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.statistics import Statistics
 
 HEAVY = 0.7  # tail index above which standard errors are unreliable
@@ -54,11 +54,9 @@ def without_computed_flips(white: Statistics) -> Statistics:
     complete, head = white.rare.complete[:, None], white.head
     residual = head.along.square() + head.across
     energy = torch.where(complete & ~white.is_uncontrolled[:, None], residual, head.energy)
-    z = white.draws()
-    if z is not None:
-        flipped = white.rare.flipped(z, find_design(white.design).mirrored) & complete
-        usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & (energy > 0)).sum(1).clamp_min(1)
-        energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
+    flipped = white.rare.flipped(white.draws(), find_design(white.design).mirrored) & complete
+    usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & (energy > 0)).sum(1).clamp_min(1)
+    energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
     return replace(white, head=replace(head, energy=energy))
 
 
@@ -73,7 +71,7 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     known = None if stats.rare is None else stats.rare.complete
     if not grouped:
         stats = without_computed_flips(stats)
-        known = None if stats.draws() is not None else known
+        known = None if stats.rank > SMALL or stats.design != "orthogonal" else known
     number, index = effective_rows(stats), row_tail_index(stats)
     share = number / stats.n.clamp_min(1)
     few = (share < FEW_SHARE) | (number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))

@@ -7,8 +7,8 @@ C = E[ssᵀ | flip] = I + κ ĵĵᵀ, κ = t φ(t)/p, the variance of uᵀŴv ov
     V = 2p (a/2)² [C_uu w_v² + C_vv w_u² + 2 C_uv w_u w_v]/4n,      w = ĵ·q of the whitened directions q.
 
 V is added where fewer than SEEN flips are expected, in proportion to the flips that the rows lack. Orthogonal blocks
-have no error from the linear part of the flips, a share 2φ(t)²/p of their energy. The neurons are found in
-`curvature.rare_flips`.
+have no error from the linear part of the flips, a share 2φ(t)²/p of their energy, and weights of about k/(k + κ) in
+rows with a flip, which are long. The neurons are found in `curvature.rare_flips`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.rare_flips import chance, unseen_share
-from smoothhess.draws.designs import find_design
+from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.statistics import Statistics
 
@@ -60,7 +60,11 @@ class RareFlipVariance:
     def _of_mean(self) -> Tensor:
         """2p (a/2)²/n, times the share that the rows lack, (B, m)."""
         assert self.flips is not None
-        return self._of_one_flip * self._lacking(lambda beyond: (beyond > 0).double(), torch.ones_like(self._chance))
+        return (
+            self._of_one_flip
+            * self._radial
+            * self._lacking(lambda beyond: (beyond > 0).double(), torch.ones_like(self._chance))
+        )
 
     @cached_property
     def _of_one_flip(self) -> Tensor:
@@ -79,22 +83,36 @@ class RareFlipVariance:
         if self.stats.design != "orthogonal":
             return self._of_mean
         linear = 2 * self._density.square() / self._chance.clamp_min(1e-300)
-        return self._of_mean * (1 - linear).clamp_min(0)
+        twice = 2.0 if self.stats.rank <= SMALL else 1.0  # half of the rows have twice the score
+        return self._of_mean * (1 - linear).clamp_min(0) * twice
+
+    @cached_property
+    def _radial(self) -> Tensor:
+        """E[w | flip] of the weights w of the rows, (B, m): that of k/|z|², with |z|² ≈ k + κ."""
+        if self.stats.design != "orthogonal":
+            return torch.ones_like(self._along)
+        return 1 / (1 + self._along / self.stats.rank)
 
     def _lacking(self, size: Callable[[Tensor], Tensor], usual: Tensor) -> Tensor:
         """Share of the expected sum over flips that the rows lack, (B, m); 0 if many flips are expected.
 
+        It is negative for neurons that flipped more often than expected, so that sums over neurons are not biased.
         Summed is `size` of the distance beyond the kink, in units of τ, with the mean `usual` (B, m) over flips.
         """
         assert self.flips is not None
         per_row = 2.0 if self._mirrored else 1.0
         expected = unseen_share(self.flips.margin, per_row * self.stats.n.clamp_min(1)[:, None].double())
-        z = None if self.white is None else self.white.draws()
-        if self.white is None or self.white.rare is None or z is None:
+        if self.white is None or self.white.rare is None:
             return expected
-        seen = size(self.white.rare.beyond(z, self._mirrored)).sum(1) / self.white.n_head.clamp_min(1)[:, None]
-        lacking = 1 - seen / (per_row * self._chance * usual).clamp_min(1e-300)
-        return torch.where(expected > 0, lacking.clamp_min(0), 0.0)
+        z = self.white.draws()
+        length2 = z.double().square().sum(-1)
+        weight = (length2 > 0).double()  # (1 or B, P); rows without a score have no z
+        rows = weight.sum(1).clamp(1, None).minimum(self.white.n_head.clamp_min(1))
+        if self.stats.design == "orthogonal":  # whose rows are longer than normal draws, and weighted accordingly
+            weight = torch.where(length2 > 0, self.stats.rank / length2.clamp_min(1e-300), 0.0)
+        found = size(self.white.rare.beyond(z, self._mirrored)) * weight[..., None]
+        lacking = 1 - found.sum(1) / rows[:, None] / (per_row * self._chance * usual).clamp_min(1e-300)
+        return torch.where(expected > 0, lacking.clamp_min(-1), 0.0)
 
     @cached_property
     def _along(self) -> Tensor:
@@ -113,7 +131,8 @@ class RareFlipVariance:
             inner = gram.left * b.square() + gram.right * a.square() + 2 * gram.mixed * (a * b)
             inner = inner + 4 * self._along[:, neuron].reshape(shape) * (a * b).square()
             total = total + self._weight[:, neuron].reshape(shape) / 4 * inner
-        return total
+        assert isinstance(total, Tensor)
+        return total.clamp_min(0)
 
     def of_frobenius(self, gram: Tensor, lengths: Tensor) -> Tensor | float:
         """Sum of V over all entries, (B,); `gram` (B, m) is w·Gw of each neuron, `lengths` (B or 1,) the trace of G."""
@@ -121,15 +140,15 @@ class RareFlipVariance:
             return 0.0
         size = self.directions.square().sum(-1)  # (B, m)
         inner = 2 * lengths[:, None] * size + 2 * gram + 4 * self._along * size.square()
-        return (self._weight / 4 * inner).sum(1)
+        return (self._weight / 4 * inner).sum(1).clamp_min(0)
 
     def of_gradient(self) -> Tensor | float:
         """Variance of the smoothed gradient, (B, d)."""
-        return 0.0 if self.is_zero else (self._of_mean[..., None] * self.directions.square()).sum(1)
+        return 0.0 if self.is_zero else (self._of_mean[..., None] * self.directions.square()).sum(1).clamp_min(0)
 
     def of_value(self) -> Tensor | float:
         """Variance of the smoothed value, (B,): a flipped neuron changes it by a (ξ − t), ξ ~ N(0, 1) beyond t."""
         if self.is_zero or self.flips is None:
             return 0.0
         usual = (1 + self.flips.margin.square() - self._along).clamp_min(0)  # E[(ξ − t)² | ξ > t]
-        return (self._of_one_flip * usual * self._lacking(torch.square, usual)).sum(1)
+        return (self._of_one_flip * self._radial * usual * self._lacking(torch.square, usual)).sum(1).clamp_min(0)

@@ -167,15 +167,13 @@ class Statistics:
                 f"{d} × {d} matrix is too large. Request fewer calls, or pass feature_mask to stream sums."
             )
 
-    def draws(self) -> Tensor | None:
-        """The draws z of the head's rows, (1 or B, P, k), of whitened statistics; None in few dimensions.
-
-        There, scores are not multiples of the draws.
-        """
-        if self.design == "orthogonal" and self.rank <= SMALL:
-            return None
-        weight = self.head.weight.clamp_min(torch.finfo(self.head.weight.dtype).tiny)
-        return self.head.score / weight[..., None]
+    def draws(self) -> Tensor:
+        """The draws z of the head's rows, (1 or B, P, k), of whitened statistics; zero where the score is zero."""
+        weight, tiny = self.head.weight, torch.finfo(self.head.weight.dtype).tiny
+        if self.design == "orthogonal" and self.rank <= SMALL:  # w = 2/(1 + R²/k), and the scores are not w z
+            radius = (self.rank * (2 / weight.clamp_min(tiny) - 1)).clamp_min(0).sqrt()
+            return torch.nn.functional.normalize(self.head.score, dim=-1) * radius[..., None]
+        return self.head.score / weight.clamp_min(tiny)[..., None]
 
     def sampled(self) -> Tensor:
         """Σ s oddᵀ over all rows, without the control variate's expectation, (B, k, k), float64."""

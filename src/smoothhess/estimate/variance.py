@@ -325,7 +325,8 @@ class Noise:
             if stats.k <= SMALL or stats.rank <= SMALL:  # an upper bound, in few dimensions
                 return size, self.of_frobenius.sqrt()
             skew = torch.linalg.matrix_norm((raw - raw.mT) / 2, 2)  # has the noise of the symmetric half
-            return size, skew * ((stats.k + 1) / (stats.k - 1)) ** 0.5
+            skew2 = skew.square() * (stats.k + 1) / (stats.k - 1)
+            return size, (skew2 + self.missed.of_frobenius).sqrt()
         s, g = stats.head.score.double(), stats.head.odd.double()
         rng = torch_generator()
         head = stats.n_head.reshape(-1, 1, 1).clamp_min(1)
@@ -337,4 +338,5 @@ class Noise:
             scored = s * self.replicates.spread(signs)[..., None]
             norms.append(torch.linalg.eigvalsh(symmetric((scored.mT @ g - balance * mean) / head)).abs().amax(-1))
         error = torch.stack(norms).square().mean(0).sqrt() * (stats.n_head / stats.n.clamp_min(1)).sqrt()
+        error = (error.square() + self.missed.of_frobenius).sqrt()
         return size, torch.where(self.replicates.df > 0, error, torch.inf)
