@@ -46,7 +46,7 @@ def modules_behind(forward_func: Callable[..., Any]) -> list[nn.Module]:
             named = [item.__globals__[name] for name in item.__code__.co_names if name in item.__globals__]
             pending += [v for v in cells if callable(v)] + [v for v in named if isinstance(v, nn.Module)]
         elif callable(item) and not isinstance(item, type) and hasattr(item, "__dict__"):  # an object with __call__
-            pending += [v for v in vars(item).values() if isinstance(v, nn.Module) or hasattr(v, "__code__")]
+            pending += [v for v in vars(item).values() if callable(v) and not isinstance(v, type)]
         pending += [getattr(item, name) for name in ("__self__", "__func__") if hasattr(item, name)]
     return list(found.values())
 
@@ -56,6 +56,12 @@ def _is_filled(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:  # an empty cell: the variable is not assigned yet
         return False
+
+
+def uncompiled(forward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """The module that torch.compile was called with, whose hooks run; any other callable itself."""
+    modules = forward_func._modules if isinstance(forward_func, nn.Module) else {}
+    return modules.get("_orig_mod") or forward_func
 
 
 def is_opaque(forward_func: Callable[..., Any]) -> bool:

@@ -130,6 +130,8 @@ def common_parts(result: Any) -> Parts:
         "status": result.status,
         "groups": None if result.grouping is None else result.grouping.count,
     }
+    if result.names is not None:
+        about["names"] = result.names
     if result.target is not None:
         tensors["target"] = result.target
     if result.grouping is not None:
@@ -222,7 +224,7 @@ def _check_parts(parts: Parts) -> None:
     rows, n = tensors.get("statistics.head.odd"), tensors.get("statistics.n")
     if rows is not None and n is not None and "statistics.total" not in tensors and int(n.max()) > rows.shape[1]:
         raise ValueError(f"'statistics.total' of {int(n.max())} rows is missing: the head has {rows.shape[1]}")
-    for name in ("status", "stream", "seeds"):
+    for name in ("status", "stream", "seeds", "names"):
         if name in about and len(about[name]) != len(inputs):
             raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
     for name in ("method", "note", "design", "precision"):
@@ -249,6 +251,7 @@ def _common_fields(parts: Parts) -> dict[str, Any]:
         "n_passes": tensors["n_passes"],
         "status": tuple(about["status"]),
         "estimator_version": about.get("estimator_version", 1),  # files written before version numbers
+        "names": tuple(tuple(map(str, names)) for names in about["names"]) if "names" in about else None,
     }
 
 

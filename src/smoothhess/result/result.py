@@ -46,6 +46,7 @@ class Result(ABC):
     precision: str = "float32"  # precision in which the model was evaluated
     precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
+    names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example, such as tokens
 
     @property
     @abstractmethod
@@ -347,7 +348,7 @@ class Result(ABC):
 
         Args:
             k: number of pairs.
-            names: one name per feature; the index of the feature if None.
+            names: one name per feature; None takes the names of the result, or the index of the feature.
             q: accepted share of false discoveries among the significant pairs (Benjamini–Hochberg over all pairs).
             level: probability of the confidence intervals.
             scales: typical change of each feature, which replaces the σ_i of the Gaussian; (d,).
@@ -359,8 +360,9 @@ class Result(ABC):
             ValueError: if k, q or level is out of range, if the number of names or scales is not d, or if there are too
                 many features for a dense matrix.
         """
-        label = labels_of(names, self.shape[1], self.feature_shape)
-        return [pairs for part in self.strongest_pairs_of(k, q, level, scales) for pairs in part.named(label)]
+        given = [names] * len(self) if names is not None or self.names is None else self.names
+        labels = iter([labels_of(n, self.shape[1], self.feature_shape) for n in given])
+        return [pairs for part in self.strongest_pairs_of(k, q, level, scales) for pairs in part.named(labels)]
 
     def strongest_pairs_of(
         self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None
