@@ -83,7 +83,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.gate, self.up, self.down = (nn.Linear(*s) for s in ((width, 2 * width), (width, 2 * width), (2 * width, width)))
+        self.gate, self.up = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(functional.silu(self.gate(x)) * self.up(x))
@@ -165,8 +166,8 @@ class Transposed(nn.Module):
 
 def written_out(model: nn.Module) -> nn.Module:
     """The same model in float64 without fused attention, which can be differentiated twice."""
-    copy = type(model)(shape := replace(next(m.shape for m in model.modules() if isinstance(m, Attention)), fused=False))
-    assert not shape.fused
+    shape = next(m.shape for m in model.modules() if isinstance(m, Attention))
+    copy = type(model)(replace(shape, fused=False))
     copy.load_state_dict(model.state_dict())
     return copy.double().eval()
 

@@ -120,7 +120,7 @@ class TokenSmoothHess:
             UserWarning: if the model returns a cache of keys and values, and as in `SmoothHess.attribute`.
         """
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
-        text.refuse_padding(target)
+        text.check_target(target)
         if space == "gates":
             inputs, given = text.gates, {"feature_mask": options.pop("feature_mask", None)}
         elif space == "embedding":
@@ -233,17 +233,22 @@ class _Text:
         held = None if torch.equal(self.held, self.always_frozen.expand_as(self.held)) else self.held
         return (self.ids, self.baseline, held, *self.others)
 
-    def refuse_padding(self, target: Any) -> None:
-        """Raise if a target (position, token) reads the output at a position that attention_mask excludes."""
+    def check_target(self, target: Any) -> None:
+        """Raise if a target reads a position that attention_mask excludes, or if a continuation is not in the text."""
         rows = targets.entries(target, len(self.ids))
         kind = targets.kind(rows)
         if rows is None or (kind == "entry" and rows.shape[1] != 2) or (kind == "contrast" and rows.shape[1] != 5):
             return
         tokens = self.held.shape[1]
-        t, _ = targets.positions(rows, tokens, kind)
-        if bool((t < 0).any()) or bool((t >= tokens).any()) or not isinstance(self.mask, Tensor):
+        t, token = targets.positions(rows, tokens, kind)
+        if bool((t < 0).any()) or bool((t >= tokens).any()) or self.ids.shape != self.held.shape:
             return  # an output may have other positions than the input; its shape is checked after the first call
-        mask = self.mask.cpu().bool()
+        if kind == "continuation" and not torch.equal(self.ids.cpu().gather(1, t[:, :-1] + 1), token[:, :-1]):
+            raise ValueError(
+                "input_ids must contain the continuation up to its last token, at its position. Append it to the "
+                "texts, and freeze its tokens, or pass start."
+            )
+        mask = self.mask.cpu().bool() if isinstance(self.mask, Tensor) else torch.ones_like(self.held.cpu())
         if mask.shape == self.held.shape and not bool(mask.gather(1, t).all()):
             raise ValueError(
                 "the target position of a text is padding: attention_mask is 0 there. Pass one position per text, such "

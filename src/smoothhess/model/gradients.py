@@ -57,7 +57,7 @@ class Oracle:
         self._inspected = compiled or is_opaque(forward_func)  # whether random operations were, or cannot be, refused
         self.batch = len(inputs)
         self.entries = targets.entries(target, self.batch)
-        self._target_kind = targets.kind(self.entries)
+        self._target_kind: targets.Kind = targets.kind(self.entries)
         self.indices = None if self.entries is None else self.entries.to(inputs.device)
         args = additional_forward_args
         self.args: tuple[Any, ...] = () if args is None else args if isinstance(args, tuple) else (args,)
