@@ -158,6 +158,7 @@ def test_texts_of_different_length_in_one_batch():
         ({"names": ["a", "b"]}, "names must be 7 strings"),
         ({"additional_forward_args": {"past_key_values": ()}}, "cache of keys and values was passed"),
         ({"sigma": None}, "exactly one of sigma"),
+        ({"compile": True}, "compile=True is not supported"),
     ],
 )
 def test_wrong_arguments_are_refused(changes, words):
@@ -341,13 +342,23 @@ def test_fields_of_outputs():
 # --- kernels, compilers, other shapes -----------------------------------------------------------------------------
 
 
-def test_a_compiled_model_is_explained_without_its_compiler():
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler
+def test_a_compiled_model_is_explained_without_its_compiler_and_compiled_blocks_with_it():
     model, ids = transformer(), text(4)
     compiled = torch.compile(model, backend="eager")
     for layer in ("tokens", model.tokens):
         found = TokenSmoothHess(compiled, layer).attribute(ids, (3, 1), sigma=0.1, n_calls=16)
         plain = TokenSmoothHess(model, "tokens").attribute(ids, (3, 1), sigma=0.1, n_calls=16)
         assert torch.equal(found.hessian, plain.hessian)
+    model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+    blocks = TokenSmoothHess(model, "tokens").attribute(ids, (3, 1), sigma=0.1, n_calls=16)
+    assert torch.allclose(blocks.hessian, plain.hessian, atol=1e-4 * float(plain.hessian.norm()))
+    function = TokenSmoothHess(torch.compile(lambda i: model(i), backend="eager"), model.tokens)
+    assert torch.equal(function.attribute(ids, (3, 1), sigma=0.1, n_calls=16).hessian, blocks.hessian)
+    for compiled in (nn.Sequential(torch.compile(transformer(), backend="eager")), transformer()):
+        compiled.compile(backend="eager")
+        with pytest.raises(ValueError, match="compile only modules after the layer"):
+            TokenSmoothHess(compiled, next(m for m in compiled.modules() if isinstance(m, nn.Embedding)))
 
 
 class Encoder(nn.Module):

@@ -119,6 +119,11 @@ class TokenSmoothHess:
         Warns:
             UserWarning: if the model returns a cache of keys and values, and as in `SmoothHess.attribute`.
         """
+        if options.get("compile"):
+            raise ValueError(
+                "compile=True is not supported: compiled code does not run the hook that moves the tokens. Compile the "
+                "blocks of the model after the embedding, model.block = torch.compile(model.block)."
+            )
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
         text.check_target(target)
         if space == "gates":

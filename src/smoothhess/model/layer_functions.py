@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothhess.model.state import is_opaque, uncompiled
+from smoothhess.model.state import refuse_compiled_layer, uncompiled
 
 __all__ = ["Embedded"]
 
@@ -51,7 +51,7 @@ class Embedded:
 
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
         self.forward_func = uncompiled(forward_func)
-        self.layer = find_layer(self.forward_func, layer)
+        self.layer = replaceable_layer(self.forward_func, layer)
 
     def embed(self, *args: Any, **keywords: Any) -> Tensor:
         """The output of the layer for these arguments of the model.
@@ -119,19 +119,19 @@ def call_replacing(
         handle.remove()
     if len(runs) != 1:
         times = f"the layer ran {len(runs)} times in one forward pass, expected once."
-        raise ValueError(f"{times} {_advice(runs, forward_func)}")
-    return output
-
-
-def _advice(runs: list[None], forward_func: Callable[..., Any]) -> str:
-    if runs:
-        return (
+        advice = (
             "Wrap the call to explain in a separate module, or pass the other call its embeddings, such as "
             "decoder_inputs_embeds."
         )
-    if is_opaque(forward_func):
-        return "Compiled and scripted models do not run hooks: pass the model as it was before."
-    return "Is it part of this model?"
+        raise ValueError(f"{times} {advice if runs else 'Is it part of this model?'}")
+    return output
+
+
+def replaceable_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.Module:
+    """As `find_layer`; raises ValueError if the layer is inside a compiled module."""
+    found = find_layer(forward_func, layer)
+    refuse_compiled_layer(forward_func, found)
+    return found
 
 
 def find_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.Module:

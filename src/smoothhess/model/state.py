@@ -59,9 +59,10 @@ def _is_filled(cell: Any) -> bool:
 
 
 def uncompiled(forward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """The module that torch.compile was called with, whose hooks run; any other callable itself."""
-    modules = forward_func._modules if isinstance(forward_func, nn.Module) else {}
-    return modules.get("_orig_mod") or forward_func
+    """The module or function that torch.compile was called with, whose hooks run; any other callable itself."""
+    if isinstance(forward_func, nn.Module):
+        return forward_func._modules.get("_orig_mod") or forward_func
+    return getattr(forward_func, "_torchdynamo_orig_callable", forward_func)
 
 
 def is_opaque(forward_func: Callable[..., Any]) -> bool:
@@ -72,12 +73,25 @@ def is_opaque(forward_func: Callable[..., Any]) -> bool:
     """
     if isinstance(forward_func, torch.jit.ScriptFunction) or hasattr(forward_func, "_torchdynamo_orig_callable"):
         return True
-    return any(
+    return any(_is_compiled(module) for root in modules_behind(forward_func) for module in root.modules())
+
+
+def refuse_compiled_layer(forward_func: Callable[..., Any], layer: nn.Module) -> None:
+    """Raise ValueError if a layer is inside a compiled or scripted module, where hooks of a later call do not run."""
+    for root in modules_behind(forward_func):
+        for name, module in root.named_modules():
+            if _is_compiled(module) and any(inner is layer for inner in module.modules()):
+                raise ValueError(
+                    f"the layer is part of {name or 'a model'!r}, which is compiled or scripted: its output cannot be "
+                    "replaced. Pass the model as it was before, or compile only modules after the layer."
+                )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
         isinstance(module, torch.jit.ScriptModule)
         or "_orig_mod" in module._modules  # the result of torch.compile(module)
         or getattr(module, "_compiled_call_impl", None) is not None  # after module.compile()
-        for root in modules_behind(forward_func)
-        for module in root.modules()
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothhess.model.layer_functions import call_replacing, find_layer
+from smoothhess.model.layer_functions import call_replacing, replaceable_layer
 from smoothhess.model.random_operations import call_without_random_operations
 from smoothhess.model.state import is_opaque, modules_behind, uncompiled
 
@@ -38,7 +38,7 @@ class TokenGates:
 
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str, keywords: Sequence[str] = ()) -> None:
         self.forward_func = uncompiled(forward_func)
-        self.layer = find_layer(self.forward_func, layer)
+        self.layer = replaceable_layer(self.forward_func, layer)
         self.keywords = tuple(keywords)
 
     def __call__(self, moved: Tensor, ids: Tensor, baseline: Tensor | None, held: Tensor | None, *args: Any) -> Any:
