@@ -222,6 +222,12 @@ def methods(model: Transformer, ids: Tensor, target: object) -> Iterator[tuple[s
     for steps in (1, 16):
         path = sh.baselines.integrated_hessians(gates, ones, target, arguments, n_steps=steps)
         yield f"Integrated Hessians of the gates, {steps} step(s)", path.hessian, path.n_passes
+    fused = TokenGates(model, "tokens")
+    single = (ids, model.tokens.weight.detach().mean(0)[None, None], None)
+    for steps in (1, 4):
+        own = {"of": "smooth", "sigma": 0.1, "n_calls": 2 * TOKENS, "n_steps": steps}
+        path = sh.baselines.integrated_hessians(fused, torch.ones(ids.shape), target, single, **own)
+        yield f"the same of SmoothHess, σ = 0.1, fused attention, {steps} step(s)", path.hessian, path.n_passes
     yield "attention weights", attention_weights(slow, ids), torch.full((len(ids),), 0.5)
 
 

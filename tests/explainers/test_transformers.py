@@ -30,10 +30,10 @@ def llama():
 
 
 def t5():
-    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=50)
-    model = transformers.T5ForConditionalGeneration(config)
-    decoder = model.get_input_embeddings()(torch.tensor([[0, 9]])).detach()  # computed in advance
-    return model, model.get_input_embeddings(), (1, 7), {"decoder_inputs_embeds": decoder, "use_cache": False}
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    config = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu")  # the Hessian at a point misses kinks
+    keywords = {"decoder_input_ids": torch.tensor([[0, 9]]), "use_cache": False}
+    return transformers.T5ForConditionalGeneration(config), "encoder.embed_tokens", (1, 7), keywords
 
 
 def sharpened(make):
@@ -42,13 +42,9 @@ def sharpened(make):
     model, layer, target, keywords = make()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
+            if parameter.ndim > 1 and make is not t5:
                 parameter.mul_(4)
-    return model.double().eval(), layer, target, {k: v.double() if _real(v) else v for k, v in keywords.items()}
-
-
-def _real(value):
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    return model.double().eval(), layer, target, keywords
 
 
 @pytest.mark.parametrize("make", [gpt2, bert, llama, t5])
@@ -57,7 +53,7 @@ def test_gates_equal_the_exact_matrix(make):
     result = sh.TokenSmoothHess(model, layer, output="logits").attribute(IDS, target, keywords, sigma=0.003, n_calls=12)
     assert result.hessian.shape == (1, 6, 6)
     model.set_attn_implementation("eager")
-    module = model.get_submodule(layer) if isinstance(layer, str) else layer
+    module = model.get_submodule(layer)
     e, b = module(IDS).detach(), module.weight.detach().mean(0)
 
     def forward(s):
@@ -91,11 +87,7 @@ def test_patches_of_vit():
     assert bool((result.relative_error < 0.2).all())
 
 
-def test_an_embedding_that_runs_twice_and_a_cache():
-    model, layer, _, _ = sharpened(t5)
-    explainer = sh.TokenSmoothHess(model, layer, output="logits")
-    with pytest.raises(ValueError, match="ran 2 times.*decoder_inputs_embeds"):
-        explainer.attribute(IDS, (1, 7), {"decoder_input_ids": torch.tensor([[0, 9]])}, sigma=0.1)
+def test_caches():
     model, layer, target, _ = sharpened(gpt2)
     explainer = sh.TokenSmoothHess(model, layer, output="logits")
     with pytest.warns(UserWarning, match="use_cache"):

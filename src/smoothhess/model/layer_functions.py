@@ -123,7 +123,7 @@ def call_replacing(
             "Wrap the call to explain in a separate module, or pass the other call its embeddings, such as "
             "decoder_inputs_embeds."
         )
-        raise ValueError(f"{times} {advice if runs else 'Is it part of this model?'}")
+        raise ValueError(f"{times} {advice if runs else 'Is it part of this model, and used in this call?'}")
     return output
 
 
