@@ -262,6 +262,17 @@ def test_more_continues_a_run():
         explainer.more(two, 40, ids.flip(1), mask)
 
 
+def test_a_data_set_of_texts(tmp_path):
+    model, ids = transformer("BERT"), text(5, 4)
+    explainer, options = TokenSmoothHess(model, "tokens"), {"sigma": 0.1, "n_calls": 20}
+    explain = lambda i, target, seeds: explainer.attribute(i, target, seed=seeds, **options)
+    store = sh.explain_dataset(explain, ids, tmp_path / "store", target=1)
+    assert len(store) == 4
+    assert store[2].hessian.shape == (5, 5)
+    with pytest.raises(TypeError, match="for token ids use TokenSmoothHess"):
+        sh.explain_dataset(sh.SmoothHess(model), ids, tmp_path / "other", target=1, sigma=0.1)
+
+
 def test_threads_and_other_calls_of_the_model():
     model, ids = transformer("BERT"), text(5, 3)
     explainer = TokenSmoothHess(model, "tokens")

@@ -276,14 +276,14 @@ class Oracle:
         return targets.pick(output, None if self.indices is None else self.indices[owner], self._target_kind)
 
 
-def check_inputs(inputs: Any) -> None:
-    """Raise an error unless `inputs` is one batch of finite floating-point examples."""
+def check_inputs(inputs: Any, or_ids: bool = False) -> None:
+    """Raise an error unless `inputs` is one batch of finite floating-point examples, or of token ids if `or_ids`."""
     if not isinstance(inputs, Tensor):
         raise TypeError(
             f"inputs must be one torch tensor with examples in dimension 0, got {type(inputs).__name__}. Use "
             "torch.as_tensor; pass further inputs as additional_forward_args."
         )
-    if inputs.dtype not in (torch.float32, torch.float64):
+    if inputs.dtype not in (torch.float32, torch.float64, *((torch.int32, torch.int64) if or_ids else ())):
         raise TypeError(
             f"inputs must be float32 or float64, got {inputs.dtype}: noise is added to them and gradients are taken. "
             "Use inputs.float(); for token ids use TokenSmoothHess."
