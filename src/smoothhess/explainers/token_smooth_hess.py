@@ -19,7 +19,6 @@ from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.gradients import check_batch_size
-from smoothhess.model.model_output import OutputField
 from smoothhess.model.state import borrowed
 from smoothhess.model.token_gates import TokenGates, baseline_vectors, check_ids, frozen_positions
 from smoothhess.result.interactions import Interactions
@@ -126,18 +125,20 @@ class TokenSmoothHess:
             )
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
         text.check_target(target)
+        mask = options.pop("feature_mask", None)
+        mask = None if mask is None else torch.as_tensor(mask)
+        labels = _names(names, len(text.ids), text.held.shape[1] if mask is None else int(mask.max()) + 1)
         if space == "gates":
-            inputs, given = text.gates, {"feature_mask": options.pop("feature_mask", None)}
+            inputs, given = text.gates, {"feature_mask": mask}
         elif space == "embedding":
-            inputs, given = self._embeddings(text, options)
+            inputs, given = self._embeddings(text, mask, options.get("internal_batch_size") or EMBEDDED_ROWS)
         else:
             raise ValueError(f'space must be "gates" or "embedding", got {space!r}.')
         scale = {"sigma": sigma, "radius": radius, "gaussian": gaussian}
         if text.always_frozen.any():
             scale = {"gaussian": _without_frozen(text.always_frozen, inputs[0].numel(), **scale)}
         result = self._explainer(text).attribute(inputs, target, text.arguments, **scale, **given, **options)
-        passes = result.n_passes + PROBE_PASSES
-        return replace(result, names=_names(names, len(result), result.shape[1]), n_passes=passes)
+        return replace(result, names=labels, n_passes=result.n_passes + PROBE_PASSES)
 
     def more(
         self,
@@ -189,23 +190,19 @@ class TokenSmoothHess:
         return _Text(gates, ids, others, vectors, baseline, held, named.get("attention_mask"))
 
     def _explainer(self, text: _Text) -> SmoothHess:
-        explainer = SmoothHess(
-            text.gates_function if self.output is None else OutputField(text.gates_function, self.output)
-        )
+        explainer = SmoothHess(text.gates_function, self.output)
         explainer.capacity = self.capacity
         return explainer
 
-    def _embeddings(self, text: _Text, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """The embeddings of all texts, and the options that sum their coordinates along e − b."""
-        rows = options.get("internal_batch_size") or EMBEDDED_ROWS
+    def _embeddings(self, text: _Text, mask: Tensor | None, rows: int) -> tuple[Tensor, dict[str, Any]]:
+        """The embeddings of all texts, in batches of `rows`, and the options that sum their coordinates along e − b."""
         with borrowed(text.gates_function, text.ids.device):
             vectors = torch.cat([
                 text.gates_function.embed(*_rows(text.ids, text.others, slice(i, i + rows)))[0]
                 for i in range(0, len(text.ids), rows)
             ]).to(text.gates.dtype)  # fmt: skip
         b = vectors.mean(1, keepdim=True) if text.baseline is None else text.baseline.to(vectors)
-        mask = options.pop("feature_mask", None)
-        mask = torch.arange(vectors.shape[1]) if mask is None else torch.as_tensor(mask)
+        mask = torch.arange(vectors.shape[1]) if mask is None else mask
         return vectors, {"feature_mask": mask[..., None].to(vectors.device), "direction": vectors - b}
 
 
