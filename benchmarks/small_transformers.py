@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -164,10 +167,11 @@ class Transposed(nn.Module):
         return x.mT
 
 
-def written_out(model: nn.Module) -> nn.Module:
+def written_out(model: Model) -> Model:
     """The same model in float64 without fused attention, which can be differentiated twice."""
     shape = next(m.shape for m in model.modules() if isinstance(m, Attention))
-    copy = type(model)(replace(shape, fused=False))
+    make: Any = type(model)
+    copy = make(replace(shape, fused=False))
     copy.load_state_dict(model.state_dict())
     return copy.double().eval()
 
