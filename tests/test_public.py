@@ -29,7 +29,10 @@ NAMES = [
     "SmoothHess",
     "Store",
     "Taylor",
+    "TokenSmoothHess",
     "attack",
+    "continuation",
+    "contrast",
     "diagnose",
     "evaluate",
     "explain_dataset",
@@ -58,7 +61,7 @@ def test_members_of_a_result_are_frozen():
     promised = """inputs gradient hessian value output relative_error r2 n_calls n_passes converged seed gaussian stderr
     gradient_stderr groups row diagonal bilinear top_pairs eigh taylor calls_for to_scipy to save load cat plot merge
     shape dtype device design control shrink unbiased status to_frame to_shapiq
-    eigh_residuals report gradient_estimate value_estimate""".split()
+    names eigh_residuals report gradient_estimate value_estimate""".split()
     fields = set(smoothhess.Interactions.__dataclass_fields__)
     assert [name for name in promised if name not in fields and not hasattr(smoothhess.Interactions, name)] == []
 

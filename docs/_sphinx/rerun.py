@@ -39,6 +39,7 @@ PAGES = [
     "howto/pages.md",
     "howto/series.md",
     "howto/tables.md",
+    "howto/text.md",
     "howto/threads.md",
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

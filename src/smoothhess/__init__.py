@@ -20,8 +20,10 @@ from smoothhess.draws.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Iso
 from smoothhess.evaluate import attack, minimize_in_ball, perturbation_mse, sweep
 from smoothhess.explainers.diagnose_model import diagnose
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess, smooth_hvp
+from smoothhess.explainers.token_smooth_hess import TokenSmoothHess
 from smoothhess.model.external import from_gradient
 from smoothhess.model.layer_functions import Embedded
+from smoothhess.model.targets import continuation, contrast
 from smoothhess.result import segments
 from smoothhess.result.closed_form_hessian import ClosedForm
 from smoothhess.result.exact import Attribution, Exact
@@ -47,8 +49,11 @@ __all__ = [
     "SmoothHess",
     "Store",
     "Taylor",
+    "TokenSmoothHess",
     "attack",
     "baselines",
+    "continuation",
+    "contrast",
     "diagnose",
     "evaluate",
     "explain_dataset",

@@ -155,16 +155,22 @@ class Classifier(nn.Module):
         return Output(self.head(hidden.mean(1)), (hidden,))
 
 
-def test_an_output_with_logits_is_refused_and_a_small_function_serves():
+def test_the_field_of_an_output_is_named():
     torch.manual_seed(0)
     model = Classifier().double().eval()
-    vectors = model.get_input_embeddings()(torch.tensor([[1, 2, 3]])).detach()
+    ids = torch.tensor([[1, 2, 3]])
+    vectors = model.get_input_embeddings()(ids).detach()
     mask = torch.tensor([[1.0, 1.0, 0.0]]).double()
-    with pytest.raises(TypeError, match="must return one tensor, got Output. Wrap it"):
+    with pytest.raises(TypeError, match="must return one tensor, got Output. Pass output='logits'"):
         sh.SmoothHess(lambda e: model(inputs_embeds=e)).attribute(vectors, target=0, **OPTIONS)
-    result = sh.SmoothHess(lambda e, m: model(inputs_embeds=e, attention_mask=m).logits).attribute(
-        vectors, 0, mask, feature_mask=torch.arange(3)[:, None], **OPTIONS
-    )
+    with pytest.raises(ValueError, match="returned Output with logits, hidden_states, which has no output 'logit'"):
+        sh.SmoothHess(lambda e: model(inputs_embeds=e), "logit").attribute(vectors, target=0, **OPTIONS)
+    with pytest.warns(UserWarning, match="Use TokenSmoothHess"):
+        sh.SmoothHess(lambda e: model(inputs_embeds=e), output="logits").attribute(
+            vectors, 0, feature_mask=torch.arange(3)[:, None], **OPTIONS
+        )
+    explainer = sh.TokenSmoothHess(model, "embeddings", output="logits")
+    result = explainer.attribute(ids, 0, {"attention_mask": mask}, **OPTIONS)
     assert result.hessian.shape == (1, 3, 3)
     assert float(result.gradient[0, 2]) == 0  # the masked token
     assert bool((result.hessian[0, 2].abs() <= 5 * result.stderr()[0, 2]).all())

@@ -49,7 +49,8 @@ def test_embeddings_and_outputs_are_the_models_own(model):
 def test_interactions_are_those_of_the_part_behind_the_layer(model):
     inside = Embedded(model, model.words)
     vectors = inside.embed(IDS)
-    options = {"target": [0, 1], "radius": 1.0, "n_calls": 300, "feature_mask": torch.arange(5)[:, None]}
+    groups = {"feature_mask": torch.arange(5)[:, None], "direction": vectors - model.words.weight.detach().mean(0)}
+    options = {"target": [0, 1], "radius": 1.0, "n_calls": 300, **groups}
     found = sh.SmoothHess(inside).attribute(vectors, additional_forward_args=(IDS, MASK), **options)
     tail = sh.SmoothHess(model.tail).attribute(vectors, additional_forward_args=MASK, **options)
     torch.testing.assert_close(found.hessian, tail.hessian)

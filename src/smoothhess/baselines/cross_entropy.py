@@ -128,6 +128,8 @@ class Loss:
         with borrowed(forward_func, inputs.device), torch.no_grad():
             (logits,) = oracle.in_batches(run, inputs, owner, cautious=False)
         if rows is not None:
+            if rows.shape[1] != 1:
+                raise ValueError(f"labels must be an int or one int per example, got {rows.shape[1]} indices each.")
             targets.check(rows, logits)
         label = logits.argmax(1) if rows is None else rows[:, 0].to(inputs.device) % logits.shape[1]
         return Loss(forward_func, inputs, label, logits, oracle.args, internal_batch_size)

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from smoothhess.model.process_flags import jvp
 from smoothhess.model.state import is_opaque
 
 __all__ = ["Call", "FrozenRun", "OtherPathError", "Tape", "freeze", "record", "replace"]
@@ -384,8 +385,8 @@ class _Freeze(_Intercept):
             result = (value, winners) if reading.pair else value
         elif call.slope is None:
             centre = self.spread(call.pre, call, z).clone()  # an expanded tensor cannot have a tangent
-            tangent = torch.func.jvp(reading.function, (centre,), (z - centre,))
-            result = value = tangent[0] + tangent[1]
+            own, change = jvp(reading.function, centre, z - centre)
+            result = value = own + change
         else:
             value = self.spread(call.slope, call, z) * z
             if call.offset is not None:

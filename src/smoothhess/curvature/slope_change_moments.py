@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import Call
+from smoothhess.model.process_flags import jvp
 
 REACH = 9.0  # range of the trapezoidal rule in standard deviations
 NODES = 160  # initial number of intervals, which is doubled until convergence
@@ -97,7 +98,7 @@ def second_derivative(call: Call, pre: Tensor, sensitivity: Tensor, direction: T
         with torch.enable_grad():
             return torch.func.grad(lambda z: (u * function(z)).sum())(z)
 
-    turned = torch.func.jvp(pulled, (centre.detach(),), (rows.detach(),))[1]
+    turned = jvp(pulled, centre.detach(), rows.detach())[1]
     return turned.detach().reshape(direction.shape)
 
 

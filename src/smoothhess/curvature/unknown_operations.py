@@ -9,7 +9,7 @@ listed here count as unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -59,18 +59,27 @@ KINKED = frozenset(_KINKED.split())
 
 
 class _Recorder(OperatorMode):
-    """Records the names of all operators that are called."""
+    """Records the names of all operators whose arguments may depend on the input.
+
+    Masks and positions that a model computes in each call do not depend on it: none of the arguments has a gradient, or
+    shares memory with the result of an operator whose arguments have one, such as a detached copy.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
         self.kinked = 0  # calls of KINKED operators
+        self._dependent: dict[int, Any] = {}  # memory by address; it is kept, so that no other tensor gets its address
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         namespace, _, name = func._schema.name.partition("::")
         found = func(*args, **(kwargs or {}))
+        given = list(_tensors((*args, *(kwargs or {}).values())))
+        if not any(t.requires_grad or _address(t) in self._dependent for t in given):
+            return found
+        self._dependent |= {_address(t): t.untyped_storage() for t in (*given, *_tensors((found,)))}
         if namespace != "aten" or "mode" in func._schema.overload_name:  # such as division with rounding
             name = str(func)
         elif _rounds(name, args, found):
@@ -81,6 +90,19 @@ class _Recorder(OperatorMode):
         self.names.add(name)
         self.kinked += name in KINKED
         return found
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among values and in lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class _Reader(TorchFunctionMode):

@@ -130,7 +130,7 @@ def explain_dataset(
         raise ValueError(f'target must be "predicted", a function or indices, got {target!r}.')
     question = Question.make(explainer, attribute_options)
     batch_target = None if isinstance(target, str) else target
-    arriving = batches(loader, key, batch_target, additional_forward_args)
+    arriving = batches(loader, key, batch_target, additional_forward_args, or_ids=question.is_function)
     head = next(arriving, None)
     if head is None:
         raise ValueError("expected at least one batch, got none. An iterator can be used only once: pass a new one.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.model.state import modules_behind
+from smoothhess.model.targets import Continuation, Contrast
 from smoothhess.model.tensor_hash import digest, weights_digest
 
 SILENT = ("internal_batch_size", "compile", "show_progress")  # options that do not change the result
@@ -41,6 +43,8 @@ def described(value: Any) -> Any:
         return float(value)
     if isinstance(value, Gaussian):
         return {type(value).__name__: {name: described(v) for name, v in value.state().items()}}
+    if isinstance(value, Contrast | Continuation):
+        return {type(value).__name__: {f.name: described(getattr(value, f.name)) for f in fields(value)}}
     if isinstance(value, dict):
         return {str(name): described(v) for name, v in value.items()}
     if isinstance(value, list | tuple):

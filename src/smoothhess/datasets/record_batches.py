@@ -172,12 +172,12 @@ class Batch:
         )
 
 
-def batches(loader: Any, key: str | int | None, target: Any, args: Any) -> Iterator[Batch]:
-    """Number the batches of a loader and check that all have the same shape and dtype."""
+def batches(loader: Any, key: str | int | None, target: Any, args: Any, or_ids: bool = False) -> Iterator[Batch]:
+    """Number the batches of a loader and check that all have the same shape and dtype, a real one unless `or_ids`."""
     first, kind, head = 0, None, None
     for item in _items(loader):
         inputs = _inputs(item, key)
-        check_inputs(inputs)
+        check_inputs(inputs, or_ids)
         kind = kind or (inputs.shape[1:], inputs.dtype)
         if (inputs.shape[1:], inputs.dtype) != kind:
             raise ValueError(

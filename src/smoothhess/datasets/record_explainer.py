@@ -90,6 +90,11 @@ class Question:
         return Question(function, Options(feature_mask=mask), about)
 
     @property
+    def is_function(self) -> bool:
+        """Whether the explainer is a function of the user, whose records may be token ids."""
+        return not isinstance(self.explainer, SmoothHess)
+
+    @property
     def forward_func(self) -> Callable[..., Any]:
         """The model, or the user function."""
         return self.explainer.forward_func if isinstance(self.explainer, SmoothHess) else self.explainer

@@ -76,7 +76,7 @@ class Run:
         gaussian = Gaussian.ensure(sigma=options.sigma, radius=options.radius, gaussian=options.gaussian, d=d)
         k, grouping, sums = gaussian.rank(d), None, None
         if options.feature_mask is not None:
-            grouping = Grouping.make(options.feature_mask, None, inputs.shape, gaussian.scales(d), inputs)
+            grouping = Grouping.make(options.feature_mask, options.direction, inputs.shape, gaussian.scales(d), inputs)
         oracle = Oracle(
             forward_func,
             inputs,

@@ -37,6 +37,7 @@ class Options:
     tau_probes: int | None = None
     shrink: bool = True
     feature_mask: Tensor | None = None
+    direction: Tensor | None = None
     internal_batch_size: int | None = None
     seed: int | Sequence[int] = 0
     precision: str = "float32"
@@ -52,6 +53,8 @@ class Options:
         probes = self.tau_probes
         if probes is not None and (isinstance(probes, bool) or not probes >= 8):
             raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {probes}.")
+        if self.direction is not None and self.feature_mask is None:
+            raise ValueError("direction weights the features of groups: pass feature_mask as well.")
         check_batch_size(self.internal_batch_size)
 
     @property

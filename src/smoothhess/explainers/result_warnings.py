@@ -1,4 +1,4 @@
-"""Warnings about a result: unfinished sampling, unknown errors, and gradients that contradict the values.
+"""Warnings of an explainer: unfinished sampling, unknown errors, gradients that contradict the values, wrong groups.
 
 This module defines the conditions and the messages of the warnings. The quantities that it tests are computed in
 `smoothhess.result.interactions` and `smoothhess.estimate`.
@@ -7,13 +7,17 @@ This module defines the conditions and the messages of the warnings. The quantit
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from smoothhess.estimate.effective_draws import heavy_tails
 from smoothhess.estimate.quadratic_rows import FEW_ROWS, is_informative, rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
+from smoothhess.model.token_gates import are_embeddings
 from smoothhess.result.interactions import Interactions
 
 STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| above which a warning is issued; the limit is higher with fewer rows than that
@@ -117,6 +121,23 @@ def _warn_few_events(result: Interactions) -> None:
             "error is NaN. Use a larger sigma, more calls, or explain a logit instead of a saturated output.",
             FewEventsWarning,
             stacklevel=4,
+        )
+
+
+def warn_summed_embeddings(forward_func: Callable[..., Any], inputs: Tensor, mask: Tensor) -> None:
+    """Warn if a mask sums the coordinates of token embeddings.
+
+    The sum is the derivative along the vector of ones, which layer normalisation removes, and which has no meaning for
+    a token. Inputs (B, T, E) are taken for embeddings only if their vectors are rows of an nn.Embedding of the model,
+    so channels, series and images do not cause the warning.
+    """
+    by_token = inputs.ndim == 3 and mask.ndim >= 2 and bool((mask == mask[..., :1]).all())
+    if by_token and are_embeddings(forward_func, inputs):
+        warnings.warn(
+            "feature_mask sums the coordinates of embeddings, the derivative along a vector of ones, which layer "
+            "normalisation removes: it does not measure the interactions of tokens. Use TokenSmoothHess, or pass the "
+            "direction in which each token is moved, direction=embeddings − baseline.",
+            stacklevel=3,
         )
 
 

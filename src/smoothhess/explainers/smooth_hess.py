@@ -23,13 +23,14 @@ from smoothhess.estimate.statistics import ESTIMATOR_VERSION, Statistics, concat
 from smoothhess.explainers.adaptive import Budget, Run, in_parts, progress_bar, sample_until
 from smoothhess.explainers.choose_control import given_control, with_control
 from smoothhess.explainers.options import Options, rows_of_calls, seeds_of
-from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of
+from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of, warn_summed_embeddings
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.memory import LAYER_HESSIANS
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
 from smoothhess.model.layer_functions import Neuron
+from smoothhess.model.model_output import OutputField
 from smoothhess.model.state import borrowed
 from smoothhess.result.closed_form_hessian import ClosedForm, Layer
 from smoothhess.result.interactions import Interactions
@@ -43,6 +44,8 @@ class SmoothHess:
 
     Args:
         forward_func: the model, a module or another callable that maps inputs (B, *shape) to outputs.
+        output: the field of the model's output to explain, for models that return a dataclass, a dictionary or a tuple:
+            a name such as "logits", or a position. None is for models that return one tensor.
 
     Raises:
         TypeError: if `forward_func` is not callable.
@@ -54,10 +57,10 @@ class SmoothHess:
     torch.Size([4, 3, 3])
     """
 
-    def __init__(self, forward_func: Callable[..., Any]) -> None:
+    def __init__(self, forward_func: Callable[..., Any], output: str | int | None = None) -> None:
         if not callable(forward_func):
             raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
-        self.forward_func = forward_func
+        self.forward_func = forward_func if output is None else OutputField(forward_func, output)
         self.capacity = Capacity()
 
     def attribute(
@@ -77,6 +80,7 @@ class SmoothHess:
         tau_probes: int | None = None,
         shrink: bool = True,
         feature_mask: Tensor | None = None,
+        direction: Tensor | None = None,
         internal_batch_size: int | None = None,
         seed: int | Sequence[int] = 0,
         precision: str = "float32",
@@ -115,6 +119,8 @@ class SmoothHess:
                 relative_error of the denoised Hessian. Intervals, pairs, rows and stderr() always belong to the
                 unbiased estimate.
             feature_mask: integer group ids; accumulates sums over groups of features without a (d, d) matrix.
+            direction: weights of the features in these sums, with the shape of one input or of the batch, as in
+                `Interactions.groups`.
             internal_batch_size: rows per forward pass; None chooses it by the free memory. Does not change the result.
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives one seed for
                 each example.
@@ -135,6 +141,7 @@ class SmoothHess:
         Warns:
             UserWarning: if an example stopped at max_calls, if H cannot be distinguished from zero, if the gradients
                 are not the derivatives of the values, or if the model fails only while its activations are recorded.
+            UserWarning: if feature_mask sums the coordinates of embeddings, see `TokenSmoothHess`.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
         options = Options(
@@ -149,6 +156,7 @@ class SmoothHess:
             tau_probes=tau_probes,
             shrink=shrink,
             feature_mask=feature_mask,
+            direction=direction,
             internal_batch_size=internal_batch_size,
             seed=seed,
             precision=precision,
@@ -156,6 +164,8 @@ class SmoothHess:
             show_progress=show_progress,
         )
         run = Run.prepare(self.forward_func, inputs, target, additional_forward_args, options, self.capacity)
+        if feature_mask is not None and direction is None:
+            warn_summed_embeddings(self.forward_func, run.inputs, torch.as_tensor(feature_mask))
         with borrowed(self.forward_func, run.inputs.device), run.progress() as bar:
             result = run.finish(run.result(bar))
         warn_of(result, run.budget.tol)

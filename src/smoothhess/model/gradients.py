@@ -57,6 +57,7 @@ class Oracle:
         self._inspected = compiled or is_opaque(forward_func)  # whether random operations were, or cannot be, refused
         self.batch = len(inputs)
         self.entries = targets.entries(target, self.batch)
+        self._target_kind: targets.Kind = targets.kind(self.entries)
         self.indices = None if self.entries is None else self.entries.to(inputs.device)
         args = additional_forward_args
         self.args: tuple[Any, ...] = () if args is None else args if isinstance(args, tuple) else (args,)
@@ -272,20 +273,20 @@ class Oracle:
 
     def pick(self, output: Tensor, owner: Tensor) -> Tensor:
         """The scalar of each row that is explained."""
-        return targets.pick(output, None if self.indices is None else self.indices[owner])
+        return targets.pick(output, None if self.indices is None else self.indices[owner], self._target_kind)
 
 
-def check_inputs(inputs: Any) -> None:
-    """Raise an error unless `inputs` is one batch of finite floating-point examples."""
+def check_inputs(inputs: Any, or_ids: bool = False) -> None:
+    """Raise an error unless `inputs` is one batch of finite floating-point examples, or of token ids if `or_ids`."""
     if not isinstance(inputs, Tensor):
         raise TypeError(
             f"inputs must be one torch tensor with examples in dimension 0, got {type(inputs).__name__}. Use "
             "torch.as_tensor; pass further inputs as additional_forward_args."
         )
-    if inputs.dtype not in (torch.float32, torch.float64):
+    if inputs.dtype not in (torch.float32, torch.float64, *((torch.int32, torch.int64) if or_ids else ())):
         raise TypeError(
             f"inputs must be float32 or float64, got {inputs.dtype}: noise is added to them and gradients are taken. "
-            "Use inputs.float(); for token ids explain the embeddings."
+            "Use inputs.float(); for token ids use TokenSmoothHess."
         )
     if inputs.ndim < 2 or inputs.numel() == 0:
         raise ValueError(

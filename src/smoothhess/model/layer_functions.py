@@ -1,17 +1,19 @@
 """Functions of a model that start or end at one of its layers.
 
-`Embedded` takes the output of a layer as input, for token ids and categories, which cannot be perturbed themselves.
-`Neuron` returns a neuron of a layer as output.
+`Embedded` takes the output of a layer as input, for token ids and categories, which cannot be perturbed themselves; one
+gate per token is in `token_gates`. `Neuron` returns a neuron of a layer as output.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from smoothhess.model.state import refuse_compiled_layer, uncompiled
 
 __all__ = ["Embedded"]
 
@@ -22,7 +24,7 @@ class Embedded:
     `embed(*args)` returns the output of the layer for the arguments of the model. Calling the object replaces the
     output of the layer by its first argument; the arguments of the model follow, so pass them to `attribute` as
     additional_forward_args. The layer has a forward hook during a call, which is removed afterwards, and must run
-    exactly once per call.
+    exactly once per call. For interactions of tokens use `TokenSmoothHess`.
 
     Args:
         forward_func: the model.
@@ -43,15 +45,13 @@ class Embedded:
     >>> model, ids = Text(), torch.tensor([[3, 14, 15, 92]])
     >>> inside = Embedded(model, "words")
     >>> vectors = inside.embed(ids)  # (1, 4, 8)
-    >>> by_token = torch.arange(4)[:, None]  # one group for each token
-    >>> result = sh.SmoothHess(inside).attribute(vectors, 1, ids, radius=1.0, n_calls=200, feature_mask=by_token)
-    >>> result.hessian.shape
-    torch.Size([1, 4, 4])
+    >>> sh.SmoothHess(inside).attribute(vectors, 1, ids, radius=1.0, n_calls=200).hessian.shape
+    torch.Size([1, 32, 32])
     """
 
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module | str) -> None:
-        self.forward_func = forward_func
-        self.layer = find_layer(forward_func, layer)
+        self.forward_func = uncompiled(forward_func)
+        self.layer = replaceable_layer(self.forward_func, layer)
 
     def embed(self, *args: Any, **keywords: Any) -> Tensor:
         """The output of the layer for these arguments of the model.
@@ -66,7 +66,7 @@ class Embedded:
         """
         seen: list[Any] = []
         with torch.no_grad():
-            self._run(lambda output: seen.append(output), *args, **keywords)
+            call_replacing(self.forward_func, self.layer, seen.append, args, keywords)
         if not isinstance(seen[0], Tensor):
             raise TypeError(f"the layer must return one tensor, got {type(seen[0]).__name__}.")
         return seen[0].detach().clone()
@@ -92,29 +92,46 @@ class Embedded:
                 )
             return embeddings
 
-        return self._run(put, *args, **keywords)
+        return call_replacing(self.forward_func, self.layer, put, args, keywords)
 
-    def _run(self, replace: Callable[[Any], Any], *args: Any, **keywords: Any) -> Any:
-        runs: list[None] = []
-        thread = threading.get_ident()
 
-        def hook(_: nn.Module, __: Any, output: Any) -> Any:
-            if threading.get_ident() != thread:  # another thread calls the same layer
-                return None
-            runs.append(None)
-            return replace(output)
+def call_replacing(
+    forward_func: Callable[..., Any],
+    layer: nn.Module,
+    replace: Callable[[Any], Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+) -> Any:
+    """Call the model with `replace(output)` in place of the output of a layer, which must run exactly once."""
+    runs: list[None] = []
+    thread = threading.get_ident()
 
-        handle = self.layer.register_forward_hook(hook)
-        try:
-            output = self.forward_func(*args, **keywords)
-        finally:
-            handle.remove()
-        if len(runs) != 1:
-            raise ValueError(
-                f"the layer ran {len(runs)} times in one forward pass, expected once. "
-                + ("Is it part of this model?" if not runs else "Wrap the call to explain in a separate module.")
-            )
-        return output
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:
+        if threading.get_ident() != thread:  # another thread calls the same layer
+            return None
+        runs.append(None)
+        return replace(output)
+
+    handle = layer.register_forward_hook(hook)
+    try:
+        output = forward_func(*args, **keywords)
+    finally:
+        handle.remove()
+    if len(runs) != 1:
+        times = f"the layer ran {len(runs)} times in one forward pass, expected once."
+        advice = (
+            "Wrap the call to explain in a separate module, or pass the other call its embeddings, such as "
+            "decoder_inputs_embeds."
+        )
+        raise ValueError(f"{times} {advice if runs else 'Is it part of this model, and used in this call?'}")
+    return output
+
+
+def replaceable_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.Module:
+    """As `find_layer`; raises ValueError if the layer is inside a compiled module."""
+    found = find_layer(forward_func, layer)
+    refuse_compiled_layer(forward_func, found)
+    return found
 
 
 def find_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Flags of torch that hold for all threads of a process: TF32 products and the kernels of attention."""
+"""State of torch that all threads of a process share: TF32 products, kernels of attention, forward-mode derivatives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Values = tuple[bool, ...]
 _KERNELS = ("flash", "mem_efficient", "cudnn", "math")
@@ -92,3 +93,13 @@ def math_attention() -> Iterator[None]:
     """Compute attention from products and a softmax: the fused kernels have no second derivative."""
     with _ATTENTION.set((False, False, False, True)):
         yield
+
+
+_FORWARD_MODE = threading.RLock()
+
+
+def jvp(function: Callable[[Tensor], Any], point: Tensor, tangent: Tensor) -> tuple[Any, Any]:
+    """`torch.func.jvp` of one argument, in one thread at a time: torch counts its nesting for the whole process."""
+    with _FORWARD_MODE:
+        found = torch.func.jvp(function, (point,), (tangent,))
+    return found[0], found[1]

@@ -46,7 +46,7 @@ def modules_behind(forward_func: Callable[..., Any]) -> list[nn.Module]:
             named = [item.__globals__[name] for name in item.__code__.co_names if name in item.__globals__]
             pending += [v for v in cells if callable(v)] + [v for v in named if isinstance(v, nn.Module)]
         elif callable(item) and not isinstance(item, type) and hasattr(item, "__dict__"):  # an object with __call__
-            pending += [v for v in vars(item).values() if isinstance(v, nn.Module) or hasattr(v, "__code__")]
+            pending += [v for v in vars(item).values() if callable(v) and not isinstance(v, type)]
         pending += [getattr(item, name) for name in ("__self__", "__func__") if hasattr(item, name)]
     return list(found.values())
 
@@ -58,6 +58,13 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
+def uncompiled(forward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """The module or function that torch.compile was called with, whose hooks run; any other callable itself."""
+    if isinstance(forward_func, nn.Module):
+        return forward_func._modules.get("_orig_mod") or forward_func
+    return getattr(forward_func, "_torchdynamo_orig_callable", forward_func)
+
+
 def is_opaque(forward_func: Callable[..., Any]) -> bool:
     """Whether a model, or a module that it uses, is scripted or compiled, so that its calls cannot be intercepted.
 
@@ -66,12 +73,25 @@ def is_opaque(forward_func: Callable[..., Any]) -> bool:
     """
     if isinstance(forward_func, torch.jit.ScriptFunction) or hasattr(forward_func, "_torchdynamo_orig_callable"):
         return True
-    return any(
+    return any(_is_compiled(module) for root in modules_behind(forward_func) for module in root.modules())
+
+
+def refuse_compiled_layer(forward_func: Callable[..., Any], layer: nn.Module) -> None:
+    """Raise ValueError if a layer is inside a compiled or scripted module, where hooks of a later call do not run."""
+    for root in modules_behind(forward_func):
+        for name, module in root.named_modules():
+            if _is_compiled(module) and any(inner is layer for inner in module.modules()):
+                raise ValueError(
+                    f"the layer is part of {name or 'a model'!r}, which is compiled or scripted: its output cannot be "
+                    "replaced. Pass the model as it was before, or compile only modules after the layer."
+                )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
         isinstance(module, torch.jit.ScriptModule)
         or "_orig_mod" in module._modules  # the result of torch.compile(module)
         or getattr(module, "_compiled_call_impl", None) is not None  # after module.compile()
-        for root in modules_behind(forward_func)
-        for module in root.modules()
     )
 
 

@@ -31,6 +31,7 @@ def selected(result: R, chosen: Tensor, **source: Any) -> R:
         inputs=result.inputs[where],
         target=None if result.target is None else result.target[chosen],
         status=tuple(result.status[i] for i in chosen.tolist()),
+        names=None if result.names is None else tuple(result.names[i] for i in chosen.tolist()),
         **tensors,
         **source,
     )
@@ -52,6 +53,7 @@ def concatenated(results: Sequence[R], **source: Any) -> R:
         target=torch.cat(targets) if len(targets) == len(results) else None,
         n_passes=torch.cat([r.n_passes for r in results]),
         status=tuple(s for r in results for s in r.status),
+        names=None if any(r.names is None for r in results) else tuple(n for r in results for n in r.names or ()),
         control=next((r.control for r in results if r.control), None),
         control_note=next((r.control_note for r in results if r.control_note), ""),
         unbiased=all(r.unbiased for r in results),

@@ -131,6 +131,8 @@ def common_parts(result: Any) -> Parts:
         "status": result.status,
         "groups": None if result.grouping is None else result.grouping.count,
     }
+    if result.names is not None:
+        about["names"] = result.names
     if result.target is not None:
         tensors["target"] = result.target
     if result.grouping is not None:
@@ -229,7 +231,7 @@ def _check_parts(parts: Parts) -> None:
         raise ValueError(f"'statistics.total' of {int(n.max())} rows is missing: the head has {rows.shape[1]}")
     if about["groups"] is not None and "statistics.skew" in tensors and "statistics.gram" not in tensors:
         raise ValueError("'statistics.gram' of the groups is missing")
-    for name in ("status", "stream", "seeds"):
+    for name in ("status", "stream", "seeds", "names"):
         if name in about and len(about[name]) != len(inputs):
             raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
     if "design" in about:
@@ -258,6 +260,7 @@ def _common_fields(parts: Parts) -> dict[str, Any]:
         "n_passes": tensors["n_passes"],
         "status": tuple(about["status"]),
         "estimator_version": about.get("estimator_version", 1),  # files written before version numbers
+        "names": tuple(tuple(map(str, names)) for names in about["names"]) if "names" in about else None,
     }
 
 

@@ -204,7 +204,8 @@ class SampledResult(Result):
         """As `groups`, for a `Grouping` that was validated before."""
         # "tolerance" refers to the error of all pairs of features
         status = tuple("calls" if s == "tolerance" else s for s in self.status)
-        return replace(self, estimate=self.estimate.grouped(grouping, self.inputs[0].numel()), status=status)
+        estimate = self.estimate.grouped(grouping, self.inputs[0].numel())
+        return replace(self, estimate=estimate, status=status, names=None)
 
     def select(self, chosen: Tensor) -> Self:
         """The examples at indices on the CPU, in that order; for modules of this package."""

@@ -8,7 +8,7 @@ is the public method; the variances are in `smoothhess.estimate.variance`, Stude
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -52,12 +52,12 @@ class Columns(NamedTuple):
     q_value: Tensor
     significant: Tensor
 
-    def named(self, labels: Callable[[int], str]) -> list[list[Pair]]:
-        """A list of `Pair` for each example."""
+    def named(self, labels: Iterator[Callable[[int], str]]) -> list[list[Pair]]:
+        """A list of `Pair` for each example; takes the function from index to name of each of them."""
         rows = zip(*(column.tolist() for column in self), strict=True)
         return [
-            [Pair(i, j, (labels(i), labels(j)), *rest) for i, j, *rest in zip(*columns, strict=True)]
-            for columns in rows
+            [Pair(i, j, (label(i), label(j)), *rest) for i, j, *rest in zip(*columns, strict=True)]
+            for columns, label in zip(rows, labels, strict=False)
         ]
 
 

@@ -46,6 +46,7 @@ class Result(ABC):
     precision: str = "float32"  # precision in which the model was evaluated
     precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
+    names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example, such as tokens
 
     @property
     @abstractmethod
@@ -359,7 +360,7 @@ class Result(ABC):
 
         Args:
             k: number of pairs.
-            names: one name per feature; the index of the feature if None.
+            names: one name per feature; None takes the names of the result, or the index of the feature.
             q: accepted share of false discoveries among the significant pairs (Benjamini–Hochberg over all pairs).
             level: probability of the confidence intervals.
             scales: typical change of each feature, which replaces the σ_i of the Gaussian; (d,).
@@ -376,9 +377,10 @@ class Result(ABC):
         """
         if selection not in ("all", "split"):
             raise ValueError(f'selection must be "all" or "split", got {selection!r}.')
-        label = labels_of(names, self.shape[1], self.feature_shape)
+        given = [names] * len(self) if names is not None or self.names is None else self.names
+        labels = iter([labels_of(n, self.shape[1], self.feature_shape) for n in given])
         found = self.strongest_pairs_of(k, q, level, scales, selection == "split")
-        pairs = [pairs for part in found for pairs in part.named(label)]
+        pairs = [pairs for part in found for pairs in part.named(labels)]
         return with_effective_draws(pairs, self.source.features) if isinstance(self.source, HessianEstimate) else pairs
 
     def strongest_pairs_of(

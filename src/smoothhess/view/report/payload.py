@@ -17,6 +17,7 @@ from torch import Tensor
 from smoothhess._version import __version__
 from smoothhess.draws.gaussian import SegmentShift
 from smoothhess.linalg.memory import PAGE_BYTES
+from smoothhess.model.targets import described
 from smoothhess.result.exact import Attribution
 from smoothhess.result.text import LIMITS
 from smoothhess.view.captions import noise_sentence
@@ -185,9 +186,9 @@ def _output_words(result: Result, classes: Any, output: str, b: int) -> str:
         return f"the ‘{classes}’ {output}"
     if target is None:
         return f"the {output}"
-    index = target[0] if len(target) == 1 else tuple(target)
-    if classes is None or not isinstance(index, int):
-        return f"{output} {index}"
+    if classes is None or len(target) > 1:
+        return f"{output} {described(target)}"
+    index = target[0]
     try:
         return f"the ‘{classes[index]}’ {output}"
     except (KeyError, IndexError) as error:
