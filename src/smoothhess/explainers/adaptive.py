@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.frozen_network import NoKinksError
@@ -24,11 +23,13 @@ from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.quadratic_rows import shows_no_kink
-from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
+from smoothhess.estimate.statistics import Extension, Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
+from smoothhess.explainers.interrupted import STATUS, Interrupted
 from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
 from smoothhess.explainers.options import Options, seeds_of
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.recorded_kinks import with_rare_flips
 from smoothhess.explainers.sampler import PRECISION_PASSES, Sampler
 from smoothhess.linalg.memory import GROUPED_ROWS, is_out_of_memory, release
@@ -96,15 +97,24 @@ class Run:
         return Run(oracle, inputs, white, grouping, options, budget, seeds, sums)
 
     def finish(self, result: Interactions) -> Interactions:
-        """The result itself, or its sums over groups if a feature_mask was given."""
-        return result if self.sums is None else replace(result.grouped(self.sums), status=result.status)
+        """The result itself, or its sums over groups if a feature_mask was given; it may hold the first examples only."""
+        if self.sums is None:
+            return result
+        sums = self.sums.select(torch.arange(len(result), device=result.device))
+        return replace(result.grouped(sums), status=result.status)
 
-    def progress(self) -> tqdm:
-        """A progress bar over all draws."""
-        return progress_bar(self.options.show_progress, self.budget.most, len(self.seeds))
+    def explain(self, bar: Progress) -> Interactions:
+        """Execute the run; raises `Interrupted` with the result so far after a KeyboardInterrupt."""
+        result = None
+        try:
+            result = self.result(bar)
+            return self.finish(result)
+        except KeyboardInterrupt as error:
+            found = error.result if isinstance(error, Interrupted) else result
+            raise Interrupted(result=None if found is None else self.finish(found)) from None
 
-    def result(self, bar: tqdm) -> Interactions:
-        """Execute the run, in batches of examples where all of them would run out of memory."""
+    def result(self, bar: Progress) -> Interactions:
+        """Draw, in batches of examples where all of them would run out of memory."""
         return in_parts(
             self.oracle,
             self.inputs.device,
@@ -128,7 +138,7 @@ class Run:
         """The sampler of all examples; evaluates the model at the inputs."""
         return Sampler.start(self.oracle, self.inputs, self.gaussian, self.options.plan, self.grouping)
 
-    def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
+    def lead(self, sampler: Sampler, bar: Progress) -> Interactions:
         """Run all examples in one batch, with the sampler of `start` or one that replaces it."""
         options, drawn, precision = self.options, bar.n, {}
         if sampler.oracle.precision != "float32":
@@ -147,7 +157,7 @@ class Run:
             result = self._sampled(with_control(sampler, choice), bar, choice.reason)
         return replace(result, **precision)
 
-    def _sampled(self, sampler: Sampler, bar: tqdm, note: str) -> Interactions:
+    def _sampled(self, sampler: Sampler, bar: Progress, note: str) -> Interactions:
         start = sampler.begin(self.seeds)
         return sample_until(sampler, start, self.budget, bar, self.options.shrink, note, self.sums)
 
@@ -155,7 +165,7 @@ class Run:
 def in_parts(
     oracle: Oracle,
     device: torch.device,
-    bar: tqdm,
+    bar: Progress,
     everyone: Callable[[], Interactions],
     some: Callable[[Tensor], Interactions],
 ) -> Interactions:
@@ -180,7 +190,11 @@ def in_parts(
     parts = []
     for index in torch.arange(together, device=device).split(most):
         release()
-        part = some(index)
+        try:
+            part = some(index)
+        except KeyboardInterrupt as error:
+            parts += [error.result] if isinstance(error, Interrupted) and error.result is not None else []
+            raise Interrupted(result=Interactions.cat(parts) if parts else None) from None
         parts.append(replace(part, estimate=part.estimate.released()))
     return Interactions.cat(parts)
 
@@ -212,33 +226,78 @@ def sample_until(
     sampler: Sampler,
     stats: Statistics,
     budget: Budget,
-    bar: tqdm,
+    bar: Progress,
     shrink: bool,
     note: str,
     sums: Grouping | None = None,
 ) -> Interactions:
-    """Double the rows of each example until it stops, judged by the error of the group sums where `sums` is given."""
-    index = torch.arange(len(stats), device=sampler.inputs.device)
-    rows, checks, finished = budget.first, KinkChecks(), []
-    while True:
-        seen = int(stats.n[0])
-        stats = sampler.extend(stats, rows - seen, index, bar, check=not seen)
-        estimate, checks = _estimate(sampler, stats, index, shrink, checks)
-        judged = estimate
-        if sums is not None and budget.tol is not None:
-            judged = estimate.grouped(sums.select(index), sampler.inputs[0].numel())
-        verdicts = _verdicts(judged, budget, rows, _controlled(sampler, index))
-        stop = torch.tensor([v != "" for v in verdicts])
-        done = torch.nonzero(stop).reshape(-1).to(index.device)
-        if len(done):
-            part = estimate if len(done) == len(index) else estimate.select(done)
-            passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes_of(index[done])
-            finished.append(_Finished(index[done], part, passes, tuple(v for v in verdicts if v)))
-        if stop.all():
-            return _result(sampler, finished, note)
-        going = torch.nonzero(~stop).reshape(-1).to(index.device)
-        stats, index = stats.select(going), index[going]
-        rows = min(2 * rows, budget.most)
+    """Double the rows of each example until it stops, judged by the error of the group sums where `sums` is given.
+
+    Raises `Interrupted` with the examples that stopped, and what was drawn of the others, after a KeyboardInterrupt.
+    """
+    going = sampler.extension(stats, torch.arange(len(stats), device=sampler.inputs.device))
+    rows, checks, finished, total = budget.first, KinkChecks(), [], len(stats)
+    bar.expect(budget.most if budget.tol is None else None)
+    try:
+        while True:
+            seen, index = int(going.stats.n[0]), going.index
+            stats = sampler.extend(going, rows - seen, bar, check=not seen)
+            estimate, checks = _estimate(sampler, stats, index, shrink, checks)
+            judged = estimate
+            if sums is not None and budget.tol is not None:
+                judged = estimate.grouped(sums.select(index), sampler.inputs[0].numel())
+            verdicts = _verdicts(judged, budget, rows, _controlled(sampler, index))
+            stop = torch.tensor([v != "" for v in verdicts])
+            done = torch.nonzero(stop).reshape(-1).to(index.device)
+            if len(done):
+                part = estimate if len(done) == len(index) else estimate.select(done)
+                passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes_of(index[done])
+                finished.append(_Finished(index[done], part, passes, tuple(v for v in verdicts if v)))
+            if stop.all():
+                return _result(sampler, finished, note)
+            left = torch.nonzero(~stop).reshape(-1).to(index.device)
+            needed = expected_rows(judged.relative_error[left], rows, budget)
+            bar.expect(
+                (float(needed.sum()) + sum(float(part.estimate.statistics.n.sum()) for part in finished)) / total
+            )
+            going = sampler.extension(stats.select(left), index[left])
+            rows = min(2 * rows, budget.most)
+    except KeyboardInterrupt:
+        finished += _unfinished(sampler, going, finished, shrink, checks)
+        raise Interrupted(result=_result(sampler, finished, note) if finished else None) from None
+
+
+def expected_rows(error: Tensor, rows: int, budget: Budget) -> Tensor:
+    """Rows after which examples with a relative error after `rows` rows are expected to stop, (b,).
+
+    The error is extrapolated by the rate 1/√n to the next doubling that reaches the tolerance.
+
+    >>> expected_rows(torch.tensor([0.11, 0.4, torch.nan]), 64, Budget(64, 5000, tol=0.1)).tolist()
+    [128.0, 1024.0, 5000.0]
+    """
+    assert budget.tol is not None
+    doublings = (error.double() / budget.tol).log2().mul(2).ceil().clamp_min(1)
+    return (rows * 2**doublings).nan_to_num(budget.most).clamp_max(budget.most)
+
+
+def _unfinished(
+    sampler: Sampler, going: Extension, finished: Sequence[_Finished], shrink: bool, checks: KinkChecks
+) -> list[_Finished]:
+    """The examples that an interruption found without verdict, as a list of one; empty if nothing was drawn of them."""
+    try:
+        sampler.oracle.refuse_infinite()
+    except ValueError:  # an interruption is not replaced by another error
+        return []
+    stopped = {i for part in finished for i in part.examples.tolist()}
+    left = torch.tensor([place for place, i in enumerate(going.index.tolist()) if i not in stopped], dtype=torch.long)
+    stats = going.statistics()
+    if not len(left) or not int(stats.n[0]):
+        return []
+    left = left.to(going.index.device)
+    index = going.index[left]
+    estimate, checks = _estimate(sampler, stats.select(left), index, shrink, checks)
+    passes = sampler.passes(estimate.statistics.n.double(), index) + checks.passes_of(index)
+    return [_Finished(index, estimate, passes, (STATUS,) * len(index))]
 
 
 class _Finished(NamedTuple):
@@ -343,8 +402,3 @@ def _looks_zero(noise: Noise) -> Tensor:
     share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
     # under a correlated Gaussian the entries of directions with small variance dominate, so the test is not used
     return (score < 2) & (share < ZERO_SHARE) & noise.gaussian.has_mean_curvature
-
-
-def progress_bar(show: bool, rows: int, batch: int) -> tqdm:
-    """A progress bar over the draws of all examples."""
-    return tqdm(total=rows * batch, desc="SmoothHess", unit="draw", disable=not show, leave=False)
