@@ -71,16 +71,11 @@ if __name__ == "__main__":
     parser.add_argument("--d", type=int, nargs="+", default=[*SIZES], choices=[*SIZES])
     parser.add_argument("--tol", type=float, nargs="+", default=[0.1, 0.01])
     arguments = parser.parse_args()
-    print(
-        f"{'d':>5} {'model':6} {'tol':>5} {'control':8} {'total s':>8} {'deciding':>9} {'calls':>6} {'error':>7}  status"
-    )
+    print("    d model    tol control   seconds deciding  calls   error status")
     for d in arguments.d:
         for model in (cheap, dear):
             for tol in arguments.tol:
                 for control in ("auto", None):
                     total, deciding, calls, error, status = measure(d, model, tol=tol, control=control)
-                    share = f"{deciding / total:9.0%}"
-                    print(
-                        f"{d:5} {model.__name__:6} {tol:5g} {control!s:8} {total:8.2f} {share} {calls:6} {error:7.2g}  {status}",
-                        flush=True,
-                    )
+                    run = f"{d:5} {model.__name__:6} {tol:5g} {control!s:8}"
+                    print(f"{run} {total:8.2f} {deciding / total:8.0%} {calls:6} {error:7.2g} {status}", flush=True)

@@ -7,6 +7,7 @@ variate in `choose_control`, the public explainers are in `smooth_hess`, the err
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -38,7 +39,9 @@ from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_inputs
 from smoothhess.result.interactions import Interactions
 
-FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per feature if these are fewer
+FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per dimension if these are fewer,
+FIRST_SHARE = 8  # or this part of a block if that is more
+CLEAR = 0.5  # relative error below which H is clearly not zero
 LEAST_ROWS = 32  # minimum rows for the stopping rule
 LEAST_DF = 8  # with fewer degrees of freedom than this a smaller error is required
 LEAST_EFFECTIVE = 10  # minimum effective rows for the stopping rule
@@ -88,7 +91,7 @@ class Run:
             options.compile,
             capacity,
         )
-        budget = Budget.make(options, first=min(k, FIRST_ROWS))
+        budget = Budget.make(options, k)
         if options.n_calls is None and grouping is None:  # no more rows than can be kept
             budget = replace(budget, most=min(budget.most, most_rows(k, d)))
         if grouping is not None and options.shrink and _rows_fit(inputs, k, budget.most):
@@ -97,7 +100,7 @@ class Run:
         return Run(oracle, inputs, white, grouping, options, budget, seeds, sums)
 
     def finish(self, result: Interactions) -> Interactions:
-        """The result itself, or its sums over groups if a feature_mask was given; it may hold the first examples only."""
+        """The result of all or the first examples, or its sums over groups if a feature_mask was given."""
         if self.sums is None:
             return result
         sums = self.sums.select(torch.arange(len(result), device=result.device))
@@ -206,13 +209,43 @@ class Budget:
     first: int  # rows before the first error estimate
     most: int  # maximum number of rows
     tol: float | None  # None: draw `most` rows without error estimates
+    block: int = 1  # rows up to which the error may fall faster than 1/√n, so that it is not extrapolated
 
     @staticmethod
-    def make(options: Options, first: int) -> Budget:
-        """From the options of a run, with `first` rows before the first error estimate of an adaptive run."""
+    def make(options: Options, k: int) -> Budget:
+        """From the options of a run with draws of k dimensions.
+
+        The time of an error estimate grows faster with k than that of a row, so the first one of many dimensions is
+        made after an eighth of a block. Doublings of it end at a complete block, where quadratics are exact.
+        """
         if options.n_calls is not None:
             return Budget(options.rows, options.rows, None)
-        return Budget(min(first, options.rows), options.rows, options.tol)
+        first = min(k, max(FIRST_ROWS, -(-k // FIRST_SHARE)))
+        return Budget(min(first, options.rows), options.rows, options.tol, k)
+
+    def next_rows(self, error: Tensor, rows: int) -> int:
+        """Rows of the next error estimate of examples with a relative error after `rows` rows.
+
+        It is twice as many, or half of the rows that the error is expected to need if it falls like 1/√n.
+        """
+        steps = 1
+        if self.tol is not None and rows >= max(self.block, FIRST_ROWS) and bool((error < CLEAR).all()):
+            steps = max(1, int(_doublings(error, self.tol).min()) - 1)
+        return min(rows << steps, self.most)
+
+    def expected_rows(self, error: Tensor, rows: int) -> Tensor:
+        """Rows at which examples with a relative error after `rows` rows are expected to stop, (b,).
+
+        >>> Budget(64, 5000, tol=0.1).expected_rows(torch.tensor([0.11, 0.4, torch.nan]), 64).tolist()
+        [128.0, 1024.0, 5000.0]
+        """
+        assert self.tol is not None
+        return (rows * 2 ** _doublings(error, self.tol)).nan_to_num(self.most).clamp_max(self.most)
+
+
+def _doublings(error: Tensor, tol: float) -> Tensor:
+    """Doublings of the rows after which a relative error that falls like 1/√n is below `tol`, at least 1, (b,)."""
+    return (error.double() / tol).log2().mul(2).ceil().clamp_min(1)
 
 
 def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
@@ -231,12 +264,13 @@ def sample_until(
     note: str,
     sums: Grouping | None = None,
 ) -> Interactions:
-    """Double the rows of each example until it stops, judged by the error of the group sums where `sums` is given.
+    """Increase the rows of each example until it stops, judged by the error of the group sums where `sums` is given.
 
     Raises `Interrupted` with the examples that stopped, and what was drawn of the others, after a KeyboardInterrupt.
     """
     going = sampler.extension(stats, torch.arange(len(stats), device=sampler.inputs.device))
-    rows, checks, finished, total = budget.first, KinkChecks(), [], len(stats)
+    rows, checks, finished = budget.first, KinkChecks(), []
+    total, warned = len(stats), False
     bar.expect(budget.most if budget.tol is None else None)
     try:
         while True:
@@ -256,28 +290,35 @@ def sample_until(
             if stop.all():
                 return _result(sampler, finished, note)
             left = torch.nonzero(~stop).reshape(-1).to(index.device)
-            needed = expected_rows(judged.relative_error[left], rows, budget)
-            bar.expect(
-                (float(needed.sum()) + sum(float(part.estimate.statistics.n.sum()) for part in finished)) / total
-            )
+            error, spent = judged.relative_error[left], [part.estimate.statistics.n for part in finished]
+            bar.expect(float(torch.cat([budget.expected_rows(error, rows), *spent]).sum()) / total)
+            if not warned and rows >= max(FIRST_ROWS, min(budget.block, budget.most // 4)):
+                warned = _warn_out_of_reach(sampler, budget, error, rows)
             going = sampler.extension(stats.select(left), index[left])
-            rows = min(2 * rows, budget.most)
+            rows = budget.next_rows(error, rows)
     except KeyboardInterrupt:
         finished += _unfinished(sampler, going, finished, shrink, checks)
         raise Interrupted(result=_result(sampler, finished, note) if finished else None) from None
 
 
-def expected_rows(error: Tensor, rows: int, budget: Budget) -> Tensor:
-    """Rows after which examples with a relative error after `rows` rows are expected to stop, (b,).
-
-    The error is extrapolated by the rate 1/√n to the next doubling that reaches the tolerance.
-
-    >>> expected_rows(torch.tensor([0.11, 0.4, torch.nan]), 64, Budget(64, 5000, tol=0.1)).tolist()
-    [128.0, 1024.0, 5000.0]
-    """
+def _warn_out_of_reach(sampler: Sampler, budget: Budget, error: Tensor, rows: int) -> bool:
+    """Warn, and return True, if examples that continue are not expected to reach the tolerance, from their errors."""
     assert budget.tol is not None
-    doublings = (error.double() / budget.tol).log2().mul(2).ceil().clamp_min(1)
-    return (rows * 2**doublings).nan_to_num(budget.most).clamp_max(budget.most)
+    needed = rows * (error / budget.tol).square()
+    known = error < (CLEAR if rows < UNMOVED_ROWS else 1.0)  # otherwise H may turn out to be zero
+    far = known & (needed > budget.most)
+    if not bool(far.any()):
+        return False
+    calls = sampler.plan.calls_per_row
+    warnings.warn(
+        f"relative_error ≤ {budget.tol:g} is probably out of reach for {int(far.sum())} example(s) with {sampler.rank} "
+        f"dimensions: after {rows * calls} calls the error is up to {float(error[far].max()):.2g}, and about "
+        f"{float(needed[far].max()) * calls:.2g} calls are needed, more than max_calls={budget.most * calls}. The run "
+        "continues. Sums over segments of features (feature_mask=…) and a larger tolerance (tol=…) need fewer calls; "
+        "n_calls=… sets their number.",
+        stacklevel=2,
+    )
+    return True
 
 
 def _unfinished(
@@ -365,6 +406,9 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     if budget.tol is None:
         return ["calls"] * len(estimate)
     error, noise = estimate.relative_error, estimate.noise
+    unclear = ~(error < CLEAR)
+    if not bool(((error <= budget.tol) | unclear).any()):  # degrees of freedom and ‖Ĥ‖² cannot change the decision
+        return ["budget" if rows >= budget.most else ""] * len(estimate)
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
     scrambled = estimate.statistics.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
@@ -374,8 +418,11 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     # few rows may miss a kink, or everything that the control variate does not model
     exact = (error <= EXACT) & (((error > 0) & ~controlled) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
-    zero = (enough & _looks_zero(noise)) | (met & (noise.squared_norm == 0))
-    zero = zero | (noise.unmoved & (rows >= UNMOVED_ROWS))  # with an error that is known from the margins of the units
+    zero = noise.unmoved & (rows >= UNMOVED_ROWS)  # with an error that is known from the margins of the units
+    if bool((enough & unclear).any()):
+        zero = zero | (enough & unclear & _looks_zero(noise))
+    if bool((met & (error == 0)).any()):
+        zero = zero | (met & (error == 0) & (noise.squared_norm == 0))
     found = zip(noise.unknown.tolist(), zero.tolist(), met.tolist(), strict=True)
     return [_verdict(*one, rows, rows >= budget.most) for one in found]
 

@@ -10,7 +10,7 @@ from smoothhess.result.interactions import Interactions
 STATUS = "interrupted"  # of examples that had not stopped
 
 
-class Interrupted(KeyboardInterrupt):  # noqa: N818  (no error, as KeyboardInterrupt)
+class Interrupted(KeyboardInterrupt):
     """A run was interrupted, by Ctrl-C or another KeyboardInterrupt.
 
     Attributes:

@@ -96,6 +96,7 @@ class Progress:
             return
         description, unit = self._about
         with tqdm(total=self._total, desc=description, unit=unit, leave=False, bar_format=FORMAT) as bar:
+            bar.start_t -= 0.0 if self._show else DELAY
             while not self._end.wait(INTERVAL):
                 left = self.time_left()
                 bar.n, bar.total = self.n, self._total

@@ -94,8 +94,8 @@ class SmoothHess:
             radius: radius of the neighbourhood to explain; sets sigma = radius/√d.
             gaussian: Isotropic, Diagonal, Dense or Eigenbasis, or the result of segments.noise, which shifts all
                 features of a segment by the same amount.
-            n_calls: gradient calls per example. None doubles the number of calls of each example until its
-                relative_error ≤ tol.
+            n_calls: gradient calls per example. None increases the number of calls of each example, by a factor of 2
+                or more, until its relative_error ≤ tol.
             tol: relative error to reach when n_calls is None.
             max_calls: maximum number of calls per example when n_calls is None.
             design: "orthogonal" (± pairs along orthonormal directions), "sobol", "antithetic" (± pairs, as in the
@@ -440,8 +440,8 @@ def _in_parts(result: Interactions, oracle: Oracle, rows: int, bar: Progress) ->
         return in_parts(oracle, result.device, bar, partial(_grown, result, oracle, rows, bar), some)
     except KeyboardInterrupt as error:
         grown = [error.result] if isinstance(error, Interrupted) and error.result is not None else []
-        rest = result[sum(map(len, grown)) :]
-        grown += [replace(rest, status=(STATUS,) * len(rest))] if len(rest) else []
+        if (done := sum(map(len, grown))) < len(result):
+            grown.append(replace(result[done:], status=(STATUS,) * (len(result) - done)))
         raise Interrupted(result=Interactions.cat(grown)) from None
 
 
