@@ -67,13 +67,14 @@ def measure(d, model, **options):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--d", type=int, nargs="+", default=[*SIZES], choices=[*SIZES])
     parser.add_argument("--tol", type=float, nargs="+", default=[0.1, 0.01])
+    parser.add_argument("--model", nargs="+", default=["cheap", "dear"], choices=["cheap", "dear"])
     arguments = parser.parse_args()
     print("    d model    tol control   seconds deciding  calls   error status")
     for d in arguments.d:
-        for model in (cheap, dear):
+        for model in [{"cheap": cheap, "dear": dear}[name] for name in arguments.model]:
             for tol in arguments.tol:
                 for control in ("auto", None):
                     total, deciding, calls, error, status = measure(d, model, tol=tol, control=control)

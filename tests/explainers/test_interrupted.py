@@ -52,15 +52,15 @@ def assert_same_state(a, b):
 
 def interrupted_at(n, x, method="attribute", **options):
     """The exception of a run whose n-th call of the model is interrupted; None if it makes fewer calls."""
-    model = Interrupting(n).eval()
+    model, found = Interrupting(n).eval(), None
     before = state(model)
     try:
         getattr(SmoothHess(model), method)(x, target=0, internal_batch_size=64, **options)
-        return None
-    except Interrupted as error:
-        assert isinstance(error, KeyboardInterrupt)
-        assert_same_state(before, state(model))
-        return error
+    except KeyboardInterrupt as error:
+        found = error
+    assert found is None or isinstance(found, Interrupted)
+    assert_same_state(before, state(model))
+    return found
 
 
 def assert_equal(a, b):
@@ -123,9 +123,7 @@ def test_examples_that_had_stopped_keep_their_status():
         calls += 1
         if calls == at:
             raise KeyboardInterrupt
-        return torch.where(
-            x[:, 0] > 50, x.sum(1), torch.relu(x @ weight.T).prod(1).tanh() + (x @ weight.T).abs().sum(1)
-        )
+        return torch.where(x[:, 0] > 50, x.sum(1), (x @ weight.T).abs().sum(1))
 
     x = inputs(2)
     x[0, 0] = 100.0
@@ -138,7 +136,6 @@ def test_examples_that_had_stopped_keep_their_status():
         except Interrupted as error:
             if error.result is not None:
                 statuses.add(error.result.status)
-                assert len(error.result) == 2
     assert ("interrupted", "interrupted") in statuses
     assert any(first != "interrupted" and second == "interrupted" for first, second in statuses)
 
@@ -240,7 +237,7 @@ def test_a_store_keeps_its_records(tmp_path):
 SCRIPT = """
 import torch, time, sys, smoothhess as sh
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+net = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 calls = 0
 def slow(x):
     global calls
@@ -250,7 +247,8 @@ def slow(x):
     time.sleep(0.005)
     return net(x)[:, 0]
 try:
-    sh.SmoothHess(slow).attribute(torch.zeros(1, 6), sigma=0.5, tol=1e-6, max_calls=400_000, internal_batch_size=64)
+    options = {"sigma": 0.5, "tol": 1e-6, "max_calls": 400_000, "control": None, "internal_batch_size": 64}
+    sh.SmoothHess(slow).attribute(torch.zeros(1, 6), **options)
 except sh.Interrupted as error:
     grown = sh.SmoothHess(slow).more(error.result, 64)
     print(int(error.result.n_calls) > 0, int(grown.n_calls - error.result.n_calls), error.result.status)

@@ -86,10 +86,23 @@ def test_the_expected_number_of_draws_follows_the_error():
     budget = Budget(64, 10_000, 0.1, block=64)
     errors = torch.tensor([0.19, 0.09, torch.inf])
     assert budget.expected_rows(errors, 512).tolist() == [2048.0, 1024.0, 10_000.0]
-    assert budget.next_rows(torch.tensor([0.39]), 512) == 4096  # half of the expected rows
-    assert budget.next_rows(torch.tensor([0.4]), 32) == 64  # less than a block: the error may fall faster
-    assert budget.next_rows(torch.tensor([0.4, 0.9]), 512) == 1024  # H may be zero
-    assert budget.next_rows(torch.tensor([torch.nan]), 512) == 1024
+    assert budget.next_rows(torch.tensor([0.39]), 512).tolist() == [4096]  # half of the expected rows
+    assert budget.next_rows(torch.tensor([0.39]), 32).tolist() == [64]  # in a part of a block the error may fall faster
+    assert budget.next_rows(torch.tensor([0.9, torch.nan, torch.inf, 0.0]), 512).tolist() == [1024] * 4  # may be zero
+
+
+def test_check_points_do_not_depend_on_the_other_examples():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).double()
+    x = torch.randn(6, 5).double() * torch.tensor([0.1, 0.3, 1.0, 2.0, 4.0, 8.0])[:, None]
+    options = {"target": 0, "sigma": 0.3, "tol": 0.02, "control": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        together = SmoothHess(net).attribute(x, **options)
+        alone = [SmoothHess(net).attribute(one[None], **options) for one in x]
+    assert len(set(together.n_calls.tolist())) > 1
+    assert together.n_calls.tolist() == [int(one.n_calls) for one in alone]
+    assert together.status == tuple(one.status[0] for one in alone)
 
 
 def test_a_run_reports_its_total(monkeypatch):

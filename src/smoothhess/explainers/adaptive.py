@@ -223,20 +223,21 @@ class Budget:
         first = min(k, max(FIRST_ROWS, -(-k // FIRST_SHARE)))
         return Budget(min(first, options.rows), options.rows, options.tol, k)
 
-    def next_rows(self, error: Tensor, rows: int) -> int:
-        """Rows of the next error estimate of examples with a relative error after `rows` rows.
+    def next_rows(self, error: Tensor, rows: int) -> Tensor:
+        """Rows of the next error estimate of examples with a relative error after `rows` rows, (b,).
 
         It is twice as many, or half of the rows that the error is expected to need if it falls like 1/√n.
         """
-        steps = 1
-        if self.tol is not None and rows >= max(self.block, FIRST_ROWS) and bool((error < CLEAR).all()):
-            steps = max(1, int(_doublings(error, self.tol).min()) - 1)
-        return min(rows << steps, self.most)
+        doublings = torch.ones_like(error, dtype=torch.float64)
+        if self.tol is not None and rows >= max(self.block, FIRST_ROWS):
+            far = (_doublings(error, self.tol) - 1).clamp_min(1)
+            doublings = torch.where(error < CLEAR, far, doublings)
+        return (rows * 2**doublings).clamp_max(self.most).long()
 
     def expected_rows(self, error: Tensor, rows: int) -> Tensor:
         """Rows at which examples with a relative error after `rows` rows are expected to stop, (b,).
 
-        >>> Budget(64, 5000, tol=0.1).expected_rows(torch.tensor([0.11, 0.4, torch.nan]), 64).tolist()
+        >>> Budget(64, 5000, tol=0.1).expected_rows(torch.tensor([0.11, 0.39, torch.nan]), 64).tolist()
         [128.0, 1024.0, 5000.0]
         """
         assert self.tol is not None
@@ -269,33 +270,38 @@ def sample_until(
     Raises `Interrupted` with the examples that stopped, and what was drawn of the others, after a KeyboardInterrupt.
     """
     going = sampler.extension(stats, torch.arange(len(stats), device=sampler.inputs.device))
-    rows, checks, finished = budget.first, KinkChecks(), []
-    total, warned = len(stats), False
+    rows, checks, finished, warned = budget.first, KinkChecks(), [], False
+    due = torch.full_like(stats.n, rows)  # rows of the next error estimate of each example, independent of the others
+    total = torch.full_like(stats.n, budget.most, dtype=torch.float64)  # rows that each example is expected to take
     bar.expect(budget.most if budget.tol is None else None)
     try:
         while True:
-            seen, index = int(going.stats.n[0]), going.index
+            seen = int(going.stats.n[0])
             stats = sampler.extend(going, rows - seen, bar, check=not seen)
-            estimate, checks = _estimate(sampler, stats, index, shrink, checks)
+            now = torch.nonzero(due == rows).reshape(-1)
+            index = going.index[now]
+            judged_stats = stats if len(now) == len(stats) else stats.select(now)
+            estimate, checks = _estimate(sampler, judged_stats, index, shrink, checks)
             judged = estimate
             if sums is not None and budget.tol is not None:
                 judged = estimate.grouped(sums.select(index), sampler.inputs[0].numel())
             verdicts = _verdicts(judged, budget, rows, _controlled(sampler, index))
-            stop = torch.tensor([v != "" for v in verdicts])
-            done = torch.nonzero(stop).reshape(-1).to(index.device)
-            if len(done):
+            stop = torch.tensor([v != "" for v in verdicts], device=index.device)
+            if len(done := torch.nonzero(stop).reshape(-1)):
                 part = estimate if len(done) == len(index) else estimate.select(done)
                 passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes_of(index[done])
                 finished.append(_Finished(index[done], part, passes, tuple(v for v in verdicts if v)))
-            if stop.all():
+            if len(done) == len(stats):
                 return _result(sampler, finished, note)
-            left = torch.nonzero(~stop).reshape(-1).to(index.device)
-            error, spent = judged.relative_error[left], [part.estimate.statistics.n for part in finished]
-            bar.expect(float(torch.cat([budget.expected_rows(error, rows), *spent]).sum()) / total)
+            error = judged.relative_error
+            total[index] = torch.where(stop, float(rows), budget.expected_rows(error, rows))
+            bar.expect(float(total.mean()))
             if not warned and rows >= max(FIRST_ROWS, min(budget.block, budget.most // 4)):
-                warned = _warn_out_of_reach(sampler, budget, error, rows)
-            going = sampler.extension(stats.select(left), index[left])
-            rows = budget.next_rows(error, rows)
+                warned = _warn_out_of_reach(sampler, budget, error[~stop], rows)
+            due[now] = torch.where(stop, 0, budget.next_rows(error, rows))
+            left = torch.nonzero(due).reshape(-1)
+            going, due = sampler.extension(stats.select(left), going.index[left]), due[left]
+            rows = int(due.min())
     except KeyboardInterrupt:
         finished += _unfinished(sampler, going, finished, shrink, checks)
         raise Interrupted(result=_result(sampler, finished, note) if finished else None) from None
