@@ -296,7 +296,7 @@ def sample_until(
             error = judged.relative_error
             total[index] = torch.where(stop, float(rows), budget.expected_rows(error, rows))
             bar.expect(float(total.mean()))
-            if not warned and rows >= max(FIRST_ROWS, min(budget.block, budget.most // 4)):
+            if not warned and max(FIRST_ROWS, min(budget.block, budget.most // 4)) <= rows <= budget.most // 2:
                 warned = _warn_out_of_reach(sampler, budget, error[~stop], rows)
             due[now] = torch.where(stop, 0, budget.next_rows(error, rows))
             left = torch.nonzero(due).reshape(-1)

@@ -26,8 +26,8 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)  # whether anot
 class Progress:
     """A progress bar for use as a context manager.
 
-    The bar is displayed by a thread of its own: it also appears during one long step, and an interruption of the work
-    never leaves its lock acquired.
+    A separate thread displays the bar: it also appears during one long step, and an interruption of the work never
+    leaves its lock acquired.
 
     Args:
         show: True shows the bar at once, False never. None shows it after two seconds, if stderr is a terminal or the
