@@ -23,6 +23,7 @@ NAMES = [
     "Estimate",
     "Gaussian",
     "Interactions",
+    "Interrupted",
     "Isotropic",
     "NeuronSmoothHess",
     "Pair",

@@ -19,6 +19,7 @@ from smoothhess.datasets import Store, explain_dataset
 from smoothhess.draws.gaussian import Dense, Diagonal, Eigenbasis, Gaussian, Isotropic
 from smoothhess.evaluate import attack, minimize_in_ball, perturbation_mse, sweep
 from smoothhess.explainers.diagnose_model import diagnose
+from smoothhess.explainers.interrupted import Interrupted
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess, smooth_hvp
 from smoothhess.explainers.token_smooth_hess import TokenSmoothHess
 from smoothhess.model.external import from_gradient
@@ -43,6 +44,7 @@ __all__ = [
     "Exact",
     "Gaussian",
     "Interactions",
+    "Interrupted",
     "Isotropic",
     "NeuronSmoothHess",
     "Pair",

@@ -13,11 +13,11 @@ from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from smoothhess.baselines.derivative_source import DENSE, Derivatives, Level, Source, caution, curvature
 from smoothhess.baselines.log_quadrature import logarithmic_rule
 from smoothhess.draws.seeding import evaluation_seed
+from smoothhess.explainers.progress import Progress
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
 from smoothhess.result.exact import Attribution, StoredResult
@@ -39,7 +39,7 @@ def integrated_hessians(
     n_steps: int = 32,
     tolerance: float = 0.05,
     internal_batch_size: int | None = None,
-    show_progress: bool = False,
+    show_progress: bool | None = None,
     **options: Any,
 ) -> Attribution:
     """Interactions Γ of all pairs, and of each feature with itself, that sum to h(x) − h(x′) for a baseline x′.
@@ -66,7 +66,7 @@ def integrated_hessians(
         n_steps: points on the path, from 1 to 500.
         tolerance: relative error of the sum of all entries above which a warning is issued, beyond three standard
             errors of a sampled h and a thousandth of the absolute row sums.
-        show_progress: whether to show a progress bar.
+        show_progress: whether to show a progress bar; None: as in `SmoothHess.attribute`.
         options: passed on to the source that `of` names. dense=False keeps Γ of a softened network matrix-free.
 
     Returns:
@@ -105,18 +105,19 @@ def integrated_hessians(
     first, second, rest = torch.zeros_like(move), None, []
     noise, error, passes = torch.zeros(3, len(inputs), dtype=inputs.dtype, device=inputs.device)  # (B,) each
     rule = zip(*logarithmic_rule(n_steps), strict=True)
-    bar = tqdm(rule, "integrated Hessians", n_steps, unit="point", disable=not show_progress, leave=False)
-    for step, (t, weight) in enumerate(bar):
-        here: Result = at(source, start + float(t) * (inputs - start), step)
-        first = first + float(weight) * here.gradient.flatten(1)
-        share, form = float(weight * t), curvature(here)
-        if "hessian" in form:
-            second = share * form["hessian"] if second is None else second.add_(form["hessian"], alpha=share)
-        elif form:
-            rest.append((share, here))
-        if not isinstance(here, StoredResult):
-            noise = noise + (share * here.bilinear(move, move).stderr).square()
-        passes, error = passes + here.n_passes, torch.maximum(error, here.relative_error)
+    with Progress(show_progress, n_steps, "integrated Hessians", "points") as bar:
+        for step, (t, weight) in enumerate(rule):
+            here: Result = at(source, start + float(t) * (inputs - start), step)
+            first = first + float(weight) * here.gradient.flatten(1)
+            share, form = float(weight * t), curvature(here)
+            if "hessian" in form:
+                second = share * form["hessian"] if second is None else second.add_(form["hessian"], alpha=share)
+            elif form:
+                rest.append((share, here))
+            if not isinstance(here, StoredResult):
+                noise = noise + (share * here.bilinear(move, move).stderr).square()
+            passes, error = passes + here.n_passes, torch.maximum(error, here.relative_error)
+            bar.update()
     end, begin = (at(source.level, x, n_steps + i) for i, x in enumerate((inputs, start)))
     noise = (noise + end.stderr.square() + begin.stderr.square()).sqrt()
     integral = _Integral(move, first, second, tuple(rest))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from smoothhess.datasets.data_check import DataCheck, refuse_fewer
 from smoothhess.datasets.disk_budget import SMALL, Room, Sizes
@@ -34,6 +33,8 @@ from smoothhess.datasets.store.writer_lock import one_at_a_time, only_writer
 from smoothhess.estimate.statistics import DENSE_LIMIT, ESTIMATOR_VERSION
 from smoothhess.evaluate.global_interactions import MOST_FEATURES, Explain, record_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions
+from smoothhess.explainers.interrupted import Interrupted
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.linalg.memory import in_batches
 
@@ -57,7 +58,7 @@ def explain_dataset(
     pack_size: int | None = None,
     shard_seconds: float = 60.0,
     device: torch.device | str | None = None,
-    show_progress: bool = False,
+    show_progress: bool | None = None,
     **attribute_options: Any,
 ) -> Store:
     """Explain every record of a data set in one pass over a loader, and write the results to a folder.
@@ -99,7 +100,7 @@ def explain_dataset(
         shard_seconds: a shard is written after this time, or when it holds 256 MiB or 4096 records. An interruption
             loses at most this much work.
         device: device on which records are explained; None: the device of the model.
-        show_progress: whether to show a progress bar.
+        show_progress: whether to show a progress bar; None: as in `SmoothHess.attribute`.
         **attribute_options: options of `SmoothHess.attribute`: sigma or radius or gaussian, n_calls, feature_mask, …
 
     Returns:
@@ -177,7 +178,7 @@ def explain_dataset(
         data = DataCheck(known, rank, world_size)
         every = itertools.chain([head], arriving)
         waiting = packs(every, known.pack_size, (rank, world_size), data.read, run.check_same_function)
-        with tqdm(total=total, initial=len(known), desc="records", disable=not show_progress, leave=False) as bar:
+        with Progress(show_progress, total, "explain_dataset", "records", initial=len(known)) as bar:
             run.through(waiting, bar, lambda per_record, n: room.refuse(per_record, max(_n_new(total, known) - n, 0)))
         if question.agree is not None:
             question.agree(asdict(data.ended))
@@ -195,7 +196,7 @@ class _Run:
         self.most = writer.store.pack_size  # records per batch that fit into memory
         self.warned: set[str] = set()  # kinds of warnings that were issued
 
-    def through(self, waiting: Iterator[Pack], bar: tqdm, measured: Callable[[int, int], None]) -> None:
+    def through(self, waiting: Iterator[Pack], bar: Progress, measured: Callable[[int, int], None]) -> None:
         """Explain and write all packs; complete packs are written also when an exception is raised.
 
         `measured` is called after the first pack with the bytes per record and the number of records.
@@ -208,9 +209,14 @@ class _Run:
                 if not i:
                     measured(sum(rows.n_bytes for rows, _ in found) // len(pack), len(pack))
             self.writer.close()
-        except BaseException:
+        except BaseException as error:
             with suppress(Exception):  # report the first error
                 self.writer.close()
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted(
+                    f"interrupted: the records that were complete are in {self.writer.store.path}. Run the same call "
+                    "again to explain the others."
+                ) from None
             raise
 
     def check_same_function(self, stored: Pack) -> None:

@@ -14,6 +14,7 @@ with q_u = L⁺u; their products are in `direction_products`. The variance betwe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ PARALLEL = 0.4  # additional share for parallel directions, such as a direction 
 
 def goes_by_rows(white: Statistics) -> bool:
     """Whether A is stored as its factors, the rows, instead of a matrix."""
-    return white.total is None and white.k > min(DENSE_SKEW, 4 * white.head.odd.shape[1])
+    return white.total is None and white.k > min(DENSE_SKEW, 3 * white.head.odd.shape[1])
 
 
 class Skew:
@@ -45,18 +46,27 @@ class Skew:
         if not goes_by_rows(white):
             mean = white.summed() / self.n
             self.matrix = (mean - mean.mT) / 2
-            small = self.matrix
         else:
             self.score, self.odd, self.grams = white.head.score, white.head.odd, white.grams
-            # A = FᵀJF/2n with F = [s; γ] and J = [0 1; −1 0]; its powers have the traces of those of JFFᵀ/2n.
-            odd, cross, score = self.grams
-            upper = torch.cat([cross, odd], 2)
-            small = torch.cat([upper, -torch.cat([score.expand_as(cross), cross.mT], 2)], 1) / 2 / self.n
+        small = self._small()
+        self.norm2 = -(small * small.mT).sum((-1, -2)).clamp_max(0)  # ‖A‖²_F = −tr A²
+
+    def _small(self) -> Tensor:
+        """A matrix whose powers have the traces of those of A, as small as possible."""
+        if self.matrix is not None:
+            return self.matrix
+        # A = FᵀJF/2n with F = [s; γ] and J = [0 1; −1 0]; its powers have the traces of those of JFFᵀ/2n.
+        odd, cross, score = self.grams
+        upper = torch.cat([cross, odd], 2)
+        return torch.cat([upper, -torch.cat([score.expand_as(cross), cross.mT], 2)], 1) / 2 / self.n
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """Participation number of the noise, (B,): about k/2 if all directions carry it, small if few do."""
+        small = self._small()
         square = small @ small
-        self.norm2 = -square.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_max(0)  # ‖A‖²_F = −tr A²
         fourth = (square * square.mT).sum((-1, -2))  # tr A⁴
-        # Participation number of the noise: about k/2 if all directions carry it, small if few do.
-        self.spread = torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2)
+        return torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2)
 
     def apply(self, q: Tensor) -> Tensor:
         """A q for each row of (B, n, k)."""
@@ -78,6 +88,13 @@ class Skew:
         return (outer - 2 * (cross.mT @ a * g).sum(-2)) / 4 / self.n[:, 0].square()
 
 
+class ProbedSkew(NamedTuple):
+    """The norm and the participation number of A of group sums, from random probes, (B,) each."""
+
+    norm2: Tensor
+    spread: Tensor
+
+
 class Products(NamedTuple):
     """Products of two directions u and v, (B, …) each: (A q_u)·(A q_v), q_u·q_v, and the mean of (q_u·γ)(q_v·γ)."""
 
@@ -95,18 +112,21 @@ class Prior:
     the total energy, has an error proportional to itself. The two are weighted by their errors.
     """
 
-    def __init__(self, norm2: Tensor, spread: Tensor, k: int, n: Tensor, energy: Tensor) -> None:
-        self.k = k
-        self.trace = 2 * norm2 / max(k - 1, 1)  # tr(K)/n, (B,)
+    def __init__(self, skew: Skew | ProbedSkew, k: int, n: Tensor, energy: Tensor) -> None:
+        self.k, self._skew = k, skew
+        self.trace = 2 * skew.norm2 / max(k - 1, 1)  # tr(K)/n, (B,)
         self.share = torch.where(energy > 0, self.trace / energy.clamp_min(1e-300), 0.0).clamp_max(1 / n.clamp_min(1))
+
+    @cached_property
+    def df(self) -> Tensor:
+        """Degrees of freedom, (B,); zero in few dimensions, where the variances are not used."""
         # Eigenvalues come in pairs ±iλ, so at least two directions carry the noise; rounding could give less.
-        shared = SPREAD_DF * spread.clamp_min(2)
-        self.df = shared if k > SMALL else torch.zeros_like(spread)  # not used in few dimensions
+        return SPREAD_DF * self._skew.spread.clamp_min(2) if self.k > SMALL else torch.zeros_like(self.trace)
 
     @staticmethod
     def of_features(skew: Skew, stats: Statistics, energy: Tensor) -> Prior:
         """From the antisymmetric half of a whitened estimate."""
-        return Prior(skew.norm2, skew.spread, skew.k, stats.n, energy)
+        return Prior(skew, skew.k, stats.n, energy)
 
     @staticmethod
     def of_groups(stats: Statistics, energy: Tensor) -> Prior:
@@ -118,7 +138,7 @@ class Prior:
         products = (probes.mT @ probes).square()
         fourth = (products.sum((-1, -2)) - products.diagonal(dim1=-2, dim2=-1).sum(-1)) / (PROBES * (PROBES - 1))
         spread = torch.where(fourth > 0, norm2.square() / fourth, stats.rank / 2)
-        return Prior(norm2, spread, stats.rank, stats.n, energy)
+        return Prior(ProbedSkew(norm2, spread), stats.rank, stats.n, energy)
 
     def _each(self, numbers: Tensor, like: Tensor) -> Tensor:
         return numbers.reshape(-1, *[1] * (like.ndim - 1))

@@ -122,5 +122,4 @@ class ControlErrors:
 
 def _squared_norm_of(known: Known) -> Tensor:
     """‖K‖²_F, (B,)."""
-    rows, columns = known.pairs()
-    return pair_norm(rows, columns) if known.is_thin else known.core.double().square().sum((-1, -2))
+    return pair_norm(*known.pairs()) if known.is_thin else known.core.double().square().sum((-1, -2))

@@ -485,8 +485,8 @@ class FactoredBasis(_Basis):
 def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
     """‖Ĥ‖²_F in feature coordinates, and E‖Ĥδ‖², (b,) each."""
     basis, known = part.basis, part.known
-    if isinstance(gaussian, Isotropic) and isinstance(basis, DenseBasis):  # the basis is orthonormal
-        if known is None:
+    if isinstance(gaussian, Isotropic) and (isinstance(basis, DenseBasis) or (known is not None and not known.is_thin)):
+        if known is None:  # the basis is orthonormal
             c, own = part.constant, part.damped.diagonal(dim1=-2, dim2=-1).sum(-1)
             square = part.damped.square().sum((-1, -2)) + c * (2 * own + c * basis.k)
         else:

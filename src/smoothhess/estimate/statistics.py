@@ -292,43 +292,58 @@ class Statistics:
         return Statistics(design=design, stream=stream, rank=rank, **values)
 
 
+class _Sums(NamedTuple):
+    """The rows that are kept and the sums over all rows, of an `Extension`."""
+
+    n: int
+    kept: tuple[Rows, ...]
+    total: Tensor | None
+    even_sum: Tensor
+    value_sum: Tensor
+    stein: Tensor
+    skew: Tensor | None
+
+
 class Extension:
     """Adds further rows of the same streams, from `next_row` on, to statistics, one chunk at a time.
 
-    All examples must have the same number of rows.
+    All examples must have the same number of rows. `add` replaces all sums in one assignment, so that an interruption
+    never leaves a part of a chunk in them.
     """
 
-    def __init__(self, stats: Statistics) -> None:
-        self.stats, self.n = stats, int(stats.n.max())
-        self.kept, self.total = [stats.head] if self.n else [], stats.total
-        self.even_sum, self.value_sum, self.stein = stats.even_sum.clone(), stats.value_sum.clone(), stats.stein.clone()
-        self.skew = None if stats.skew is None else stats.skew.clone()
+    def __init__(self, stats: Statistics, index: Tensor, known: Known | None) -> None:
+        self.stats = stats
+        self.index = index  # (b,) indices of the examples in the run
+        self.known = known  # what the control variate subtracts from each added row on average
+        n = int(stats.n.max())
+        self._sums = _Sums(
+            n, (stats.head,) if n else (), stats.total, stats.even_sum, stats.value_sum, stats.stein, stats.skew
+        )
 
     def add(self, chunk: Rows) -> None:
         """Add the next rows."""
-        room, rows = max(self.stats.head_rows - self.n, 0), chunk.odd.shape[1]
-        if rows > room and self.total is None:
-            self.stats.refuse_large(self.n + rows)
-            self.total = self.even_sum.new_zeros(len(self.stats), self.stats.k, self.stats.k)
-            for part in self.kept:
-                self.total += part.sum()
-        if self.total is not None:
-            self.total = self.total + chunk.sum()
-        if room:
-            self.kept.append(cut(chunk, room))
-        self.even_sum += chunk.even.sum(1, dtype=torch.float64)
-        self.value_sum += chunk.value_even.sum(1, dtype=torch.float64)
-        if chunk.stein is not None:
-            self.stein += chunk.stein
-        if self.skew is not None and chunk.skew is not None:
-            self.skew += chunk.skew
-        self.n += rows
+        n, kept, total, even_sum, value_sum, stein, skew = self._sums
+        room, rows = max(self.stats.head_rows - n, 0), chunk.odd.shape[1]
+        if rows > room and total is None:
+            self.stats.refuse_large(n + rows)
+            total = even_sum.new_zeros(len(self.stats), self.stats.k, self.stats.k)
+            for part in kept:
+                total += part.sum()
+        self._sums = _Sums(
+            n=n + rows,
+            kept=(*kept, cut(chunk, room)) if room else kept,
+            total=None if total is None else total + chunk.sum(),
+            even_sum=even_sum + chunk.even.sum(1, dtype=torch.float64),
+            value_sum=value_sum + chunk.value_even.sum(1, dtype=torch.float64),
+            stein=stein if chunk.stein is None else stein + chunk.stein,
+            skew=skew if skew is None or chunk.skew is None else skew + chunk.skew,
+        )
 
-    def statistics(self, known: Known | None) -> Statistics:
-        """The statistics of all rows; `known` is what the control variate subtracted from each added row on average."""
-        stats = self.stats
+    def statistics(self) -> Statistics:
+        """The statistics of all rows so far."""
+        stats, sums = self.stats, self._sums
         before = int(stats.n.max())
-        added, stream = self.n - before, []
+        added, stream = sums.n - before, []
         for example, segments in enumerate(stats.stream):
             seed, start, _ = stats.next_row(example)
             stream.append(chain(*segments, DrawRange(seed, start, start + added)))
@@ -336,13 +351,13 @@ class Extension:
             stats,
             stream=tuple(stream),
             n=stats.n + added,
-            head=join(self.kept) if self.kept else stats.head,
-            total=self.total,
-            even_sum=self.even_sum,
-            value_sum=self.value_sum,
-            stein=self.stein,
-            skew=self.skew,
-            known=mean(stats.known, stats.n, known, torch.full_like(stats.n, added)) if before else known,
+            head=join(sums.kept) if sums.kept else stats.head,
+            total=sums.total,
+            even_sum=sums.even_sum,
+            value_sum=sums.value_sum,
+            stein=sums.stein,
+            skew=sums.skew,
+            known=mean(stats.known, stats.n, self.known, torch.full_like(stats.n, added)) if before else self.known,
         )
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import derived_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.model import targets as targets
@@ -47,7 +47,7 @@ def global_interactions(
     n_calls: int | None = None,
     seed: int = 0,
     first_record: int = 0,
-    show_progress: bool = False,
+    show_progress: bool | None = None,
     **options: Any,
 ) -> GlobalInteractions:
     """Interactions over a data set, accumulated in one pass; memory holds a few (F, F) matrices for any data set.
@@ -74,7 +74,7 @@ def global_interactions(
             records reduce the error more than more calls.
         seed: seed of all draws.
         first_record: number of the first record, for a data set that is processed in parts and merged.
-        show_progress: whether to show a progress bar.
+        show_progress: whether to show a progress bar; None: as in `SmoothHess.attribute`.
         options: other options of `SmoothHess.attribute`: design, control, internal_batch_size, precision, …
 
     Returns:
@@ -102,7 +102,7 @@ def global_interactions(
     total: GlobalInteractions | None = None
     record = int(first_record)
     length = len(batches) if isinstance(batches, Tensor) else None
-    with tqdm(total=length, desc="records", unit="record", disable=not show_progress, leave=False) as bar:
+    with Progress(show_progress, length, "global interactions", "records") as bar:
         for inputs, rows, args in _batches(batches, target, additional_forward_args, maker):
             if total is not None and inputs.shape[1:] != maker.shape:
                 raise ValueError(f"all batches must hold inputs of one shape, {maker.shape}, got {inputs.shape[1:]}.")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from smoothhess import baselines
 from smoothhess.evaluate.attack import AttackPath
@@ -24,6 +23,7 @@ from smoothhess.evaluate.attack_comparison import Judge
 from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.evaluate.compare_surrogates import as_radii
 from smoothhess.evaluate.perturbation_mse import check_centre
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.trust_region.check_radius import check_radius
@@ -192,7 +192,7 @@ def select(
     decide: Callable[[Any], Tensor] | None = None,
     internal_batch_size: int | None = None,
     seed: int = 0,
-    show_progress: bool = False,
+    show_progress: bool | None = None,
     **options: Any,
 ) -> Selection:
     """Choose σ or β on validation points: the candidate with the lowest score, and those that are tied with it.
@@ -217,7 +217,7 @@ def select(
         bounds: (low, high) of the inputs for attacks; see `smoothhess.evaluate.attack`.
         decide: maps the model's output to classes (N,), for attacks; None takes the argmax of scores (N, C).
         seed: seed of the displacements and of the draws of SmoothHess, common to all candidates.
-        show_progress: whether to show a progress bar over candidates.
+        show_progress: whether to show a progress bar over candidates; None: as in `SmoothHess.attribute`.
         options: other options of `SmoothHess.attribute` (n_calls, control, …), or of the baseline.
 
     Returns:
@@ -303,7 +303,7 @@ class _Search:
     bounds: Any
     decide: Callable[[Any], Tensor] | None
     seed: int
-    show_progress: bool
+    show_progress: bool | None
     options: dict[str, Any]  # of the method
 
     def __post_init__(self) -> None:
@@ -324,7 +324,7 @@ def _select(call: ModelCall, radii: tuple[float, ...], search: _Search) -> tuple
         scorer = _Attack(call, radii, search.bounds, search.decide)
     make = _maker(call, search, order == 2 and scorer.needs_matrix)
     scored: dict[int, tuple[Tensor, Tensor | None]] = {}
-    with tqdm(desc=f"select {parameter}", unit="candidate", disable=not search.show_progress, leave=False) as bar:
+    with Progress(search.show_progress, None, f"select {parameter}", "candidates") as bar:
 
         def visit(indices: Iterable[int]) -> None:
             for i in indices:

@@ -7,13 +7,13 @@ variate in `choose_control`, the public explainers are in `smooth_hess`, the err
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.frozen_network import NoKinksError
@@ -24,11 +24,13 @@ from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.quadratic_rows import shows_no_kink
-from smoothhess.estimate.statistics import Statistics, head_rows, most_rows, unmoved
+from smoothhess.estimate.statistics import Extension, Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
+from smoothhess.explainers.interrupted import STATUS, Interrupted
 from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
 from smoothhess.explainers.options import Options, seeds_of
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.recorded_kinks import with_rare_flips
 from smoothhess.explainers.sampler import PRECISION_PASSES, Sampler
 from smoothhess.linalg.memory import GROUPED_ROWS, is_out_of_memory, release
@@ -37,7 +39,9 @@ from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_inputs
 from smoothhess.result.interactions import Interactions
 
-FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per feature if these are fewer
+FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per dimension if these are fewer,
+FIRST_SHARE = 8  # or this part of a block if that is more
+CLEAR = 0.5  # relative error below which H is clearly not zero
 LEAST_ROWS = 32  # minimum rows for the stopping rule
 LEAST_DF = 8  # with fewer degrees of freedom than this a smaller error is required
 LEAST_EFFECTIVE = 10  # minimum effective rows for the stopping rule
@@ -87,7 +91,7 @@ class Run:
             options.compile,
             capacity,
         )
-        budget = Budget.make(options, first=min(k, FIRST_ROWS))
+        budget = Budget.make(options, k)
         if options.n_calls is None and grouping is None:  # no more rows than can be kept
             budget = replace(budget, most=min(budget.most, most_rows(k, d)))
         if grouping is not None and options.shrink and _rows_fit(inputs, k, budget.most):
@@ -96,15 +100,24 @@ class Run:
         return Run(oracle, inputs, white, grouping, options, budget, seeds, sums)
 
     def finish(self, result: Interactions) -> Interactions:
-        """The result itself, or its sums over groups if a feature_mask was given."""
-        return result if self.sums is None else replace(result.grouped(self.sums), status=result.status)
+        """The result of all or the first examples, or its sums over groups if a feature_mask was given."""
+        if self.sums is None:
+            return result
+        sums = self.sums.select(torch.arange(len(result), device=result.device))
+        return replace(result.grouped(sums), status=result.status)
 
-    def progress(self) -> tqdm:
-        """A progress bar over all draws."""
-        return progress_bar(self.options.show_progress, self.budget.most, len(self.seeds))
+    def explain(self, bar: Progress) -> Interactions:
+        """Execute the run; raises `Interrupted` with the result so far after a KeyboardInterrupt."""
+        result = None
+        try:
+            result = self.result(bar)
+            return self.finish(result)
+        except KeyboardInterrupt as error:
+            found = error.result if isinstance(error, Interrupted) else result
+            raise Interrupted(result=None if found is None else self.finish(found)) from None
 
-    def result(self, bar: tqdm) -> Interactions:
-        """Execute the run, in batches of examples where all of them would run out of memory."""
+    def result(self, bar: Progress) -> Interactions:
+        """Draw, in batches of examples where all of them would run out of memory."""
         return in_parts(
             self.oracle,
             self.inputs.device,
@@ -128,7 +141,7 @@ class Run:
         """The sampler of all examples; evaluates the model at the inputs."""
         return Sampler.start(self.oracle, self.inputs, self.gaussian, self.options.plan, self.grouping)
 
-    def lead(self, sampler: Sampler, bar: tqdm) -> Interactions:
+    def lead(self, sampler: Sampler, bar: Progress) -> Interactions:
         """Run all examples in one batch, with the sampler of `start` or one that replaces it."""
         options, drawn, precision = self.options, bar.n, {}
         if sampler.oracle.precision != "float32":
@@ -147,7 +160,7 @@ class Run:
             result = self._sampled(with_control(sampler, choice), bar, choice.reason)
         return replace(result, **precision)
 
-    def _sampled(self, sampler: Sampler, bar: tqdm, note: str) -> Interactions:
+    def _sampled(self, sampler: Sampler, bar: Progress, note: str) -> Interactions:
         start = sampler.begin(self.seeds)
         return sample_until(sampler, start, self.budget, bar, self.options.shrink, note, self.sums)
 
@@ -155,7 +168,7 @@ class Run:
 def in_parts(
     oracle: Oracle,
     device: torch.device,
-    bar: tqdm,
+    bar: Progress,
     everyone: Callable[[], Interactions],
     some: Callable[[Tensor], Interactions],
 ) -> Interactions:
@@ -180,7 +193,11 @@ def in_parts(
     parts = []
     for index in torch.arange(together, device=device).split(most):
         release()
-        part = some(index)
+        try:
+            part = some(index)
+        except KeyboardInterrupt as error:
+            parts += [error.result] if isinstance(error, Interrupted) and error.result is not None else []
+            raise Interrupted(result=Interactions.cat(parts) if parts else None) from None
         parts.append(replace(part, estimate=part.estimate.released()))
     return Interactions.cat(parts)
 
@@ -192,13 +209,44 @@ class Budget:
     first: int  # rows before the first error estimate
     most: int  # maximum number of rows
     tol: float | None  # None: draw `most` rows without error estimates
+    block: int = 1  # rows up to which the error may fall faster than 1/√n, so that it is not extrapolated
 
     @staticmethod
-    def make(options: Options, first: int) -> Budget:
-        """From the options of a run, with `first` rows before the first error estimate of an adaptive run."""
+    def make(options: Options, k: int) -> Budget:
+        """From the options of a run with draws of k dimensions.
+
+        The time of an error estimate grows faster with k than that of a row, so the first one of many dimensions is
+        made after an eighth of a block. Doublings of it end at a complete block, where quadratics are exact.
+        """
         if options.n_calls is not None:
             return Budget(options.rows, options.rows, None)
-        return Budget(min(first, options.rows), options.rows, options.tol)
+        first = min(k, max(FIRST_ROWS, -(-k // FIRST_SHARE)))
+        return Budget(min(first, options.rows), options.rows, options.tol, k)
+
+    def next_rows(self, error: Tensor, rows: int) -> Tensor:
+        """Rows of the next error estimate of examples with a relative error after `rows` rows, (b,).
+
+        It is twice as many, or half of the rows that the error is expected to need if it falls like 1/√n.
+        """
+        doublings = torch.ones_like(error, dtype=torch.float64)
+        if self.tol is not None and rows >= max(self.block, FIRST_ROWS):
+            far = (_doublings(error, self.tol) - 1).clamp_min(1)
+            doublings = torch.where(error < CLEAR, far, doublings)
+        return (rows * 2**doublings).clamp_max(self.most).long()
+
+    def expected_rows(self, error: Tensor, rows: int) -> Tensor:
+        """Rows at which examples with a relative error after `rows` rows are expected to stop, (b,).
+
+        >>> Budget(64, 5000, tol=0.1).expected_rows(torch.tensor([0.11, 0.39, torch.nan]), 64).tolist()
+        [128.0, 1024.0, 5000.0]
+        """
+        assert self.tol is not None
+        return (rows * 2 ** _doublings(error, self.tol)).nan_to_num(self.most).clamp_max(self.most)
+
+
+def _doublings(error: Tensor, tol: float) -> Tensor:
+    """Doublings of the rows after which a relative error that falls like 1/√n is below `tol`, at least 1, (b,)."""
+    return (error.double() / tol).log2().mul(2).ceil().clamp_min(1)
 
 
 def _rows_fit(inputs: Tensor, k: int, rows: int) -> bool:
@@ -212,33 +260,91 @@ def sample_until(
     sampler: Sampler,
     stats: Statistics,
     budget: Budget,
-    bar: tqdm,
+    bar: Progress,
     shrink: bool,
     note: str,
     sums: Grouping | None = None,
 ) -> Interactions:
-    """Double the rows of each example until it stops, judged by the error of the group sums where `sums` is given."""
-    index = torch.arange(len(stats), device=sampler.inputs.device)
-    rows, checks, finished = budget.first, KinkChecks(), []
-    while True:
-        seen = int(stats.n[0])
-        stats = sampler.extend(stats, rows - seen, index, bar, check=not seen)
-        estimate, checks = _estimate(sampler, stats, index, shrink, checks)
-        judged = estimate
-        if sums is not None and budget.tol is not None:
-            judged = estimate.grouped(sums.select(index), sampler.inputs[0].numel())
-        verdicts = _verdicts(judged, budget, rows, _controlled(sampler, index))
-        stop = torch.tensor([v != "" for v in verdicts])
-        done = torch.nonzero(stop).reshape(-1).to(index.device)
-        if len(done):
-            part = estimate if len(done) == len(index) else estimate.select(done)
-            passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes_of(index[done])
-            finished.append(_Finished(index[done], part, passes, tuple(v for v in verdicts if v)))
-        if stop.all():
-            return _result(sampler, finished, note)
-        going = torch.nonzero(~stop).reshape(-1).to(index.device)
-        stats, index = stats.select(going), index[going]
-        rows = min(2 * rows, budget.most)
+    """Increase the rows of each example until it stops, judged by the error of the group sums where `sums` is given.
+
+    Raises `Interrupted` with the examples that stopped, and what was drawn of the others, after a KeyboardInterrupt.
+    """
+    going = sampler.extension(stats, torch.arange(len(stats), device=sampler.inputs.device))
+    rows, checks, finished, warned = budget.first, KinkChecks(), [], False
+    due = torch.full_like(stats.n, rows)  # rows of the next error estimate of each example, independent of the others
+    total = torch.full_like(stats.n, budget.most, dtype=torch.float64)  # rows that each example is expected to take
+    bar.expect(budget.most if budget.tol is None else None)
+    try:
+        while True:
+            seen = int(going.stats.n[0])
+            stats = sampler.extend(going, rows - seen, bar, check=not seen)
+            now = torch.nonzero(due == rows).reshape(-1)
+            index = going.index[now]
+            judged_stats = stats if len(now) == len(stats) else stats.select(now)
+            estimate, checks = _estimate(sampler, judged_stats, index, shrink, checks)
+            judged = estimate
+            if sums is not None and budget.tol is not None:
+                judged = estimate.grouped(sums.select(index), sampler.inputs[0].numel())
+            verdicts = _verdicts(judged, budget, rows, _controlled(sampler, index))
+            stop = torch.tensor([v != "" for v in verdicts], device=index.device)
+            if len(done := torch.nonzero(stop).reshape(-1)):
+                part = estimate if len(done) == len(index) else estimate.select(done)
+                passes = sampler.passes(part.statistics.n.double(), index[done]) + checks.passes_of(index[done])
+                finished.append(_Finished(index[done], part, passes, tuple(v for v in verdicts if v)))
+            if len(done) == len(stats):
+                return _result(sampler, finished, note)
+            error = judged.relative_error
+            total[index] = torch.where(stop, float(rows), budget.expected_rows(error, rows))
+            bar.expect(float(total.mean()))
+            if not warned and max(FIRST_ROWS, min(budget.block, budget.most // 4)) <= rows <= budget.most // 2:
+                warned = _warn_out_of_reach(sampler, budget, error[~stop], rows)
+            due[now] = torch.where(stop, 0, budget.next_rows(error, rows))
+            left = torch.nonzero(due).reshape(-1)
+            going, due = sampler.extension(stats.select(left), going.index[left]), due[left]
+            rows = int(due.min())
+    except KeyboardInterrupt:
+        finished += _unfinished(sampler, going, finished, shrink, checks)
+        raise Interrupted(result=_result(sampler, finished, note) if finished else None) from None
+
+
+def _warn_out_of_reach(sampler: Sampler, budget: Budget, error: Tensor, rows: int) -> bool:
+    """Warn, and return True, if examples that continue are not expected to reach the tolerance, from their errors."""
+    assert budget.tol is not None
+    needed = rows * (error / budget.tol).square()
+    known = error < (CLEAR if rows < UNMOVED_ROWS else 1.0)  # otherwise H may turn out to be zero
+    far = known & (needed > budget.most)
+    if not bool(far.any()):
+        return False
+    calls = sampler.plan.calls_per_row
+    warnings.warn(
+        f"relative_error ≤ {budget.tol:g} is probably out of reach for {int(far.sum())} example(s) with {sampler.rank} "
+        f"dimensions: after {rows * calls} calls the error is up to {float(error[far].max()):.2g}, and about "
+        f"{float(needed[far].max()) * calls:.2g} calls are needed, more than max_calls={budget.most * calls}. The run "
+        "continues. Sums over segments of features (feature_mask=…) and a larger tolerance (tol=…) need fewer calls; "
+        "n_calls=… sets their number.",
+        stacklevel=2,
+    )
+    return True
+
+
+def _unfinished(
+    sampler: Sampler, going: Extension, finished: Sequence[_Finished], shrink: bool, checks: KinkChecks
+) -> list[_Finished]:
+    """The examples that an interruption found without verdict, as a list of one; empty if nothing was drawn of them."""
+    try:
+        sampler.oracle.refuse_infinite()
+    except ValueError:  # an interruption is not replaced by another error
+        return []
+    stopped = {i for part in finished for i in part.examples.tolist()}
+    left = torch.tensor([place for place, i in enumerate(going.index.tolist()) if i not in stopped], dtype=torch.long)
+    stats = going.statistics()
+    if not len(left) or not int(stats.n[0]):
+        return []
+    left = left.to(going.index.device)
+    index = going.index[left]
+    estimate, checks = _estimate(sampler, stats.select(left), index, shrink, checks)
+    passes = sampler.passes(estimate.statistics.n.double(), index) + checks.passes_of(index)
+    return [_Finished(index, estimate, passes, (STATUS,) * len(index))]
 
 
 class _Finished(NamedTuple):
@@ -306,6 +412,9 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     if budget.tol is None:
         return ["calls"] * len(estimate)
     error, noise = estimate.relative_error, estimate.noise
+    unclear = ~(error < CLEAR)
+    if not bool(((error <= budget.tol) | unclear).any()):  # degrees of freedom and ‖Ĥ‖² cannot change the decision
+        return ["budget" if rows >= budget.most else ""] * len(estimate)
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
     scrambled = estimate.statistics.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
@@ -315,8 +424,11 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     # few rows may miss a kink, or everything that the control variate does not model
     exact = (error <= EXACT) & (((error > 0) & ~controlled) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
-    zero = (enough & _looks_zero(noise)) | (met & (noise.squared_norm == 0))
-    zero = zero | (noise.unmoved & (rows >= UNMOVED_ROWS))  # with an error that is known from the margins of the units
+    zero = noise.unmoved & (rows >= UNMOVED_ROWS)  # with an error that is known from the margins of the units
+    if bool((enough & unclear).any()):
+        zero = zero | (enough & unclear & _looks_zero(noise))
+    if bool((met & (error == 0)).any()):
+        zero = zero | (met & (error == 0) & (noise.squared_norm == 0))
     found = zip(noise.unknown.tolist(), zero.tolist(), met.tolist(), strict=True)
     return [_verdict(*one, rows, rows >= budget.most) for one in found]
 
@@ -343,8 +455,3 @@ def _looks_zero(noise: Noise) -> Tensor:
     share = (signal.clamp_min(0) + 2 * spread) * stats.k / 2 / row_energy
     # under a correlated Gaussian the entries of directions with small variance dominate, so the test is not used
     return (score < 2) & (share < ZERO_SHARE) & noise.gaussian.has_mean_curvature
-
-
-def progress_bar(show: bool, rows: int, batch: int) -> tqdm:
-    """A progress bar over the draws of all examples."""
-    return tqdm(total=rows * batch, desc="SmoothHess", unit="draw", disable=not show, leave=False)

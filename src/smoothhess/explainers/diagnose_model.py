@@ -131,6 +131,7 @@ def diagnose(
     n_pairs: int = 16,
     seed: int = 0,
     internal_batch_size: int | None = None,
+    show_progress: bool | None = None,
 ) -> Diagnosis:
     """Find the σ that are usable around the inputs, and recommend one; or examine a given σ.
 
@@ -140,8 +141,8 @@ def diagnose(
 
     Args:
         forward_func: the model, as in `SmoothHess`.
-        inputs, target, additional_forward_args, sigma, radius, gaussian, internal_batch_size: as in
-            `SmoothHess.attribute`.
+        inputs, target, additional_forward_args, sigma, radius, gaussian, internal_batch_size,
+            show_progress: as in `SmoothHess.attribute`.
         data: a sample of inputs, (N, *shape); σ above the standard deviation of their features are not recommended.
         n_calls: gradient calls per example of the planned run, for the cost and for the share of H₁ that rests on rare
             flips; None: one block, two calls for each dimension of the noise, and at least 64.
@@ -200,7 +201,7 @@ def diagnose(
         states[:, _mean_sigma(gaussian, x) * MULTIPLES > (data_scale(x, data) or 1.0)] = BEYOND
     chosen = Recommendation(typical_states(states), torch.full_like(flips, math.nan), None, 0)
     if not given:
-        chosen = recommend(call, scales, chosen.states, seed, controlled=not found.unseen)
+        chosen = recommend(call, scales, chosen.states, seed, not found.unseen, show_progress)
     asked = ASKED if chosen.index is None else chosen.index
     if chosen.index is not None:
         at = Isotropic(float(scales[asked])).to(x.device, x.dtype)

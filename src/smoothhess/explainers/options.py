@@ -42,7 +42,7 @@ class Options:
     seed: int | Sequence[int] = 0
     precision: str = "float32"
     compile: bool = False
-    show_progress: bool = False
+    show_progress: bool | None = None
 
     def __post_init__(self) -> None:
         _ = self.rows  # validates design, and n_calls or max_calls

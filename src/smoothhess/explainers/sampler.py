@@ -12,7 +12,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control, Sampled, Subtraction
@@ -23,12 +22,14 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.grouping import Grouping, probes
 from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, own_slopes
 from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
+from smoothhess.explainers.progress import Progress
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import PERTURBED_INPUTS
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.model.gradients import Oracle
 
 LOOKED_AT = 32  # rows that are checked for noise that is lost to rounding when it is added to an input
+LEAST_POINTS = 256  # perturbed inputs of a chunk, if the model takes smaller batches
 PRECISION_PAIRS = 4  # pairs of points at which gradients of low and full precision are compared
 PRECISION_PASSES = 4 * PRECISION_PAIRS
 CENTRE_PASSES = 2  # passes at the input itself: one separately, one in a batch with the first rows
@@ -155,27 +156,32 @@ class Sampler:
                 f"{float(stats.value[index]):.6g}. Pass the same model, layer and additional_forward_args."
             )
 
-    def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm, check: bool) -> Statistics:
-        """`stats` of the examples at `index` with `rows` further rows.
+    def extension(self, stats: Statistics, index: Tensor) -> Extension:
+        """`stats` of the examples at `index`, to which `extend` adds rows."""
+        known = self.group_known(None if self.control is None else self.control.known(index), index)
+        return Extension(stats, index, known)
+
+    def extend(self, extension: Extension, rows: int, bar: Progress, check: bool) -> Statistics:
+        """Add `rows` further rows; after an exception the extension has the chunks that were complete.
 
         `check` tests with the first rows that the noise is not lost to rounding, and that f(x) does not depend on the
         other rows of its batch.
         """
+        stats, index = extension.stats, extension.index
         if (total := int(stats.n.max()) + rows) > stats.head_rows:
             features = self.inputs[0].numel() if self.grouping is None else None
             stats.refuse_large(total, features)  # before the model is called
-        known = self.group_known(None if self.control is None else self.control.known(index), index)
         positions = [stats.next_row(b) for b in range(len(stats))]
         positions = positions[:1] if len(set(positions)) == 1 else positions
         subtraction = None if self.control is None else self.control.among(index)
-        extension, step = Extension(stats), self._chunk_rows(len(index))
+        step = self._chunk_rows(len(index), len(positions))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             chunk = range(start, stop), index, subtraction, check and start == 0
             extension.add(self._grouped(self._evaluate(positions, *chunk), index))
             bar.update((stop - start) * len(index))
         self.oracle.refuse_infinite()  # once per call, since it synchronises with the device
-        return extension.statistics(known)
+        return extension.statistics()
 
     def group_known(self, known: Known | None, index: Tensor) -> Known | None:
         """Return the control variate's expectation, summed over groups where there are groups."""
@@ -184,10 +190,16 @@ class Sampler:
         grouping = self.grouping.select(index)
         return known.map(lambda rows: grouping.sum(self.gaussian.push(rows)))
 
-    def _chunk_rows(self, examples: int) -> int:
-        """Number of rows of a chunk of perturbed inputs."""
-        example_bytes = self.inputs[0].numel() * self.inputs.element_size() * self.plan.calls_per_row
-        return PERTURBED_INPUTS.items(example_bytes * examples, self.inputs.device)
+    def _chunk_rows(self, examples: int, streams: int) -> int:
+        """Number of rows of a chunk of perturbed inputs: about one batch of the model, within the limit of memory.
+
+        A chunk is the unit of progress, and is dropped if it is interrupted. Several streams take a block at least,
+        since each chunk computes the orthonormal directions of its blocks.
+        """
+        points = examples * self.plan.calls_per_row
+        most = PERTURBED_INPUTS.items(self.inputs[0].numel() * self.inputs.element_size() * points, self.inputs.device)
+        least = 1 if streams == 1 else self.plan.block_rows(self.rank)
+        return min(most, max(least, self.oracle.batch_size // points, LEAST_POINTS // points))
 
     def _evaluate(
         self, positions: Sequence[DrawRange], rows: range, index: Tensor, subtraction: Subtraction | None, check: bool

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT
 from smoothhess.draws.designs import find_design
@@ -25,6 +24,7 @@ from smoothhess.explainers.activation_flips import Activations
 from smoothhess.explainers.adaptive import Run
 from smoothhess.explainers.gradient_changes import MARGIN, MULTIPLES, GradientChanges
 from smoothhess.explainers.options import Options
+from smoothhess.explainers.progress import Progress
 from smoothhess.linalg.memory import with_bytes_kept
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.gradients import Oracle
@@ -143,13 +143,17 @@ class Recommendation:
     passes: float  # per example
 
 
-def recommend(call: ModelCall, scales: Tensor, states: list[int], seed: int, controlled: bool) -> Recommendation:
+def recommend(
+    call: ModelCall, scales: Tensor, states: list[int], seed: int, controlled: bool, show_progress: bool | None
+) -> Recommendation:
     """Recommend one of the usable σ after a pilot run at each of them, with common random numbers."""
     r2 = torch.full((len(call.inputs), len(scales)), math.nan, dtype=torch.float64)
     passes, good = 0.0, [i for i, state in enumerate(states) if state == GOOD]
-    for i in tqdm(good, desc="diagnose", unit="σ", delay=2, leave=False):
-        r2[:, i], spent = pilot_r2(call, float(scales[i]), seed, controlled)
-        passes += spent
+    with Progress(show_progress, len(good), "diagnose", "σ") as bar:
+        for i in good:
+            r2[:, i], spent = pilot_r2(call, float(scales[i]), seed, controlled)
+            passes += spent
+            bar.update()
     states = with_misfits(states, r2)
     return Recommendation(states, r2, recommended_index(states, r2) if good else None, passes)
 
@@ -190,7 +194,7 @@ def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tupl
     )
     run = Run.prepare(call.forward_func, call.inputs, call.target, call.additional_forward_args, options, Capacity())
     try:
-        with borrowed(call.forward_func, call.inputs.device), run.progress() as bar:
+        with borrowed(call.forward_func, call.inputs.device), Progress(False) as bar:
             result = run.finish(run.result(bar)).unshrunk()
     except ValueError:  # not finite at one of the draws
         return torch.full((len(call.inputs),), math.nan, dtype=torch.float64), 2 * rows

@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from smoothhess.curvature.control_variate import CONTROL_LIMIT, THIN_LEAST, Control, Directions
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.estimate.statistics import ESTIMATOR_VERSION, Statistics, concatenate, symmetric
-from smoothhess.explainers.adaptive import Budget, Run, in_parts, progress_bar, sample_until
+from smoothhess.estimate.statistics import ESTIMATOR_VERSION, Extension, Statistics, concatenate, symmetric
+from smoothhess.explainers.adaptive import Budget, Run, in_parts, sample_until
 from smoothhess.explainers.choose_control import given_control, with_control
+from smoothhess.explainers.interrupted import STATUS, Interrupted, interrupted
 from smoothhess.explainers.options import Options, rows_of_calls, seeds_of
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of, warn_summed_embeddings
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.memory import LAYER_HESSIANS
@@ -85,7 +86,7 @@ class SmoothHess:
         seed: int | Sequence[int] = 0,
         precision: str = "float32",
         compile: bool = False,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
     ) -> Interactions:
         """Estimate the interactions of features around each of B inputs.
 
@@ -97,8 +98,8 @@ class SmoothHess:
             radius: radius of the neighbourhood to explain; sets sigma = radius/√d.
             gaussian: Isotropic, Diagonal, Dense or Eigenbasis, or the result of segments.noise, which shifts all
                 features of a segment by the same amount.
-            n_calls: gradient calls per example. None doubles the number of calls of each example until its
-                relative_error ≤ tol.
+            n_calls: gradient calls per example. None increases the number of calls of each example, by a factor of 2
+                or more, until its relative_error ≤ tol.
             tol: relative error to reach when n_calls is None.
             max_calls: maximum number of calls per example when n_calls is None.
             design: "orthogonal" (± pairs along orthonormal directions), "sobol", "antithetic" (± pairs, as in the
@@ -127,7 +128,8 @@ class SmoothHess:
             precision: "float32" evaluates the model in the precision of the inputs. "tf32", "fp16" and "bf16" are
                 faster on a GPU and add noise to the gradients; precision_error of the result estimates its size.
             compile: evaluate the model through torch.compile, which is faster for many calls of a large model on a GPU.
-            show_progress: show a progress bar.
+            show_progress: show a progress bar with an estimate of the time left. None shows it after two seconds, in a
+                terminal or a notebook only.
 
         Returns:
             An `Interactions` of B examples, on the device of the inputs.
@@ -137,6 +139,7 @@ class SmoothHess:
             ValueError: if an argument is out of range, if the noise is lost to rounding, if the model is random or
                 mixes the rows of a batch, if its values or gradients are not finite, if its parameters are modified
                 meanwhile, or if control="kink" cannot be applied.
+            Interrupted: after a KeyboardInterrupt, with the `result` of what was drawn so far.
 
         Warns:
             UserWarning: if an example stopped at max_calls, if H cannot be distinguished from zero, if the gradients
@@ -166,9 +169,13 @@ class SmoothHess:
         run = Run.prepare(self.forward_func, inputs, target, additional_forward_args, options, self.capacity)
         if feature_mask is not None and direction is None:
             warn_summed_embeddings(self.forward_func, run.inputs, torch.as_tensor(feature_mask))
-        with borrowed(self.forward_func, run.inputs.device), run.progress() as bar:
-            result = run.finish(run.result(bar))
-        warn_of(result, run.budget.tol)
+        result = None
+        try:
+            with borrowed(self.forward_func, run.inputs.device), Progress(show_progress, items=len(inputs)) as bar:
+                result = run.explain(bar)
+            warn_of(result, run.budget.tol)
+        except KeyboardInterrupt as error:
+            raise interrupted(error, len(inputs), result) from None
         return result
 
     def closed_form(
@@ -184,7 +191,7 @@ class SmoothHess:
         tolerance: float = 0.1,
         internal_batch_size: int | None = None,
         seed: int | Sequence[int] = 0,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
     ) -> ClosedForm:
         """Compute the one-flip Hessian H₁ in closed form, and estimate its error from a sample.
 
@@ -202,6 +209,7 @@ class SmoothHess:
 
         Raises:
             ValueError: if the Gaussian has more than 8192 dimensions, or if the activations cannot be recorded.
+            Interrupted: after a KeyboardInterrupt; its `result` is the sampled estimate of the check.
 
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
         >>> closed = SmoothHess(net).closed_form(torch.zeros(1, 3).double(), target=1, sigma=0.5)
@@ -224,13 +232,16 @@ class SmoothHess:
             self.forward_func, inputs, target, additional_forward_args, rows_at_once, capacity=self.capacity
         )
         ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
-        with borrowed(self.forward_func, inputs.device), progress_bar(show_progress, rows, len(inputs)) as bar:
-            sampler = Sampler.start(oracle, inputs, gaussian, plan)
-            refusal, limit = "the closed form cannot be computed", LAYER_HESSIANS.on(inputs.device)
-            choice = given_control(sampler, ones, Directions(), refusal, limit)
-            sampler = with_control(sampler, choice)
-            nothing = sampler.begin(seeds_of(seed, len(inputs)))
-            check = sample_until(sampler, nothing, Budget(rows, rows, None), bar, shrink=False, note="")
+        try:
+            with borrowed(self.forward_func, inputs.device), Progress(show_progress, items=len(inputs)) as bar:
+                sampler = Sampler.start(oracle, inputs, gaussian, plan)
+                refusal, limit = "the closed form cannot be computed", LAYER_HESSIANS.on(inputs.device)
+                choice = given_control(sampler, ones, Directions(), refusal, limit)
+                sampler = with_control(sampler, choice)
+                nothing = sampler.begin(seeds_of(seed, len(inputs)))
+                check = sample_until(sampler, nothing, Budget(rows, rows, None), bar, shrink=False, note="")
+        except KeyboardInterrupt as error:
+            raise interrupted(error, len(inputs)) from None
         warn_of(check, None)
         assert choice.control is not None
         closed = _closed_form(choice.control, sampler, check, tolerance)
@@ -252,7 +263,7 @@ class SmoothHess:
         additional_forward_args: Any = None,
         *,
         internal_batch_size: int | None = None,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
     ) -> Interactions:
         """Add `n` further gradient calls to every example of a result.
 
@@ -271,6 +282,7 @@ class SmoothHess:
         Raises:
             ValueError: if `result` was not sampled, was computed from other results, or was made by another version of
                 the estimator, or if f(x) differs from the output in `result`.
+            Interrupted: after a KeyboardInterrupt, with the `result` of all calls so far.
 
         >>> f = lambda x: x.prod(1)
         >>> first = SmoothHess(f).attribute(torch.ones(1, 2), sigma=0.1, n_calls=100)
@@ -300,9 +312,13 @@ class SmoothHess:
             check_precision(result.precision, result.device, result.dtype),
             capacity=self.capacity,
         )
-        with borrowed(self.forward_func, result.device), progress_bar(show_progress, rows, len(result)) as bar:
-            grown = _in_parts(result, oracle, rows, bar)
-        warn_inconsistent(grown, stacklevel=3)
+        grown = None
+        try:
+            with borrowed(self.forward_func, result.device), Progress(show_progress, rows, items=len(result)) as bar:
+                grown = _in_parts(result, oracle, rows, bar)
+            warn_inconsistent(grown, stacklevel=3)
+        except KeyboardInterrupt as error:
+            raise interrupted(error, len(result), result if grown is None else grown) from None
         return grown
 
 
@@ -424,16 +440,22 @@ def _closed_form(control: Control, sampler: Sampler, check: Interactions, tolera
     )
 
 
-def _in_parts(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Interactions:
+def _in_parts(result: Interactions, oracle: Oracle, rows: int, bar: Progress) -> Interactions:
     """The result with further rows, in batches of examples where all of them would run out of memory."""
 
     def some(index: Tensor) -> Interactions:
         return _in_parts(result[index], oracle.select(index), rows, bar)
 
-    return in_parts(oracle, result.device, bar, partial(_grown, result, oracle, rows, bar), some)
+    try:
+        return in_parts(oracle, result.device, bar, partial(_grown, result, oracle, rows, bar), some)
+    except KeyboardInterrupt as error:
+        grown = [error.result] if isinstance(error, Interrupted) and error.result is not None else []
+        if (done := sum(map(len, grown))) < len(result):
+            grown.append(replace(result[done:], status=(STATUS,) * (len(result) - done)))
+        raise Interrupted(result=Interactions.cat(grown)) from None
 
 
-def _grown(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Interactions:
+def _grown(result: Interactions, oracle: Oracle, rows: int, bar: Progress) -> Interactions:
     """The result with further rows of all its examples."""
     statistics = result.statistics
     sampler = Sampler.start(oracle, result.inputs, result.gaussian, find_design(result.design), result.grouping)
@@ -442,18 +464,30 @@ def _grown(result: Interactions, oracle: Oracle, rows: int, bar: tqdm) -> Intera
         directions = Directions(result.control_rank or THIN_LEAST, result.tau_probes)
         choice = given_control(sampler, result.control_weights, directions, "control='kink' cannot be used")
         sampler = with_control(sampler, choice)
-    everyone = torch.arange(len(result), device=result.device)
-    for index in everyone.split(1):
+    for index in torch.arange(len(result), device=result.device).split(1):
         sampler.check_same_model(statistics, index)
-    parts = []
-    for count in statistics.n.unique().tolist():  # examples with the same number of rows are batched
-        index = torch.nonzero(statistics.n == count).reshape(-1)
-        parts.append((index, sampler.extend(statistics.select(index), rows, index, bar, check=True)))
+    # examples with the same number of rows are batched
+    batches = [torch.nonzero(statistics.n == count).reshape(-1) for count in statistics.n.unique().tolist()]
+    growing = [sampler.extension(statistics.select(index), index) for index in batches]
+    try:
+        for extension in growing:
+            sampler.extend(extension, rows, bar, check=True)
+        return _with_rows(result, sampler, growing, rows)
+    except KeyboardInterrupt:
+        raise Interrupted(result=_with_rows(result, sampler, growing, rows)) from None
+
+
+def _with_rows(result: Interactions, sampler: Sampler, growing: Sequence[Extension], rows: int) -> Interactions:
+    """The result with the rows that were added to its statistics; `rows` per example were wanted."""
+    statistics = _in_order([(extension.index, extension.statistics()) for extension in growing])
+    added = statistics.n - result.statistics.n
+    status = ("budget" if s == "budget" else "calls" for s in result.status)
+    everyone = torch.arange(len(result), device=result.device)
     return replace(
         result,
-        estimate=result.estimate.with_statistics(_in_order(parts)),
-        n_passes=result.n_passes + sampler.passes(torch.full_like(result.n_passes, rows), everyone),
-        status=tuple("budget" if s == "budget" else "calls" for s in result.status),
+        estimate=result.estimate.with_statistics(statistics),
+        n_passes=result.n_passes + sampler.passes(added.to(result.n_passes), everyone),
+        status=tuple(s if n == rows else STATUS for s, n in zip(status, added.tolist(), strict=True)),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ class Known:
         factor = None if self.factor is None else self.factor.new_zeros(count, *self.factor.shape[1:])
         return Known(self.core.new_zeros(count, *self.core.shape[1:]), factor)
 
-    @property
+    @cached_property
     def is_zero(self) -> Tensor:
         """Which examples have K = 0, (B,)."""
         return ~self.core.flatten(1).any(1)

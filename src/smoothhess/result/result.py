@@ -107,7 +107,7 @@ class Result(ABC):
     @property
     def converged(self) -> Tensor:
         """False where sampling stopped before the tolerance was reached, or with an unknown error, (B,)."""
-        return torch.tensor([s not in ("budget", "unknown") for s in self.status], device=self.device)
+        return torch.tensor([s not in ("budget", "interrupted", "unknown") for s in self.status], device=self.device)
 
     @property
     def feature_scales(self) -> Tensor:

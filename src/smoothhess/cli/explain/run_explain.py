@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from smoothhess.cli.explain import image_files, inputs, load_model, output_files, printed_summary, target_class
 from smoothhess.cli.explain.checked_settings import Settings
@@ -18,6 +17,7 @@ from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import read_numbers
 from smoothhess.cli.explain.output_folder import INDEX, Folder
 from smoothhess.cli.printable_text import one_line
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.text import LIMITS
@@ -86,13 +86,12 @@ def _explain_all(
         folder.refuse_foreign([INDEX])
     finished: list[str] = []
     try:
-        silent = _silent() or len(asked) == 1
-        pairs = zip(asked, keys, strict=True)
-        for question, made_with in tqdm(
-            pairs, desc="inputs", unit="input", total=len(asked), disable=silent, leave=False
-        ):
-            _answer(question, made_with, model, folder, device, say)
-            finished.append(question.example.name)
+        with Progress(None, len(asked), "explain", "inputs") if len(asked) > 1 else nullcontext() as bar:
+            for question, made_with in zip(asked, keys, strict=True):
+                _answer(question, made_with, model, folder, device, say)
+                finished.append(question.example.name)
+                if bar is not None:
+                    bar.update()
     except KeyboardInterrupt:
         if not finished:
             say("no input is finished; rerun the same command to start again.")
@@ -151,7 +150,6 @@ def _attribute(question: Question, device: torch.device) -> tuple[Interactions, 
             example.values[None].to(device),
             target=question.target.index,
             feature_mask=None if question.segments is None else question.segments.mask.to(device),
-            show_progress=not _silent(),
             **question.options,
         )
     remarks = [
@@ -177,7 +175,3 @@ def _device(words: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {words} cannot be used here: {str(error).splitlines()[0]}") from error
     return device
-
-
-def _silent() -> bool:
-    return not sys.stderr.isatty()

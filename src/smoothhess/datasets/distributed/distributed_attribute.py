@@ -16,6 +16,7 @@ from smoothhess.datasets.distributed.shared_sampler import Leader, follow
 from smoothhess.datasets.job_settings import SILENT, described
 from smoothhess.explainers.adaptive import Run
 from smoothhess.explainers.options import Options
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.result_warnings import warn_of
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.model.state import borrowed, modules_behind
@@ -89,7 +90,7 @@ def attribute(
             if not processes.is_leader:
                 return run.finish(follow(sampler, processes))
             leader = Leader.of(sampler, processes)
-            with run.progress() as bar:
+            with Progress(chosen.show_progress, items=len(inputs)) as bar:
                 result = run.finish(leader.release(run.lead(leader, bar)))
         warn_of(result, run.budget.tol)
         return result

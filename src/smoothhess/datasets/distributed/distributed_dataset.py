@@ -78,8 +78,8 @@ def explain_dataset(
             check_same_arguments(processes, about)
             _wait_for_manifest(processes, path)
 
-        if options.get("show_progress"):
-            options["show_progress"] = processes.is_leader
+        if not processes.is_leader:
+            options["show_progress"] = False
         return datasets.explain_dataset(
             CheckedExplainer(explainer, processes.check, agree),  # stops before the next pack if another one failed
             loader,

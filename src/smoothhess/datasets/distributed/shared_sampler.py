@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control
@@ -25,8 +24,9 @@ from smoothhess.curvature.one_flip import Expectation, Kinks
 from smoothhess.datasets.distributed.process_group import Forms, Processes, forms
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.hessian_estimate import HessianEstimate
-from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, chain, cut, join
+from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, chain, cut, join
 from smoothhess.explainers.choose_control import frozen_model
+from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.low_rank import Known, mean
 from smoothhess.model.float_precision import AGREEMENT
@@ -67,7 +67,7 @@ class Stretch(NamedTuple):
 class Watch:
     """A progress bar that also checks, after every chunk of rows, whether another process has failed."""
 
-    def __init__(self, processes: Processes, bar: tqdm | None = None) -> None:
+    def __init__(self, processes: Processes, bar: Progress | None = None) -> None:
         self.processes, self.bar = processes, bar
 
     def update(self, rows: int) -> None:
@@ -84,7 +84,8 @@ def evaluate(sampler: Sampler, stretch: Stretch, processes: Processes, watch: Wa
     places = [DrawRange(seed, start + share.start, start + share.start) for seed, start in stretch.places]
     nothing = Sampler.begin(sampler, [0] * len(sampler.inputs)).select(index)
     part = replace(nothing, stream=tuple((place,) for place in places))
-    part = Sampler.extend(sampler, part, len(share), index, watch, stretch.check)  # type: ignore[arg-type]
+    extension = Sampler.extension(sampler, part, index)
+    part = Sampler.extend(sampler, extension, len(share), watch, stretch.check)  # type: ignore[arg-type]
     head = cut(part.head, max(part.head_rows - stretch.seen - share.start, 0))
     sums = {"even_sum": part.even_sum, "value_sum": part.value_sum, "stein": part.stein}
     if part.skew is not None:
@@ -162,8 +163,9 @@ class Leader(Sampler):
         self.request("freeze", lambda: ({}, {}))
         return SharedKinks(kinks.network, leader=self)
 
-    def extend(self, stats: Statistics, rows: int, index: Tensor, bar: tqdm, check: bool) -> Statistics:
-        """As in `Sampler`, with the rows split over all processes."""
+    def extend(self, extension: Extension, rows: int, bar: Progress, check: bool) -> Statistics:
+        """As in `Sampler`, with the rows split over all processes; an exception leaves the extension without rows."""
+        stats, index = extension.stats, extension.index
         places = tuple((p.seed, p.start) for p in map(stats.next_row, range(len(stats))))
         stretch = Stretch(tuple(index.tolist()), places, int(stats.n.max()), rows, check)
         if stretch.seen + rows > stats.head_rows:
@@ -171,8 +173,7 @@ class Leader(Sampler):
         work = partial(evaluate, self, stretch, self.processes, Watch(self.processes, bar))
         heads, sums = self.request("extend", work, stretch=stretch)
         bar.update((rows - len(stretch.share(0, self.processes.count))) * len(index))
-        known = None if self.control is None else self.group_known(self.control.known(index), index)
-        return appended(stats, stretch, heads, sums, known)
+        return appended(stats, stretch, heads, sums, extension.known)
 
     def release(self, result: Interactions) -> Interactions:
         """Send the result to all processes, which ends their loops."""
