@@ -42,13 +42,6 @@ class RareFlips:
     jump: Tensor  # (B, m) a; 0 where there are fewer neurons
     complete: Tensor  # (B,) bool
 
-    @staticmethod
-    def none(gradient: Tensor) -> RareFlips:
-        """No neuron, for examples with gradients (B, k)."""
-        nothing = gradient.new_zeros(len(gradient), 0, dtype=torch.float64)
-        complete = torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
-        return RareFlips(gradient.new_zeros(len(gradient), 0, gradient.shape[1]), nothing, nothing, complete)
-
     def map(self, linear: Callable[[Tensor], Tensor]) -> RareFlips:
         """In other coordinates."""
         return RareFlips(linear(self.direction), self.margin, self.jump, self.complete)

@@ -60,7 +60,7 @@ class ControlErrors:
             return None
         usual = stats.head.energy.double().sum(1) / stats.n_head.clamp_min(1) * self._whitening
         if self.white is not None:  # the mean of z g̃ᵀ bounds the size of g̃
-            usual = torch.maximum(usual, _squared_norm_of(stats.known))
+            usual = torch.maximum(usual, squared_norm_of(stats.known))
         least = NOTHING * usual * (1.0 if self.white is not None else self.lengths.sum(-1) / stats.rank)
         seen = (stats.head.odd.double().square().sum(-1) > least[:, None]).sum(1)
         doubt = torch.where(stats.known.is_zero, 0.0, (1 - seen / SEEN).clamp_min(0))
@@ -120,6 +120,6 @@ class ControlErrors:
         return self.drift(total, total)
 
 
-def _squared_norm_of(known: Known) -> Tensor:
+def squared_norm_of(known: Known) -> Tensor:
     """‖K‖²_F, (B,)."""
     return pair_norm(*known.pairs()) if known.is_thin else known.core.double().square().sum((-1, -2))

@@ -19,8 +19,9 @@ from smoothhess.estimate.statistics import Statistics
 
 HEAVY = 0.7  # tail index above which standard errors are unreliable
 FEW = 5  # effective rows below which the estimate rests on single draws
-FEW_SHARE = 0.1  # share of effective rows below which tails are heavy
-ENOUGH = 100  # effective rows above which tails are not heavy
+HEALTHY_SHARE = 0.25  # share of effective rows above which the rows are alike enough
+SMALL_SHARE, SMALL_NUMBER = 0.1, 20  # tails are heavy below this share of effective rows, if there are fewer than that
+TINY_SHARE, ENOUGH = 0.02, 100  # the same for an even smaller share
 HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
 LEAST_ROWS = 20  # rows below which nothing is said about tails
 LEAST_TAIL = 5  # rows in the tail that a fit needs
@@ -61,9 +62,10 @@ def without_computed_flips(white: Statistics) -> Statistics:
 
 
 def bounded_df(stats: Statistics, df: Tensor) -> Tensor:
-    """Degrees of freedom (B,), at most n_eff − 1, but at least 1 where they were."""
+    """Degrees of freedom (B,), at most n_eff − 1 where that is a small share of the rows, but at least 1."""
     number = effective_rows(stats)
-    return torch.where(number > 0, torch.minimum(df, (number - 1).clamp_min(1)), df)
+    few = (number > 0) & (number < HEALTHY_SHARE * stats.n)
+    return torch.where(few, torch.minimum(df, (number - 1).clamp_min(1)), df)
 
 
 def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
@@ -74,8 +76,9 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
         known = None if stats.rank > SMALL or stats.design != "orthogonal" else known
     number, index = effective_rows(stats), row_tail_index(stats)
     share = number / stats.n.clamp_min(1)
-    few = (share < FEW_SHARE) | (number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))
-    found = few & (number > 0) & (number < ENOUGH) & (stats.n_head >= LEAST_ROWS)
+    few = ((share < SMALL_SHARE) & (number < SMALL_NUMBER)) | ((share < TINY_SHARE) & (number < ENOUGH))
+    few = few | ((share < HEALTHY_SHARE) & ((number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))))
+    found = few & (number > 0) & (stats.n_head >= LEAST_ROWS)
     return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart
 
 

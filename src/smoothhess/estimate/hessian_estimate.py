@@ -136,7 +136,7 @@ class HessianEstimate:
             if not bool(few.any()):
                 return error
             # a few draws do not show which part of an estimate is noise
-            return torch.where(few, error.maximum(_unbiased_error(self.noise).clamp_max(1)), error)
+            return torch.where(few, error.maximum(_unbiased_error(self.noise)), error)
         return _unbiased_error(self.noise)
 
     @cached_property

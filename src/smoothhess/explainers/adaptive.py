@@ -418,13 +418,14 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
     scrambled = estimate.statistics.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
-    enough = (rows >= LEAST_ROWS) & (noise.df >= least) & (effective_rows(estimate.statistics) >= LEAST_EFFECTIVE)
+    effective = effective_rows(estimate.statistics)
+    enough = (rows >= LEAST_ROWS) & (noise.df >= least) & ((effective >= LEAST_EFFECTIVE) | (effective == 0))
     if not only_units:  # with few degrees of freedom a smaller error is required
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()
     # few rows may miss a kink, or everything that the control variate does not model
     exact = (error <= EXACT) & (((error > 0) & ~controlled) | (rows >= LEAST_ROWS))
     met = (error <= budget.tol) & (enough | exact)
-    zero = noise.unmoved & (rows >= UNMOVED_ROWS)  # with an error that is known from the margins of the units
+    zero = noise.unmoved & ~controlled & (rows >= UNMOVED_ROWS)  # with an error that the margins of the units give
     if bool((enough & unclear).any()):
         zero = zero | (enough & unclear & _looks_zero(noise))
     if bool((met & (error == 0)).any()):

@@ -21,7 +21,6 @@ from smoothhess.explainers.sampler import Sampler
 
 REACHES = (10.0, 3.0, 30.0, 100.0)  # x ± reach · δ are the inputs at which kinks are compared with the frozen ones
 CROSSED, STEP = 8, 0.5  # neurons that are pushed beyond their kinks, and the distance beyond it in units of τ
-MOST_WITHOUT_FLIPS = 1 + 4 * len(REACHES)  # passes of a check that did not need the neurons that few draws flip
 AFFINE = 1e-3  # deviation of a pre-activation from the frozen one, relative to its change, that counts as none
 
 
@@ -46,7 +45,7 @@ def check_independence(sampler: Sampler, network: FrozenNetwork) -> Checked:
 
     passes = torch.ones_like(owner, dtype=torch.float64)
     try:
-        with intercepted(lambda: forward(inputs), warn=False):
+        with intercepted(lambda: forward(inputs)):
             seen = operations(forward, inputs, oracle.forward_func)
             if set(seen.unknown) - KINKED or seen.kinked != knotted or network.unmodelled:
                 return Checked(no, None, passes)

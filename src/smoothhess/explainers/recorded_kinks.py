@@ -12,16 +12,16 @@ import torch
 
 from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.frozen_network import NoKinksError
-from smoothhess.curvature.rare_flips import RareFlips, find_rare_flips, price
 from smoothhess.explainers.choose_control import Choice, frozen_model
-from smoothhess.explainers.independent_kinks import MOST_WITHOUT_FLIPS, check_independence
+from smoothhess.explainers.independent_kinks import check_independence
 from smoothhess.explainers.sampler import Sampler
 
 
 def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
     """The sampler with the neurons of which a block of rows is expected to show too little; it counts their passes.
 
-    Flips that a control variate subtracts are left out; models that cannot be frozen have none.
+    They are used where all kinks are independent, so that margins and jumps are exact. Flips that a control variate
+    subtracts are left out; models that cannot be frozen have none.
     """
     if sampler.oracle.precision != "float32" or not choice.can_be_frozen:
         return sampler
@@ -37,12 +37,10 @@ def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
         if checked is None:
             checked = check_independence(sampler, kinks.network)
             passes = passes + checked.passes
-        found = RareFlips.none(sampler.unperturbed.whitened)
-        if not bool(subtracted.all()):
-            found = checked.flips or find_rare_flips(kinks.network, sampler.gaussian)
-            found = found.scaled((~subtracted).double())
-            passes = passes + price(sampler.rank) * (~subtracted & (checked.passes <= MOST_WITHOUT_FLIPS))
     except (NoKinksError, OtherPathError):
         return replace(sampler, extra_passes=passes)
-    found = replace(found, complete=checked.independent & (subtracted | found.complete))
-    return replace(sampler, rare=found, extra_passes=passes)
+    if checked.flips is None or not bool(checked.independent.any()):
+        return replace(sampler, extra_passes=passes)
+    left = checked.independent & ~subtracted  # flips that are in the rows
+    complete = checked.independent & (subtracted | checked.flips.complete)
+    return replace(sampler, rare=replace(checked.flips.scaled(left), complete=complete), extra_passes=passes)
