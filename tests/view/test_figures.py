@@ -167,7 +167,7 @@ def test_pairs_as_effect_are_in_units_of_the_output(table):
     scales = table.gaussian.scales(6)
     size = [float(scales[p.i] * scales[p.j]) for p in found]
     expected = [[[p.low * s, y], [p.high * s, y]] for y, (p, s) in enumerate(zip(found, size, strict=True))]
-    np.testing.assert_allclose(segments_of(ax)[0], expected, rtol=1e-9)
+    np.testing.assert_allclose(segments_of(ax)[0], expected, rtol=1e-9, atol=1e-12)
     assert "units of the output" in ax.get_xlabel()
 
 

@@ -26,6 +26,9 @@ from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.statistics import Statistics
 
 
+MOST_OVERCOUNTED = 3.0  # largest part of V that is subtracted for a neuron that flipped more often than expected
+
+
 class RareFlipVariance:
     """Variances of the quantities of B examples, in the coordinates of `stats`; zero if no neuron is known.
 
@@ -112,7 +115,7 @@ class RareFlipVariance:
             weight = torch.where(length2 > 0, self.stats.rank / length2.clamp_min(1e-300), 0.0)
         found = size(self.white.rare.beyond(z, self._mirrored)) * weight[..., None]
         lacking = 1 - found.sum(1) / rows[:, None] / (per_row * self._chance * usual).clamp_min(1e-300)
-        return torch.where(expected > 0, lacking.clamp_min(-1), 0.0)
+        return torch.where(expected > 0, lacking.clamp_min(-MOST_OVERCOUNTED), 0.0)
 
     @cached_property
     def _along(self) -> Tensor:
