@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import math
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +22,12 @@ from torch import Tensor
 
 import smoothhess as sh
 
+Model = Callable[..., Any]
 D, SIGMA = 16, 0.1
 MARGINS, CALLS = (1.0, 2.0, 2.5, 3.0, 3.5, 4.0), (32, 128, 512)
 
 
-def functions(margin: float) -> tuple[dict[str, tuple[object, str | None]], Tensor]:
+def functions(margin: float) -> tuple[dict[str, tuple[Model, str | None]], Tensor]:
     """The same function in three forms with the control to use, and its smoothed Hessian at 0."""
     rng = torch.Generator().manual_seed(0)
     a = torch.nn.functional.normalize(torch.randn(D, generator=rng, dtype=torch.float64), dim=0)
@@ -49,7 +52,7 @@ def functions(margin: float) -> tuple[dict[str, tuple[object, str | None]], Tens
     return forms, density * torch.outer(a, a) + q
 
 
-def explained(model: object, control: str | None, calls: int, seeds: int) -> tuple[sh.Interactions, Tensor]:
+def explained(model: Model, control: str | None, calls: int, seeds: int) -> tuple[sh.Interactions, Tensor]:
     """The results of all seeds, and which of them warn or report an unknown error, (seeds,)."""
     x, parts, loud = torch.zeros(1, D, dtype=torch.float64), [], []
     for seed in range(seeds):
@@ -61,7 +64,7 @@ def explained(model: object, control: str | None, calls: int, seeds: int) -> tup
     return sh.Interactions.cat(parts), torch.tensor(loud)
 
 
-def row(model: object, control: str | None, calls: int, truth: Tensor, seeds: int) -> str:
+def row(model: Model, control: str | None, calls: int, truth: Tensor, seeds: int) -> str:
     """Coverage, share of warnings and width of one case."""
     result, loud = explained(model, control, calls, seeds)
     i, j = torch.triu_indices(D, D, 1)

@@ -113,7 +113,9 @@ def test_coverage_inside_and_beyond_one_block(blocks, d, kind):
     result = repeated(net, x, gaussian, int(2 * d * blocks), "orthogonal", seeds=COVERED if d == 12 else 60)
     # An ill-conditioned Σ in few dimensions makes the bars rather too wide.
     for share in coverage(result, truth):
-        assert 0.92 <= share <= (0.985 if kind == "isotropic" and blocks > 0.25 else 1.0)
+        # Below one block, neurons that no row has flipped are counted with their own variance.
+        most = 1.0 if kind != "isotropic" or blocks <= 0.25 else 0.99 if blocks < 1 else 0.985
+        assert 0.92 <= share <= most
     if kind == "isotropic":
         error = torch.linalg.matrix_norm(result.hessian - truth)
         assert 0.85 <= float((result.noise.of_frobenius.sqrt() / error).median()) <= 1.15

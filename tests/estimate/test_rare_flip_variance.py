@@ -69,6 +69,7 @@ def test_widths_are_those_of_the_known_variance():
     density = math.exp(-(margin**2) / 2) / math.sqrt(2 * math.pi)
     along = margin * density / p
     share = (1 - 2 * density**2 / p) * 2 * p * SIGMA**2 / 4 / (4 * n) / (1 + along / D)  # a = |j| = σ
+    share *= 1 - 2 * p * n / 8  # less is added, the more flips are expected
     w, one = A / SIGMA, torch.eye(D, dtype=F64) / SIGMA**2
     left = one.diagonal()[:, None] * w.square() + one.diagonal() * w.square()[:, None]
     expected = share * (left + 2 * one * torch.outer(w, w) + 4 * along * torch.outer(w, w).square())

@@ -64,7 +64,7 @@ def without_computed_flips(white: Statistics) -> Statistics:
 def bounded_df(stats: Statistics, df: Tensor) -> Tensor:
     """Degrees of freedom (B,), at most n_eff − 1 where that is a small share of the rows, but at least 1."""
     number = effective_rows(stats)
-    few = (number > 0) & (number < HEALTHY_SHARE * stats.n)
+    few = (number > 0) & (number < HEALTHY_SHARE * stats.n) & (stats.n_head >= LEAST_ROWS)
     return torch.where(few, torch.minimum(df, (number - 1).clamp_min(1)), df)
 
 

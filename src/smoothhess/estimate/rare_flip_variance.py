@@ -20,11 +20,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.rare_flips import chance, unseen_share
+from smoothhess.curvature.rare_flips import RARE, chance, unseen_share
 from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.statistics import Statistics
-
 
 MOST_OVERCOUNTED = 3.0  # largest part of V that is subtracted for a neuron that flipped more often than expected
 
@@ -115,7 +114,8 @@ class RareFlipVariance:
             weight = torch.where(length2 > 0, self.stats.rank / length2.clamp_min(1e-300), 0.0)
         found = size(self.white.rare.beyond(z, self._mirrored)) * weight[..., None]
         lacking = 1 - found.sum(1) / rows[:, None] / (per_row * self._chance * usual).clamp_min(1e-300)
-        return torch.where(expected > 0, lacking.clamp_min(-MOST_OVERCOUNTED), 0.0)
+        often = (lacking == 1).double()  # neurons that flip often count only if no row flips them
+        return expected * torch.where(self._chance < RARE, lacking.clamp_min(-MOST_OVERCOUNTED), often)
 
     @cached_property
     def _along(self) -> Tensor:
