@@ -5,6 +5,8 @@ script compares exact steps inside a ball, from SmoothHess and SmoothGrad, with 
 On this network the Hessian does not make the attack stronger.
 """
 
+import warnings
+
 import torch
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
@@ -33,6 +35,8 @@ def probability(x):
     return model(x).softmax(-1)
 
 
+# Probabilities of confident predictions rest on a few draws; an attack needs a direction, and tests it itself.
+warnings.filterwarnings("ignore", "a few draws carry the estimate")
 result = sh.SmoothHess(probability).attribute(x, target=labels, sigma=0.1, n_calls=512)
 comparison = sh.evaluate.post_hoc(
     model,

@@ -75,9 +75,10 @@ def test_the_cases_are_what_they_say(folder):
 
 
 def test_each_rank_makes_half_of_the_calls(folder):
-    for rank in (0, 1):
-        rows = json.loads((folder / f"about {rank}.json").read_text())["rows"]
-        assert rows == len(X) * (200 + 2)  # and the input itself, alone and in company
+    rows = [json.loads((folder / f"about {rank}.json").read_text())["rows"] for rank in (0, 1)]
+    calls = len(X) * (200 + 2)  # and the input itself, alone and in company
+    assert rows[1] == calls
+    assert calls <= rows[0] <= calls + len(X) * 12  # which also checks whether kinks are independent
 
 
 def test_only_rank_0_warns(folder):
