@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test fuzz fuzz-quick chaos test-slow paper-test paper-quick portable-test distributed-test browser-test coverage docs lint types unit wheel format clean
 
 demo: $(VENV)/demo.stamp
-	$(BIN)/smoothhess demo
+	$(BIN)/smoothhess demo --out build/demo
 
 test: lint types unit
 

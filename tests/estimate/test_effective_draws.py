@@ -33,6 +33,7 @@ def test_tail_index_of_few_rows_is_unknown():
 def test_effective_number():
     parts = torch.tensor([[2.0, 2.0, 2.0, 2.0], [1e-200, 0, 0, 0], [0, 0, 0, 0]], dtype=F64)
     assert effective_number(parts).tolist() == [4, 1, 0]
+    assert effective_number(parts[:, :0]).tolist() == [0, 0, 0]
 
 
 def confident(d=12, classes=3):

@@ -39,6 +39,8 @@ def effective_number(parts: Tensor) -> Tensor:
     >>> effective_number(torch.tensor([[1.0, 1.0, 1.0, 0.0], [9.0, 0.0, 0.0, 0.0]]))
     tensor([3., 1.])
     """
+    if not parts.shape[1]:
+        return parts.sum(1)
     scaled = parts / parts.amax(1, keepdim=True).clamp_min(1e-300)  # squares could underflow
     return scaled.sum(1).square() / scaled.square().sum(1).clamp_min(1e-300)
 

@@ -227,6 +227,8 @@ def _check_parts(parts: Parts) -> None:
     if len({tensors[name].dtype for name in _ALIKE if name in tensors}) > 1:
         raise ValueError(f"expected one dtype in {', '.join(_ALIKE)}")
     rows, n = tensors.get("statistics.head.odd"), tensors.get("statistics.n")
+    if n is not None and bool((n < 1).any()):
+        raise ValueError(f"expected positive numbers of rows in 'statistics.n', got {int(n.min())}")
     if rows is not None and n is not None and "statistics.total" not in tensors and int(n.max()) > rows.shape[1]:
         raise ValueError(f"'statistics.total' of {int(n.max())} rows is missing: the head has {rows.shape[1]}")
     if about["groups"] is not None and "statistics.skew" in tensors and "statistics.gram" not in tensors:
