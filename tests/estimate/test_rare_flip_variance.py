@@ -105,3 +105,14 @@ def test_it_is_kept_by_files_slices_and_further_calls(tmp_path):
         torch.testing.assert_close(other.stderr(), result.stderr())
     merged = result[0].merge(result[1].to("cpu")) if result[0].seed != result[1].seed else result
     assert bool(merged.statistics.rare.complete.all())
+
+
+def test_merged_with_a_run_that_subtracts_the_flips():
+    """The flips of the run without control variate stay in the error."""
+    x = torch.zeros(1, D, dtype=F64)
+    plain = SmoothHess(model(3.0)).attribute(x, sigma=SIGMA, n_calls=2 * D, control=None, seed=0).unshrunk()
+    exact = SmoothHess(model(3.0)).attribute(x, sigma=SIGMA, n_calls=2 * D, control="kink", seed=1).unshrunk()
+    assert float(exact.stderr().max()) < 1e-9
+    for merged in (plain.merge(exact), exact.merge(plain)):
+        torch.testing.assert_close(merged.stderr(), plain.stderr() / 2, rtol=0.05, atol=1e-12)
+        assert bool(merged.statistics.rare.complete.all())

@@ -98,6 +98,19 @@ class RareFlips:
         filled = [like._nothing(n) if p is None else p for p, n in zip(parts, sizes, strict=True)]
         return RareFlips(*(torch.cat(some) for some in zip(*(p._padded(most)._all for p in filled), strict=True)))
 
+    @staticmethod
+    def merged(a: RareFlips | None, n_a: Tensor, b: RareFlips | None, n_b: Tensor) -> RareFlips | None:
+        """Of the mean over n_a rows of one run and n_b rows of another, which may subtract other flips, (B,) each."""
+        like = b if a is None else a
+        if like is None:
+            return None
+        square = torch.zeros_like(like.jump)
+        for part, n in ((a, n_a), (b, n_b)):
+            if part is not None:
+                square = square + part.jump.square() * (n / (n_a + n_b).clamp_min(1))[:, None]
+        complete = torch.zeros_like(like.complete) if a is None or b is None else a.complete & b.complete
+        return RareFlips(like.direction, like.margin, square.sqrt(), complete)
+
     def _nothing(self, count: int) -> RareFlips:
         return RareFlips(*(t.new_zeros(count, *t.shape[1:]) for t in self._all))
 

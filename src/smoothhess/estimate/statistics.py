@@ -461,7 +461,7 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
         stein=a.stein + b.stein,
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
         known=mean(a.known, a.n, b.known, b.n),
-        rare=b.rare if a.rare is None else a.rare,
+        rare=RareFlips.merged(a.rare, a.n, b.rare, b.n),
         **_mean_drift(a, b),
     )
 
