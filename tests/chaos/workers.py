@@ -65,18 +65,8 @@ def explain(home, out, step: int | None, n_bytes: int | None, started, told) -> 
     model_hash.sys = SimpleNamespace(modules=OwnModules())  # without the files of installed packages
     output_files.draw = lambda question, result, place: (place / f"{question.example.name}-pairs.png").write_text("png")
     output_files.write_page = lambda question, result, model, path, remarks: path.write_text("a page")
-    left = [step]
-
-    def counted(function):
-        def call(*args, **kwargs):
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-            return function(*args, **kwargs)
-
-        return call
-
     if step is not None:
+        counted = job.killed_before(step)
         for name in ("replace", "unlink", "mkdir", "rename", "rmdir"):
             setattr(os, name, counted(getattr(os, name)))
     if n_bytes is not None:

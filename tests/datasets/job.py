@@ -38,9 +38,8 @@ def run_and_tell(folder, started, ended) -> None:
     ended.set()
 
 
-def run_until(folder, step: int, ended) -> None:
-    """The job of six records, killed −9 right before the given change of the file system, if there are so many."""
-    torch.set_num_threads(1)
+def killed_before(step: int):
+    """A decorator that kills this process −9 right before call number `step` of all decorated functions together."""
     left = [step]
 
     def counted(function):
@@ -52,6 +51,13 @@ def run_until(folder, step: int, ended) -> None:
 
         return call
 
+    return counted
+
+
+def run_until(folder, step: int, ended) -> None:
+    """The job of six records, killed −9 right before the given change of the file system, if there are so many."""
+    torch.set_num_threads(1)
+    counted = killed_before(step)
     for name in ("replace", "fsync", "unlink", "link", "mkdir"):
         setattr(os, name, counted(getattr(os, name)))
     writer.save_file = counted(writer.save_file)

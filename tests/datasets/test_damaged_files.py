@@ -19,16 +19,6 @@ from tests.datasets.test_explain_dataset import same_summary
 DATA = Path(__file__).parents[1] / "data"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return job.run(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def copy(made, tmp_path):
-    return Path(shutil.copytree(made.path, tmp_path / "copy"))
-
-
 def mutate(rng, source, path):
     """Change a file in one place; half of the files lose their checksums, as if written before there were any."""
     content = source.read_bytes()

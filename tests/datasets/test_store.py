@@ -24,16 +24,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "datasets.md"
 CHEAP = {"sigma": 0.5, "n_calls": 8, "control": None, "target": 0}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return job.run(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def copy(made, tmp_path):
-    return Path(shutil.copytree(made.path, tmp_path / "copy"))
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
