@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from smoothhess import SmoothHess
-from smoothhess.estimate.effective_draws import effective_number, heavy_tails, tail_index
+from smoothhess.estimate.effective_draws import heavy_tails, tail_index
 from smoothhess.explainers.adaptive import LEAST_EFFECTIVE
 from smoothhess.explainers.result_warnings import FewEventsWarning
+from smoothhess.linalg.effective_number import effective_number
 
 F64 = torch.float64
 

@@ -139,13 +139,12 @@ class Subtraction:
     value: Tensor | None  # (f,) v₁
 
     def left_over(self, gaussian: Gaussian, points: Tensor, z: Tensor, rows: Sampled, mirrored: bool) -> Sampled:
-        """The residual of the rows that is sampled; `points` (b, r, *shape) are the points at +z."""
+        """The residual of the rows, without `expectation`; `points` (b, r, *shape) are the points at +z."""
         odd, even, value, weight = rows
         turned = self.hessian.product(z)
         linear = self.linear[:, None].to(odd)
         odd = odd - linear[..., None] * turned
-        trace = self.hessian.diagonal().double().sum(-1, keepdim=True)
-        value = value - linear / 2 * (weight * (z * turned).sum(-1) - trace.to(odd))
+        value = value - linear / 2 * weight * (z * turned).sum(-1)
         if self.network is None:
             return Sampled(odd, even, value, weight)
         flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
@@ -156,9 +155,18 @@ class Subtraction:
         if self.gradient is None or self.value is None:
             return Sampled(odd, even, value, weight)
         own, even, value = weight if len(weight) == 1 else weight[flipping], even.clone(), value.clone()
-        even[flipping] += beta * (self.gradient[:, None].to(even) - own[..., None] * around)
-        value[flipping] += (self.flip[:, None] * (self.value[:, None] - own * found.value)).to(value)
+        even[flipping] -= beta * own[..., None] * around
+        value[flipping] -= (self.flip[:, None] * own * found.value).to(value)
         return Sampled(odd, even, value, weight)
+
+    def expectation(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added back to the even part of each row, (b, k), and to its value, (b,)."""
+        even = like.new_zeros(len(self.linear), like.shape[-1])
+        value = self.linear / 2 * self.hessian.diagonal().double().sum(-1)
+        if self.gradient is not None and self.value is not None:
+            even[self.flipping] = (self.flip[:, None] * self.gradient).to(like)
+            value = value.index_add(0, self.flipping, self.flip * self.value)
+        return even, value.to(like)
 
 
 class Sampled(NamedTuple):
@@ -168,6 +176,15 @@ class Sampled(NamedTuple):
     even: Tensor  # (b, r, k) times the weight
     value: Tensor  # (b, r) even part of f(x + δ) − f(x), times the weight
     weight: Tensor  # (1 or b, r)
+
+    def only(self, rows: Tensor) -> Sampled:
+        """With zeros instead of other rows than those in the mask, (b, r)."""
+        keep = rows[..., None].to(self.odd)
+        return Sampled(self.odd * keep, self.even * keep, self.value * keep[..., 0], self.weight)
+
+    def plus(self, even: Tensor, value: Tensor) -> Sampled:
+        """With constants (b, k) and (b,) added to each row."""
+        return Sampled(self.odd, self.even + even[:, None], self.value + value[:, None], self.weight)
 
 
 def thin_rank(calls: float) -> int:
@@ -219,6 +236,14 @@ class Pilot:
         varied, moved = odd.square().sum(1), flips.square().sum(1)
         shared = (odd * flips).sum(1).square() / moved.clamp_min(torch.finfo(torch.float64).tiny)
         return torch.where(varied > 0, 1 - shared / varied, 0.0)
+
+    def left_over(self, control: Control | None) -> Tensor:
+        """Odd parts of what is sampled at these draws, (B, P, k)."""
+        if control is None:
+            return self.odd
+        linear = (control.linear - control.flip)[:, None, None].to(self.odd)
+        turned = control.expected.hessian.product(self.z)
+        return self.odd - linear * turned - control.flip[:, None, None].to(self.odd) * self.flips
 
     def fit(self, expected: Expectation, chosen: Tensor, always: bool) -> Tensor:
         """Weights (b, 2) of the `chosen` examples, whose W₁ is given; `always`: use β even if it does not pay off."""

@@ -24,6 +24,7 @@ PROBES = 32  # random directions that estimate τ of all neurons, in more than t
 SLACK = 1.3  # factor on an estimated τ, so that no neuron is overlooked
 OFTEN_FLIPPED = 1e-3  # least share of the variance by which neurons are ranked
 RARE = 0.05  # chance of a flip in a draw below which rows with flips are told apart from others
+WIDEST = 2.0  # draws across the direction of a neuron that are taken into account, in units of τ
 FARTHEST = 1e3  # margins beyond this many τ are set to it
 LEFT_OUT = 0.1  # variance of the neurons that are not kept, relative to the others, that counts as none
 SEEN = 8  # expected flips in the rows above which their scatter contains the neuron's variance
@@ -53,6 +54,16 @@ class RareFlips:
     def scaled(self, factor: Tensor) -> RareFlips:
         """With jumps times `factor`, (B,)."""
         return RareFlips(self.direction, self.margin, self.jump * factor[:, None].to(self.jump), self.complete)
+
+    def without(self, direction: Tensor, margin: Tensor) -> RareFlips:
+        """Without neurons that only flip in the regions |ê·z| > t, up to a negligible probability.
+
+        ê (B, s, k) are given in whitened coordinates, t (B, s) float64.
+        """
+        cosine = (self.direction.to(direction) @ direction.mT).abs().double().clamp_max(1)  # (B, m, s)
+        nearest = self.margin[..., None] * cosine - WIDEST * (1 - cosine.square()).sqrt()
+        inside = (nearest >= margin[:, None]).any(2)
+        return RareFlips(self.direction, self.margin, self.jump.masked_fill(inside, 0.0), self.complete)
 
     def beyond(self, z: Tensor, mirrored: bool) -> Tensor:
         """Distance of rows z (1 or B, P, k), or ±z, beyond the kink of each neuron in units of τ, (B, P, m).

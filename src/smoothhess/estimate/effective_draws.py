@@ -16,6 +16,7 @@ from torch import Tensor
 
 from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.statistics import Statistics
+from smoothhess.linalg.effective_number import effective_number
 
 HEAVY = 0.7  # tail index above which standard errors are unreliable
 FEW = 5  # effective rows below which the estimate rests on single draws
@@ -23,6 +24,7 @@ HEALTHY_SHARE = 0.25  # share of effective rows above which the rows are alike e
 SMALL_SHARE, SMALL_NUMBER = 0.1, 20  # tails are heavy below this share of effective rows, if there are fewer than that
 TINY_SHARE, ENOUGH = 0.02, 100  # the same for an even smaller share
 HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
+ENOUGH_COUPLES = 30  # effective draws from tail strata above which their tails are not heavy
 LEAST_ROWS = 20  # rows below which nothing is said about tails
 LEAST_TAIL = 5  # rows in the tail that a fit needs
 PRIOR_ROWS, PRIOR_INDEX = 10, 0.5  # weight and value of the prior of the tail index
@@ -33,31 +35,28 @@ def contributions(stats: Statistics) -> Tensor:
     return stats.head.energy.double()
 
 
-def effective_number(parts: Tensor) -> Tensor:
-    """(Σe)²/Σe² over dimension 1, (B, …); 0 where all are zero.
-
-    >>> effective_number(torch.tensor([[1.0, 1.0, 1.0, 0.0], [9.0, 0.0, 0.0, 0.0]]))
-    tensor([3., 1.])
-    """
-    if not parts.shape[1]:
-        return parts.sum(1)
-    scaled = parts / parts.amax(1, keepdim=True).clamp_min(1e-300)  # squares could underflow
-    return scaled.sum(1).square() / scaled.square().sum(1).clamp_min(1e-300)
-
-
 def effective_rows(stats: Statistics) -> Tensor:
     """n_eff of all rows, (B,): that of the head in proportion to the number of rows."""
     return effective_number(contributions(stats)) * stats.n / stats.n_head.clamp_min(1)
 
 
 def without_computed_flips(white: Statistics) -> Statistics:
-    """Whitened statistics without the energy of flips whose error is known: computed (`rare_flips`), or subtracted."""
-    if white.rare is None or not bool(white.rare.complete.any()):
+    """Whitened statistics without the energy of events whose error is known.
+
+    These are flips that were computed (`rare_flips`) or subtracted, and rows in tail strata, which were sampled apart.
+    """
+    known = white.rare is not None and bool(white.rare.complete.any())
+    if not known and white.tails is None:
         return white
-    complete, head = white.rare.complete[:, None], white.head
-    residual = head.along.square() + head.across
-    energy = torch.where(complete & ~white.is_uncontrolled[:, None], residual, head.energy)
-    flipped = white.rare.flipped(white.draws(), find_design(white.design).mirrored) & complete
+    head, energy = white.head, white.head.energy
+    flipped = torch.zeros_like(energy, dtype=torch.bool)
+    if white.rare is not None and known:
+        complete = white.rare.complete[:, None]
+        residual = head.along.square() + head.across
+        energy = torch.where(complete & ~white.is_uncontrolled[:, None], residual, energy)
+        flipped = white.rare.flipped(white.draws(), find_design(white.design).mirrored) & complete
+    if white.tails is not None:
+        flipped = flipped | white.tails.strata.contain(white.draws())
     usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & (energy > 0)).sum(1).clamp_min(1)
     energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
     return replace(white, head=replace(head, energy=energy))
@@ -81,7 +80,18 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     few = ((share < SMALL_SHARE) & (number < SMALL_NUMBER)) | ((share < TINY_SHARE) & (number < ENOUGH))
     few = few | ((share < HEALTHY_SHARE) & ((number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))))
     found = few & (number > 0) & (stats.n_head >= LEAST_ROWS)
+    if stats.tails is not None:
+        number = stats.tails.effective
+        found = found | ((number < ENOUGH_COUPLES) & (number < HEALTHY_SHARE * stats.tails.n))
     return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart
+
+
+def carrying_rows(stats: Statistics, grouped: bool) -> Tensor:
+    """n_eff of the rows, or of the draws from tail strata if these are fewer, (B,); zero if no gradient changes."""
+    if stats.tails is None:
+        return effective_rows(stats)
+    rows = effective_rows(stats if grouped else without_computed_flips(stats))
+    return torch.where(rows > 0, torch.minimum(rows, stats.tails.effective), rows)
 
 
 def row_tail_index(stats: Statistics) -> Tensor:

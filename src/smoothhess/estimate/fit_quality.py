@@ -20,9 +20,8 @@ ZERO_TEST_ROWS = 512  # rows whose inner products are used in the test of H = 0
 def variation(noise: Noise) -> Tensor:
     """Variation of the gradient, E‖g − G‖², (B,)."""
     features = noise.features
-    mean_even = features.even_sum / features.n.clamp_min(1)[:, None]
     energy = features.head.energy.double().sum(1) / features.n_head.clamp_min(1)
-    return energy - mean_even.square().sum(-1)
+    return energy - features.even_mean.square().sum(-1)
 
 
 def explained(noise: Noise) -> Tensor:

@@ -58,6 +58,9 @@ class Halves:
         found = ((rows @ odd.mT * weight) @ score + (rows @ score.mT * weight) @ odd) / 2
         if self.stats.known is not None:
             found = found + self.stats.known.product(rows)
+        if self.stats.tails is not None:
+            score, odd = self.stats.tails.first_half_change(self.share)
+            found = found + ((rows @ odd.mT) @ score + (rows @ score.mT) @ odd) / 2
         if self.estimate.needs_correction:
             found = found + self._constant[:, None, None].to(rows) * self.estimate.identity.product(rows)
         return found
@@ -67,6 +70,9 @@ class Halves:
         found = symmetric((score * self._weight[..., None]).mT @ odd)
         if self.stats.known is not None:
             found = found + self.stats.known.dense().double()
+        if self.stats.tails is not None:
+            score, odd = self.stats.tails.first_half_change(self.share)
+            found = found + symmetric(score.double().mT @ odd.double())
         if self.estimate.needs_correction:
             found = found + self._constant[:, None, None] * self.estimate.identity.dense()
         return found

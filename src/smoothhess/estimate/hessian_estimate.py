@@ -83,13 +83,13 @@ class HessianEstimate:
     def value(self) -> Tensor:
         """Estimate of h(x) = E f(x + δ), (B,)."""
         stats = self.statistics
-        return stats.value + (stats.value_sum / stats.n).to(stats.gradient.dtype)
+        return stats.value + stats.value_mean.to(stats.gradient.dtype)
 
     @property
     def gradient(self) -> Tensor:
         """Estimate of ∇h(x), (B, d)."""
         stats = self.features
-        return stats.gradient + (stats.even_sum / stats.n[:, None]).to(stats.gradient.dtype)
+        return stats.gradient + stats.even_mean.to(stats.gradient.dtype)
 
     @property
     def hessian(self) -> Tensor:
@@ -131,7 +131,7 @@ class HessianEstimate:
             more = self.noise.missed.of_frobenius
             error2, true2 = self.denoised.error2 + more, self.denoised.true2
             error = _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
-            number = effective_draws.effective_rows(self.statistics)
+            number = effective_draws.effective_rows(effective_draws.without_computed_flips(self.statistics))
             few = (number < effective_draws.FEW) & (number > 0)
             if not bool(few.any()):
                 return error

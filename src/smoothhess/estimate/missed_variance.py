@@ -25,13 +25,15 @@ class MissedVariance:
 
     def __init__(self, control: ControlErrors, flips: RareFlipVariance, identity: Identity) -> None:
         self.control, self.flips, self.identity = control, flips, identity
-        self.features = control.features
+        self.features, self.tails = control.features, control.features.tails
 
     def of_form(
         self, gram: Gram, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]
     ) -> Tensor | float:
         """Of uᵀĤv; `left` and `right` map directions (B, m, d) to their products with u and v."""
         found = self.control.missed(gram.left, gram.right)
+        if self.tails is not None:
+            found = found + self.tails.of_form(left, right)
         if self.flips.is_zero:
             return found
         w = self.flips.directions
@@ -41,6 +43,8 @@ class MissedVariance:
     def of_frobenius(self) -> Tensor | float:
         """The sum over all entries, with the bias of a control variate, (B,)."""
         found = self.control.of_drift + self.control.of_unseen
+        if self.tails is not None:
+            found = found + self.tails.of_frobenius
         if self.flips.is_zero:
             return found
         w = self.flips.directions
@@ -50,6 +54,8 @@ class MissedVariance:
     def of_gradient(self) -> Tensor | float:
         """Of the smoothed gradient, (B, d)."""
         found = self.flips.of_gradient()
+        if self.tails is not None:
+            found = found + self.tails.of_gradient()
         if self.control.unseen is None:
             return found
         event = self.control.unseen / self.features.rank**2  # of average size, with probability 1/n
@@ -59,4 +65,6 @@ class MissedVariance:
         """Of the smoothed value, (B,)."""
         precision = VALUE_ROUNDING * torch.finfo(self.features.gradient.dtype).eps
         found = self.flips.of_value() + (precision * self.features.value.double()).square()
+        if self.tails is not None:
+            found = found + self.tails.of_value()
         return found if self.control.unseen is None else found + self.control.unseen / self.features.rank

@@ -27,10 +27,11 @@ from torch import Tensor
 from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.draws.designs import SMALL
 from smoothhess.estimate.stein_check import MOMENTS
+from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.linalg.gram import Grams
 from smoothhess.linalg.low_rank import Known, mean
 
-ESTIMATOR_VERSION = 4  # increased whenever the same draws give other numbers; versions are never merged
+ESTIMATOR_VERSION = 5  # increased whenever the same draws give other numbers; versions are never merged
 HEAD_LEAST = 1024  # rows of the head,
 HEAD_FACTOR = 4  # or this many times k, if that is more
 PROBES = 16  # random directions in which group sums keep the antisymmetric half of the Hessian
@@ -108,6 +109,7 @@ class Statistics:
     drift_norm2: Tensor | None = None  # (B,) ‖D‖²_F, whitened
     gram: Tensor | None = None  # (1 or B, K, K) group sums only: q_I·q_J of the groups' whitened directions
     rare: RareFlips | None = None  # neurons that few rows flip; None: not known
+    tails: TailRows | None = None  # draws from tail strata, where rows of the design count as zero; None: no strata
     values_belong: bool = True  # False for differences between scales, whose values are not those of the gradients
 
     @staticmethod
@@ -151,6 +153,18 @@ class Statistics:
     def n_head(self) -> Tensor:
         """Number of rows of each example in the head, (B,)."""
         return self.n.clamp_max(self.head_rows)
+
+    @property
+    def even_mean(self) -> Tensor:
+        """Mean of the even parts over all rows, with those of the tail strata, (B, k) float64."""
+        found = self.even_sum / self.n.clamp_min(1)[:, None]
+        return found if self.tails is None else found + self.tails.even_mean
+
+    @property
+    def value_mean(self) -> Tensor:
+        """The same of the values, (B,) float64."""
+        found = self.value_sum / self.n.clamp_min(1)
+        return found if self.tails is None else found + self.tails.value_mean
 
     def next_row(self, example: int) -> DrawRange:
         """The position at which the stream of an example continues: the first unused row of its last seed."""
@@ -229,6 +243,7 @@ class Statistics:
             known=None if self.known is None else self.known.map(linear),
             drift=None if self.drift is None else linear(self.drift),
             rare=None if self.rare is None else self.rare.map(linear),
+            tails=None if self.tails is None else self.tails.map(linear),
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
         )
@@ -254,6 +269,7 @@ class Statistics:
             drift=None if self.drift is None else self.drift[index],
             drift_norm2=None if self.drift_norm2 is None else self.drift_norm2[index],
             rare=None if self.rare is None else self.rare.select(index),
+            tails=None if self.tails is None else self.tails.select(index),
             skew=None if self.skew is None else self.skew[index],
             gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
         )
@@ -269,6 +285,7 @@ class Statistics:
         own = {name: getattr(self, name) for name in (*names, "gram") if getattr(self, name) is not None}
         own |= {} if self.known is None else self.known.tensors()
         own |= {} if self.rare is None or self.rare.is_empty else self.rare.tensors()
+        own |= {} if self.tails is None else self.tails.tensors()
         return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
     @staticmethod
@@ -284,11 +301,11 @@ class Statistics:
         own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
         factor = own.pop("known.factor", None)
         known = Known(own.pop("known"), factor) if "known" in own else None
-        rare = RareFlips.from_tensors(own)
+        rare, tails = RareFlips.from_tensors(own), TailRows.from_tensors(own)
         total = own.pop("total", None)
         if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
             own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
-        values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, **own}
+        values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, "tails": tails, **own}
         return Statistics(design=design, stream=stream, rank=rank, **values)
 
 
@@ -315,6 +332,7 @@ class Extension:
         self.stats = stats
         self.index = index  # (b,) indices of the examples in the run
         self.known = known  # what the control variate subtracts from each added row on average
+        self.tails: TailRows | None = None  # couples that go with the added rows
         n = int(stats.n.max())
         self._sums = _Sums(
             n, (stats.head,) if n else (), stats.total, stats.even_sum, stats.value_sum, stats.stein, stats.skew
@@ -339,6 +357,12 @@ class Extension:
             skew=skew if skew is None or chunk.skew is None else skew + chunk.skew,
         )
 
+    def add_tails(self, couples: TailRows, hessian: Tensor) -> None:
+        """Set the couples that go with the rows to add, and their mean `hessian` (b, k, k); before the first `add`."""
+        mean = Known(hessian.to(self.stats.gradient if self.known is None else self.known.core))
+        self.known = mean if self.known is None else self.known.plus(mean)
+        self.tails = couples
+
     def statistics(self) -> Statistics:
         """The statistics of all rows so far."""
         stats, sums = self.stats, self._sums
@@ -358,7 +382,16 @@ class Extension:
             stein=sums.stein,
             skew=sums.skew,
             known=mean(stats.known, stats.n, self.known, torch.full_like(stats.n, added)) if before else self.known,
+            tails=self.grown_tails(added),
         )
+
+    def grown_tails(self, added: int) -> TailRows | None:
+        """The couples of the statistics, with those that go with `added` rows."""
+        before, new = self.stats.tails, self.tails
+        if new is None or not added:
+            return before
+        before = TailRows.none(new.strata, self.stats.gradient) if before is None else before
+        return before.with_couples(self.stats.n, new, added)
 
 
 def unmoved(stats: Statistics) -> Tensor:
@@ -419,6 +452,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         drift=_cat_or_zero([p.drift for p in parts], [*map(len, parts)]),
         drift_norm2=_cat_or_zero([p.drift_norm2 for p in parts], [*map(len, parts)]),
         rare=RareFlips.cat([p.rare for p in parts], [*map(len, parts)]),
+        tails=TailRows.cat([p.tails for p in parts], [*map(len, parts)]),
         skew=_cat([p.skew for p in parts]),
         gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )
@@ -462,6 +496,7 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
         known=mean(a.known, a.n, b.known, b.n),
         rare=RareFlips.merged(a.rare, a.n, b.rare, b.n),
+        tails=TailRows.merged(a.tails, a.n, b.tails, b.n),
         **_mean_drift(a, b),
     )
 

@@ -146,3 +146,17 @@ def _density(t: Tensor, df: Tensor) -> Tensor:
     normaliser = torch.lgamma((finite + 1) / 2) - torch.lgamma(finite / 2) - torch.log(finite * math.pi) / 2
     normaliser = torch.where(finite > 1e6, -math.log(2 * math.pi) / 2, normaliser)  # large lgammas cancel
     return torch.exp(normaliser - (finite + 1) / 2 * torch.log1p(t * t / finite))
+
+
+def pooled_df(*parts: tuple[Tensor, Tensor]) -> Tensor:
+    """Degrees of freedom of a sum of independent variances, from pairs of a variance and its own, (B,) (Satterthwaite).
+
+    >>> four, nine = torch.tensor([4.0]), torch.tensor([9.0])
+    >>> pooled_df((torch.tensor([1.0]), four), (torch.tensor([1.0]), four)), pooled_df((four * 0, four), (four, nine))
+    (tensor([8.]), tensor([9.]))
+    """
+    total = sum(variance for variance, _ in parts)
+    assert isinstance(total, Tensor)
+    spread = sum((variance / total.clamp_min(1e-300)).square() / df.clamp_min(1) for variance, df in parts)
+    assert isinstance(spread, Tensor)
+    return torch.where(total > 0, 1 / spread.clamp_min(1e-300), parts[0][1])

@@ -20,6 +20,7 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.incomplete_blocks import Correction, correct
 from smoothhess.estimate.once import Once
 from smoothhess.estimate.statistics import Rows, Statistics, symmetric
+from smoothhess.linalg.gram import pair_norm
 
 
 class Identity:
@@ -199,12 +200,3 @@ def mean_energy(stats: Statistics, along: Tensor) -> Tensor:
     """Mean of |γ|² over rows whose slopes along their own directions are `along` (B, P), whitened, (B,)."""
     square = (along.square() + stats.head.across.double()) * stats.rank
     return (square / stats.head.weight.double().clamp_min(1e-300)).sum(1) / stats.n_head.clamp_min(1)
-
-
-def pair_norm(s: Tensor, g: Tensor) -> Tensor:
-    """‖sym SᵀG‖²_F of rows S and G, (B,)."""
-    s, g = s.double(), g.double()
-    if g.shape[1] >= g.shape[2]:
-        return symmetric(s.mT @ g).square().sum((-1, -2))
-    inner = g @ s.mT
-    return ((s @ s.mT) * (g @ g.mT) + inner * inner.mT).sum((-1, -2)) / 2

@@ -29,6 +29,7 @@ from smoothhess.estimate.missed_variance import MissedVariance
 from smoothhess.estimate.pooled_variance import PooledVariance
 from smoothhess.estimate.rare_flip_variance import RareFlipVariance
 from smoothhess.estimate.statistics import Statistics, symmetric
+from smoothhess.estimate.student_t import pooled_df
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.unseen_events import UnseenEvents
 
@@ -135,10 +136,14 @@ class Noise:
         """Variances from the antisymmetric half; None for designs without orthogonal blocks."""
         return self.pooled.prior
 
-    @property
+    @cached_property
     def df(self) -> Tensor:
         """Degrees of freedom of the Hessian's variances, (B,)."""
-        return self.pooled.df
+        tails = self.features.tails
+        if tails is None:
+            return self.pooled.df
+        of_tails = tails.of_frobenius
+        return pooled_df((self.of_frobenius - of_tails, self.pooled.df), (of_tails, tails.df))
 
     @property
     def unmoved(self) -> Tensor:
@@ -165,15 +170,19 @@ class Noise:
         if self.replicates.has_blocks and self.features.rank > SMALL:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
             exact = exact * self.features.has_own_values[:, None]
-        found = self.of_mean(self.features.head.value_even, exact)
-        return Variance(found.value + self.missed.of_value(), found.df)
+        found, tails = self.of_mean(self.features.head.value_even, exact), self.features.tails
+        df = found.df if tails is None else pooled_df((found.value, found.df), (tails.of_value(), tails.df))
+        return Variance(found.value + self.missed.of_value(), df)
 
     def of_gradient(self) -> Variance:
         """Variance of the smoothed gradient, (B, d)."""
         found = self.of_mean(self.features.head.even)
         # rounding of γ(0) and of the rows, which does not average out
         rounding = (2 * self.features.n * self.unseen_events.rounding)[:, None] * self.estimate.identity.diagonal
-        return Variance(found.value + rounding + self.missed.of_gradient(), found.df)
+        tails, df = self.features.tails, found.df
+        if tails is not None:
+            df = pooled_df((found.value.sum(-1), df), (tails.of_gradient().sum(-1), tails.df))
+        return Variance(found.value + rounding + self.missed.of_gradient(), df)
 
     # --- entries, rows and bilinear forms of the Hessian ----------------------------------------------------------
 

@@ -19,7 +19,7 @@ from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.estimate.effective_draws import effective_rows
+from smoothhess.estimate.effective_draws import carrying_rows
 from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
@@ -27,6 +27,7 @@ from smoothhess.estimate.quadratic_rows import shows_no_kink
 from smoothhess.estimate.statistics import Extension, Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
+from smoothhess.explainers.find_tails import with_tails
 from smoothhess.explainers.interrupted import STATUS, Interrupted
 from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
 from smoothhess.explainers.options import Options, seeds_of
@@ -151,14 +152,20 @@ class Run:
         calls = options.n_calls if options.n_calls is not None else options.max_calls / 4
         choice = choose_control(sampler, options.control, self.seeds, calls, options.tau_probes)
         try:
-            result = self._sampled(with_rare_flips(with_control(sampler, choice), choice), bar, choice.reason)
+            ready = with_rare_flips(self._with_tails(with_control(sampler, choice), choice), choice)
+            result = self._sampled(ready, bar, choice.reason)
         except (NoKinksError, OtherPathError) as error:
             if options.control != "auto":
                 raise
             choice = Choice(None, str(error), choice.passes)
             bar.update(drawn - bar.n)
-            result = self._sampled(with_control(sampler, choice), bar, choice.reason)
+            result = self._sampled(self._with_tails(with_control(sampler, choice), choice), bar, choice.reason)
         return replace(result, **precision)
+
+    def _with_tails(self, sampler: Sampler, choice: Choice) -> Sampler:
+        if self.options.tails is None:
+            return sampler
+        return with_tails(sampler, choice, self.seeds, self.options.rows * sampler.plan.calls_per_row)
 
     def _sampled(self, sampler: Sampler, bar: Progress, note: str) -> Interactions:
         start = sampler.begin(self.seeds)
@@ -418,7 +425,7 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     only_units = noise.prior is None or not bool((noise.prior.df > 0).any())
     scrambled = estimate.statistics.design == "sobol"
     least = LEAST_DF if scrambled else LEAST_UNITS - 1 if only_units else 1
-    effective = effective_rows(estimate.statistics)
+    effective = carrying_rows(estimate.statistics, estimate.grouping is not None)
     enough = (rows >= LEAST_ROWS) & (noise.df >= least) & ((effective >= LEAST_EFFECTIVE) | (effective == 0))
     if not only_units:  # with few degrees of freedom a smaller error is required
         error = error * (LEAST_DF / noise.df.clamp_min(1)).clamp_min(1).sqrt()

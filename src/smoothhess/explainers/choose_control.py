@@ -33,6 +33,7 @@ class Choice:
     kinks: Kinks | None = None  # the frozen model, if it was frozen
     can_be_frozen: bool = True  # False if freezing the model failed
     checked: Checked | None = None  # whether all kinks are recorded and independent
+    pilot: Pilot | None = None  # the draws that the choice was based on
 
 
 def with_control(sampler: Sampler, choice: Choice) -> Sampler:
@@ -78,13 +79,13 @@ def choose_control(
             if not len(chosen):
                 least = f"{float(unexplained.min()):.0%} of the gradient's variation"
                 reason = f"single flips do not explain {least}: not worth {price:.0f} passes"
-                return Choice(None, reason, passes, kinks, checked=checked)
+                return Choice(None, reason, passes, kinks, checked=checked, pilot=pilot)
         expected = directions.expectation(kinks, sampler.gaussian, chosen)
         weights = pilot.fit(expected, chosen, always=not auto)
         if expected.drift is None and not expected.hessian.is_thin:  # the field is that of all kinks
             weights[independent[chosen]] = 1.0
         control = Control.make(kinks, expected, weights, chosen, directions)
-        return Choice(control, "", passes, kinks, checked=checked)
+        return Choice(control, "", passes, kinks, checked=checked, pilot=pilot)
     except (NoKinksError, OtherPathError) as error:
         if auto:
             return Choice(None, str(error), passes, can_be_frozen=False)

@@ -35,6 +35,7 @@ class Options:
     design: str = "orthogonal"
     control: str | None = "auto"
     tau_probes: int | None = None
+    tails: str | None = "auto"
     shrink: bool = True
     feature_mask: Tensor | None = None
     direction: Tensor | None = None
@@ -48,6 +49,8 @@ class Options:
         _ = self.rows  # validates design, and n_calls or max_calls
         if self.control not in ("auto", "kink", None):
             raise ValueError(f'control must be "auto", "kink" or None, got {self.control!r}.')
+        if self.tails not in ("auto", None):
+            raise ValueError(f'tails must be "auto" or None, got {self.tails!r}.')
         if self.n_calls is None and not self.tol > 0:
             raise ValueError(f"tol must be positive, got {self.tol}. Pass a positive tol, or n_calls.")
         probes = self.tau_probes

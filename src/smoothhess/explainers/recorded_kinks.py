@@ -43,4 +43,7 @@ def with_rare_flips(sampler: Sampler, choice: Choice) -> Sampler:
         return replace(sampler, extra_passes=passes)
     left = checked.independent & ~subtracted  # flips that are in the rows
     complete = checked.independent & (subtracted | checked.flips.complete)
-    return replace(sampler, rare=replace(checked.flips.scaled(left), complete=complete), extra_passes=passes)
+    rare = replace(checked.flips.scaled(left), complete=complete)
+    if sampler.strata is not None:  # where flips are sampled separately
+        rare = rare.without(sampler.strata.direction, sampler.strata.margin)
+    return replace(sampler, rare=rare, extra_passes=passes)

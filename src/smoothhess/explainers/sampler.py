@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import OtherPathError
-from smoothhess.curvature.control_variate import Control, Sampled, Subtraction
+from smoothhess.curvature.control_variate import FLIPS_PER_PAIR, Control, Sampled, Subtraction
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.draws.designs import Design, pilot_stack
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.tail_strata import TailStrata
 from smoothhess.estimate.grouping import Grouping, probes
-from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, own_slopes
+from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, own_slopes, symmetric
 from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
+from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.explainers.progress import Progress
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import PERTURBED_INPUTS
@@ -32,6 +35,8 @@ LOOKED_AT = 32  # rows that are checked for noise that is lost to rounding when 
 LEAST_POINTS = 256  # perturbed inputs of a chunk, if the model takes smaller batches
 PRECISION_PAIRS = 4  # pairs of points at which gradients of low and full precision are compared
 PRECISION_PASSES = 4 * PRECISION_PAIRS
+FIRST_COUPLES, ROWS_PER_COUPLE = 16, 8  # couples of draws from tail strata: a number, and one for so many rows
+COUPLE_CALLS = 4
 CENTRE_PASSES = 2  # passes at the input itself: one separately, one in a batch with the first rows
 
 
@@ -56,6 +61,7 @@ class Sampler:
     unperturbed: Unperturbed
     control: Control | None = None  # subtracted from every row
     rare: RareFlips | None = None  # neurons that few rows flip, for the errors
+    strata: TailStrata | None = None  # regions that are sampled separately
     extra_passes: float | Tensor = CENTRE_PASSES  # passes that are not at perturbed inputs, per example or (B,)
 
     @staticmethod
@@ -106,7 +112,16 @@ class Sampler:
         """Total work for `rows` rows of the examples at `index`, in gradient calls, frozen passes included."""
         frozen = 0 if self.control is None else self.control.passes(self.plan, rows, index)
         extra = self.extra_passes[index] if isinstance(self.extra_passes, Tensor) else self.extra_passes
-        return rows * self.plan.calls_per_row + frozen + extra
+        return rows * self.plan.calls_per_row + frozen + extra + self._tail_passes(rows, index)
+
+    def _tail_passes(self, rows: Tensor, index: Tensor) -> Tensor | float:
+        """Passes in tail strata that go with `rows` rows of the examples at `index`."""
+        if self.strata is None:
+            return 0.0
+        each = torch.full_like(rows, COUPLE_CALLS, dtype=torch.float64)
+        if self.control is not None:
+            each = each + 2 * FLIPS_PER_PAIR * (self.control.flip[index] != 0)
+        return each * _couples(rows) * self.strata.exist[index]
 
     def _grouped(self, chunk: Rows, index: Tensor) -> Rows:
         """Group sums of a chunk, and the antisymmetric half in the directions of `watched`."""
@@ -162,6 +177,14 @@ class Sampler:
         return Extension(stats, index, known)
 
     def extend(self, extension: Extension, rows: int, bar: Progress, check: bool) -> Statistics:
+        """Add `rows` further rows, and the draws from tail strata that go with them.
+
+        After an exception the extension has the chunks that were complete. `check` as in `add_rows`.
+        """
+        self.add_tails(extension, rows)
+        return self.add_rows(extension, rows, bar, check)
+
+    def add_rows(self, extension: Extension, rows: int, bar: Progress, check: bool) -> Statistics:
         """Add `rows` further rows; after an exception the extension has the chunks that were complete.
 
         `check` tests with the first rows that the noise is not lost to rounding, and that f(x) does not depend on the
@@ -182,6 +205,64 @@ class Sampler:
             bar.update((stop - start) * len(index))
         self.oracle.refuse_infinite()  # once per call, since it synchronises with the device
         return extension.statistics()
+
+    def add_tails(self, extension: Extension, rows: int) -> None:
+        """Evaluate the draws from tail strata that go with `rows` further rows."""
+        if self.strata is None or not rows:
+            return
+        stats, index = extension.stats, extension.index
+        strata = self.strata.select(index)
+        chosen = torch.nonzero(strata.exist).reshape(-1)
+        if not len(chosen):
+            return
+        own, sampled, before = index[chosen], strata.select(chosen), int(stats.n.max())
+        count = max(1, _couples(before + rows) - (_couples(before) if before else 0))
+        streams = [(p.seed, p.start) for p in (stats.next_row(i) for i in chosen.tolist())]
+        z, weight = sampled.couples(streams, count)
+        found = self.sampled_at(z.flatten(1, 2), weight.flatten(1, 2), own)
+        self.oracle.refuse_infinite()
+        shape = (count, 2)
+        score, odd = z * weight[..., None], found.odd.unflatten(1, shape)
+        even, value = (t.unflatten(1, shape).mean(2) for t in (found.even, found.value))
+        rows_of = TailRows.of(sampled, score, odd, even, value)
+        if self.grouping is not None:
+            grouping = self.grouping.select(own)
+            rows_of = rows_of.map(lambda v: grouping.sum(self.gaussian.push(v)))
+            score, odd = (grouping.sum(self.gaussian.push(t.flatten(1, 2))) for t in (score, odd))
+        else:
+            score, odd = score.flatten(1, 2), odd.flatten(1, 2)
+        hessian = symmetric(score.double().mT @ odd.double()) / (2 * count)
+        full = hessian.new_zeros(len(index), *hessian.shape[1:]).index_copy(0, chosen, hessian)
+        extension.add_tails(rows_of.among(chosen, strata), full)
+
+    def sampled_at(self, z: Tensor, weight: Tensor, index: Tensor) -> Sampled:
+        """What is sampled at ±z (b, r, k) of the examples at `index`, without the control variate's expectation."""
+        subtraction = None if self.control is None else self.control.among(index)
+        step = self._chunk_rows(len(index), 1)
+        parts = [self._sampled_chunk(z[:, i], weight[:, i], index, subtraction) for i in _slices(z.shape[1], step)]
+        return Sampled(*(torch.cat(some, 1) for some in zip(*parts, strict=True)))
+
+    def _sampled_chunk(self, z: Tensor, weight: Tensor, index: Tensor, subtraction: Subtraction | None) -> Sampled:
+        x = self.inputs[index].flatten(1)
+        delta = self.gaussian.colour(z)
+        points = x[:, None, None] + torch.stack([delta, -delta], 2)  # (b, r, 2, d)
+        value, gradient = self._call(points, index)
+        gradient = self.gaussian.pull(gradient)
+        even = gradient.mean(2) - self.unperturbed.whitened[index, None]
+        risen = value.mean(2) - self.unperturbed.value[index, None]
+        sampled = Sampled(_odd(gradient), weight[..., None] * even, weight * risen, weight)
+        return sampled if subtraction is None else self._left_over(subtraction, points, z, sampled, mirrored=True)
+
+    def _left_over(
+        self, subtraction: Subtraction, points: Tensor, z: Tensor, sampled: Sampled, mirrored: bool
+    ) -> Sampled:
+        there = points[:, :, 0].reshape(len(points), -1, *self.inputs.shape[1:])
+        try:
+            return subtraction.left_over(self.gaussian, there, z, sampled, mirrored)
+        except OtherPathError as error:
+            raise OtherPathError(
+                f"the model takes another path for larger batches: {error} Pass control=None."
+            ) from error
 
     def group_known(self, known: Known | None, index: Tensor) -> Known | None:
         """Return the control variate's expectation, summed over groups where there are groups."""
@@ -225,13 +306,11 @@ class Sampler:
         rounding = weight[..., None] * rounding_rows(z, size, own_gradient)
         sampled = Sampled(odd, weight[..., None] * even, weight * (value.mean(2) - own_value), weight)
         if subtraction is not None:  # sample the residual
-            there = points[:, :, 0].reshape(len(x), -1, *self.inputs.shape[1:])
-            try:
-                sampled = subtraction.left_over(self.gaussian, there, z, sampled, self.plan.mirrored)
-            except OtherPathError as error:
-                raise OtherPathError(
-                    f"the model takes another path for larger batches: {error} Pass control=None."
-                ) from error
+            sampled = self._left_over(subtraction, points, z, sampled, self.plan.mirrored)
+        if self.strata is not None:  # which are sampled separately
+            sampled = sampled.only(~self.strata.select(index).contain(z))
+        if subtraction is not None:
+            sampled = sampled.plus(*subtraction.expectation(odd))
         return Rows(
             weight=weight,
             score=score,
@@ -280,6 +359,15 @@ class Sampler:
                 "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make each output "
                 "depend on its own input only, for example with model.eval()."
             )
+
+
+def _couples(rows: Any) -> Any:
+    """Number of couples of draws from tail strata that go with the first `rows` rows, an int or a tensor."""
+    return FIRST_COUPLES + (rows + ROWS_PER_COUPLE - 1) // ROWS_PER_COUPLE
+
+
+def _slices(count: int, step: int) -> list[slice]:
+    return [slice(i, i + step) for i in range(0, count, step)]
 
 
 def _odd(pairs: Tensor) -> Tensor:

@@ -46,3 +46,13 @@ class Grams(NamedTuple):
 
 def _step(rows: Tensor) -> int:
     return FLOAT64_CHUNK.items(8 * rows.shape[0] * rows.shape[1], rows.device)
+
+
+def pair_norm(s: Tensor, g: Tensor) -> Tensor:
+    """‖sym SᵀG‖²_F of rows S and G, (B,)."""
+    s, g = s.double(), g.double()
+    if g.shape[1] >= g.shape[2]:
+        product = s.mT @ g
+        return ((product + product.mT) / 2).square().sum((-1, -2))
+    inner = g @ s.mT
+    return ((s @ s.mT) * (g @ g.mT) + inner * inner.mT).sum((-1, -2)) / 2

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import find_design
-from smoothhess.estimate.effective_draws import effective_rows, row_tail_index
+from smoothhess.estimate.effective_draws import carrying_rows, row_tail_index
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.halves import Halves
 from smoothhess.estimate.hessian_estimate import HessianEstimate, refuse_dense
@@ -101,7 +101,7 @@ class SampledResult(Result):
         A row is one call, or a pair of calls at x ± δ. A small share of all rows, below a tenth, means that a few
         draws carry the estimate, as in a saturated output: its standard errors are unreliable.
         """
-        return effective_rows(self.statistics).to(self.dtype)
+        return carrying_rows(self.statistics, self.grouping is not None).to(self.dtype)
 
     @property
     def tail_index(self) -> Tensor:

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
-from smoothhess.estimate.effective_draws import effective_number, tail_index
+from smoothhess.estimate.effective_draws import tail_index
 from smoothhess.estimate.statistics import Statistics
+from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.estimate.variance import Variance
+from smoothhess.linalg.effective_number import effective_number
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
 
 
@@ -131,7 +133,10 @@ def with_effective_draws(pairs: list[list[Pair]], stats: Statistics) -> list[lis
         for start in range(0, len(own), PAIRS_AT_ONCE):
             i, j = (torch.tensor([p[k] for p in own[start : start + PAIRS_AT_ONCE]], device=odd.device) for k in (0, 1))
             rows = (score[:, i] * odd[:, j] + score[:, j] * odd[:, i]).mT.abs()  # (pairs, n)
-            number = effective_number(rows.square()) * stats.n[example] / max(n, 1)
+            terms, scale = rows / max(n, 1), stats.n[example] / max(n, 1)
+            if stats.tails is not None and (couples := int(stats.tails.kept[example])):
+                terms = torch.cat([terms, _tail_forms(stats.tails, example, couples, i, j) / couples], 1)
+            number = effective_number(terms.square()) * scale
             index = tail_index(rows, torch.full((len(rows),), n, device=rows.device))
             part += zip(number.tolist(), index.tolist(), strict=True)
         found.append([p._replace(n_eff=a, tail_index=b) for p, (a, b) in zip(own, part, strict=True)])
@@ -217,3 +222,10 @@ def labels_of(names: Sequence[str] | None, d: int, feature_shape: tuple[int, ...
         return "(" + ", ".join(reversed(coordinates)) + ")"
 
     return index
+
+
+def _tail_forms(tails: TailRows, example: int, couples: int, i: Tensor, j: Tensor) -> Tensor:
+    """|s_i γ_j + s_j γ_i| of the stored couples of an example, (pairs, couples)."""
+    score, odd = (t[example, :couples] for t in (tails.score, tails.odd))
+    forms = score[..., i] * odd[..., j] + score[..., j] * odd[..., i]
+    return forms.mean(1).mT.abs()

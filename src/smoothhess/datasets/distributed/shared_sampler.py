@@ -23,6 +23,7 @@ from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.curvature.one_flip import Expectation, Kinks
 from smoothhess.datasets.distributed.process_group import Forms, Processes, forms
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.draws.tail_strata import TailStrata
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, chain, cut, join
 from smoothhess.explainers.choose_control import frozen_model
@@ -85,7 +86,7 @@ def evaluate(sampler: Sampler, stretch: Stretch, processes: Processes, watch: Wa
     nothing = Sampler.begin(sampler, [0] * len(sampler.inputs)).select(index)
     part = replace(nothing, stream=tuple((place,) for place in places))
     extension = Sampler.extension(sampler, part, index)
-    part = Sampler.extend(sampler, extension, len(share), watch, stretch.check)  # type: ignore[arg-type]
+    part = Sampler.add_rows(sampler, extension, len(share), watch, stretch.check)  # type: ignore[arg-type]
     head = cut(part.head, max(part.head_rows - stretch.seen - share.start, 0))
     sums = {"even_sum": part.even_sum, "value_sum": part.value_sum, "stein": part.stein}
     if part.skew is not None:
@@ -154,6 +155,8 @@ class Leader(Sampler):
         given, control = {"f(x)": self.unperturbed.value}, self.control
         if control is not None:
             given |= _tensors(control.expected) | {"linear": control.linear, "flip": control.flip}
+        if self.strata is not None:
+            given |= {"strata.direction": self.strata.direction, "strata.margin": self.strata.margin}
         passes = None if control is None else control.expected.passes
         self.request("begin", lambda: ({}, {}), given, passes=passes)
         return super().begin(seeds)
@@ -170,10 +173,12 @@ class Leader(Sampler):
         stretch = Stretch(tuple(index.tolist()), places, int(stats.n.max()), rows, check)
         if stretch.seen + rows > stats.head_rows:
             stats.refuse_large(stretch.seen + rows, self.inputs[0].numel() if self.grouping is None else None)
+        self.add_tails(extension, rows)
         work = partial(evaluate, self, stretch, self.processes, Watch(self.processes, bar))
         heads, sums = self.request("extend", work, stretch=stretch)
         bar.update((rows - len(stretch.share(0, self.processes.count))) * len(index))
-        return appended(stats, stretch, heads, sums, extension.known)
+        found = appended(stats, stretch, heads, sums, extension.known)
+        return replace(found, tails=extension.grown_tails(rows))
 
     def release(self, result: Interactions) -> Interactions:
         """Send the result to all processes, which ends their loops."""
@@ -275,7 +280,10 @@ class Follower:
         if passes is not None:
             assert self.kinks is not None
             control = Control(self.kinks, _expectation(given, passes), given["linear"], given["flip"])
-        return replace(self, sampler=replace(self.sampler, control=control)), {}, {}
+        strata = None
+        if "strata.margin" in given:
+            strata = TailStrata(given["strata.direction"], given["strata.margin"])
+        return replace(self, sampler=replace(self.sampler, control=control, strata=strata)), {}, {}
 
     def freeze(self, given: dict[str, Tensor]) -> Following:
         """Freeze the model at the inputs."""

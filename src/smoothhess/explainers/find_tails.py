@@ -1,0 +1,217 @@
+"""The search for directions in which the sampled gradient changes strongly where few draws go: tail strata.
+
+A kink far from the input, or the steep part of a saturated output, changes the gradient along one direction: a function
+that is continuous has jumps of its gradient along the normal of the kink. Draws at several times σ reach it often in
+any number of dimensions. Where their gradients are too large for a linear function, the gradient is followed along its
+own direction ê to find the distance t at which it changes, and |ê·z| > t becomes a stratum (`draws.tail_strata`).
+
+The search uses gradients only, so it also serves models that cannot be frozen. What it finds does not bias the
+estimate, since it is independent of the draws of the run; what it does not find is sampled as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from smoothhess.curvature.activation_hooks import OtherPathError
+from smoothhess.curvature.control_variate import CONTROL_LIMIT, FLIPS_PER_PAIR, pilot_pairs
+from smoothhess.draws.designs import pilot_stack
+from smoothhess.draws.tail_strata import NEVER, TailStrata
+from smoothhess.explainers.choose_control import Choice
+from smoothhess.explainers.sampler import Sampler
+from smoothhess.linalg.memory import reraise_out_of_memory
+
+LEAST_CALLS = 400  # budget below which the search would be too large a part of a run
+SCALES = (2.5, 3.5, 4.0, 5.0, 6.0, 8.0)  # of the far draws, one ± pair each,
+TWICE_CALLS = 1000  # or two, from this budget on
+NEAR_PAIRS = 4  # draws that these are compared with, if there is no pilot
+GROWTH, OUTLIER = 4.0, 30.0  # squared growth, beyond that of a linear function, of far and near draws that is followed
+CANDIDATES, FOLLOWED = 4, 2  # directions of an example that are tried, and that are refined
+SAME = 0.8  # |cosine| of directions that count as one
+REACHES = (1.5, 2.5, 3.5, 4.5, 6.0)  # distances at which the gradient is evaluated along a direction,
+EDGES = (1.0, 2.0, 3.0, 4.0, 5.2, 40.0)  # and the limits of the distances that each stands for
+STEPS = 4  # bisections of the distance at which it changes
+INSIDE = 0.7  # share of what a direction adds to the estimate that its stratum contains
+APART = 0.6  # least distance between the margins of two strata of one direction
+HEAVY = 0.5  # share of the energy of a stratum that lies farther out, above which there is another stratum
+SHARE = 0.3  # least share of the energy of the rows that is beyond the margin
+LEAST_MARGIN = 1.7  # strata that more than 9 % of the draws reach need no separate sample
+SLACK = 0.05  # by which the margin is smaller than the distance that was found
+ROUNDING = 1e4  # units in the last place of the gradient below which a change counts as none
+
+
+def with_tails(sampler: Sampler, choice: Choice, seeds: Sequence[int], calls: int) -> Sampler:
+    """The sampler with tail strata, if there are any, for a run of at most `calls` calls; it counts the passes."""
+    if calls < LEAST_CALLS or not sampler.plan.mirrored or sampler.oracle.precision != "float32":
+        return sampler
+    if sampler.rank > CONTROL_LIMIT:
+        return sampler
+    try:
+        return _Search.of(sampler, choice, seeds, SCALES if calls < TWICE_CALLS else 2 * SCALES).sampler()
+    except OtherPathError:
+        raise
+    except Exception as error:  # the model may refuse inputs that the draws of the run do not reach
+        reraise_out_of_memory(error)
+        return sampler
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    explored: (
+        Sampler  # whose oracle does not report infinite gradients: far inputs may be outside of the model's domain
+    )
+    given: Sampler
+    near: Tensor  # (B, P, k) odd parts of what is sampled at usual draws
+    far: Tensor  # (B, S, k) the same at other draws times `scales`
+    scales: Tensor  # (S,) float64
+    pairs: int  # ± pairs that were evaluated
+
+    @staticmethod
+    def of(sampler: Sampler, choice: Choice, seeds: Sequence[int], scales: Sequence[float]) -> _Search:
+        everyone = torch.arange(len(sampler.inputs), device=sampler.inputs.device)
+        explored = replace(sampler, oracle=sampler.oracle.select(everyone))
+        pilot, first, count = choice.pilot, pilot_pairs(sampler.rank), len(scales)
+        drawn = pilot_stack(seeds, first + count + NEAR_PAIRS, sampler.rank, sampler.inputs)[:, first:]
+        times = torch.tensor(scales, dtype=torch.float64, device=drawn.device)
+        far = _odd_at(explored, drawn[:, :count] * times[:, None].to(drawn), everyone)
+        near = _odd_at(explored, drawn[:, count:], everyone) if pilot is None else pilot.left_over(sampler.control)
+        pairs = count + (NEAR_PAIRS if pilot is None else 0)
+        return _Search(explored, sampler, near.double(), far.double(), times, pairs)
+
+    def _each(self) -> float | Tensor:
+        """Passes of a ± pair, (B,) or for all examples."""
+        control = self.given.control
+        return 2.0 if control is None else 2.0 + FLIPS_PER_PAIR * (control.flip != 0)
+
+    def sampler(self) -> Sampler:
+        """The given sampler, with the strata that were found."""
+        spent = self.pairs * self._each()
+        far, near = (t.square().sum(-1) for t in (self.far, self.near))  # (B, S) and (B, P)
+        usual = near.median(1).values  # which one draw in a stratum does not change
+        eps = ROUNDING * torch.finfo(self.given.inputs.dtype).eps
+        least = eps**2 * (self.given.unperturbed.whitened.double().square().sum(1) + far.amax(1))
+        size = torch.cat([far / self.scales.square() / GROWTH, near / OUTLIER], 1)
+        found = size.amax(1) > usual + least
+        index = torch.nonzero(found).reshape(-1)
+        if not len(index):
+            return replace(self.given, extra_passes=self.given.extra_passes + spent)
+        lines = self._lines(index, size)
+        strata = lines.strata(usual[index])
+        pairs = torch.zeros_like(size[:, 0]).index_fill(0, index, lines.pairs)
+        count = len(size)
+        direction = strata.direction.new_zeros(count, *strata.direction.shape[1:]).index_copy(
+            0, index, strata.direction
+        )
+        margin = strata.margin.new_full((count, strata.margin.shape[1]), NEVER).index_copy(0, index, strata.margin)
+        everyone = TailStrata(direction, margin)
+        return replace(
+            self.given,
+            strata=everyone if bool(everyone.exist.any()) else None,
+            extra_passes=self.given.extra_passes + spent + pairs * self._each(),
+        )
+
+    def _lines(self, index: Tensor, size: Tensor) -> _Lines:
+        """The gradient along the best directions of the examples at `index`."""
+        towards, left = [], size[index]
+        unit = torch.nn.functional.normalize(torch.cat([self.far, self.near], 1)[index], dim=-1)
+        for _ in range(CANDIDATES):  # the largest, and the largest of those with another direction
+            best = left.argmax(1)
+            towards.append(unit[torch.arange(len(index), device=index.device), best])
+            left = torch.where((unit @ towards[-1][..., None])[..., 0].abs() < SAME, left, 0.0)
+        first = _Lines.along(self.explored, index, torch.stack(towards, 1)).best()
+        second = _Lines.along(self.explored, index, first.normals())
+        return first.better(second)
+
+
+@dataclass(frozen=True, eq=False)
+class _Lines:
+    """What is sampled along CANDIDATES directions of b examples."""
+
+    explored: Sampler
+    index: Tensor  # (b,)
+    direction: Tensor  # (b, m, k) unit vectors, float64
+    odd: Tensor  # (b, m, R, k) at the distances REACHES
+    pairs: float  # ± pairs that were evaluated
+
+    @staticmethod
+    def along(explored: Sampler, index: Tensor, direction: Tensor) -> _Lines:
+        reaches = torch.tensor(REACHES, dtype=torch.float64, device=direction.device)
+        points = direction[:, :, None] * reaches[:, None]
+        odd = _odd_at(explored, points.flatten(1, 2), index).unflatten(1, points.shape[1:3])
+        return _Lines(explored, index, direction, odd.double(), float(points.shape[1] * len(REACHES)))
+
+    @property
+    def energy(self) -> Tensor:
+        """|odd|² times the probability of each distance, (b, m, R)."""
+        return self.odd.square().sum(-1) * -_beyond(EDGES, self.odd).diff()
+
+    def best(self) -> _Lines:
+        """The FOLLOWED directions with most energy."""
+        chosen = self.energy.sum(2).topk(FOLLOWED, 1).indices
+        direction = self.direction.gather(1, chosen[..., None].expand(-1, -1, self.direction.shape[-1]))
+        odd = self.odd.gather(1, chosen[..., None, None].expand(-1, -1, *self.odd.shape[2:]))
+        return replace(self, direction=direction, odd=odd)
+
+    def normals(self) -> Tensor:
+        """The directions of the changes that carry most energy, (b, m, k)."""
+        change = torch.cat([self.odd[:, :, :1], self.odd.diff(dim=2)], 2)
+        weight = change.square().sum(-1) * _beyond(EDGES[:-1], change)
+        best = weight.argmax(2)[..., None, None].expand(-1, -1, 1, change.shape[-1])
+        return torch.nn.functional.normalize(change.gather(2, best)[:, :, 0], dim=-1)
+
+    def better(self, other: _Lines) -> _Lines:
+        """For each direction the one with more energy."""
+        mine = (self.energy.sum(2) >= other.energy.sum(2))[..., None]
+        direction = torch.where(mine, self.direction, other.direction)
+        return replace(
+            self,
+            direction=direction,
+            odd=torch.where(mine[..., None], self.odd, other.odd),
+            pairs=self.pairs + other.pairs + STEPS * self.direction.shape[1],
+        )
+
+    def strata(self, usual: Tensor) -> TailStrata:
+        """The strata of directions with a considerable share of the energy; `usual` (b,) is that of usual draws."""
+        reaches = torch.tensor(REACHES, dtype=torch.float64, device=self.odd.device)
+        size, within = self.odd.square().sum(-1), -_beyond(EDGES, self.odd).diff()
+        added, energy = (_from_there_on(t * within) for t in (size.sqrt(), size))
+        # the farthest distance beyond which is most of what the direction adds to the estimate, or else to its variance
+        place, farther = ((t >= INSIDE * t[..., :1]).sum(2) - 1 for t in (added, energy))
+        place = torch.where(place > 0, place, farther)
+        low, high = torch.cat([reaches.new_tensor([EDGES[0]]), reaches])[place], reaches[place]
+        there = size.gather(2, place[..., None])[..., 0]
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            odd = _odd_at(self.explored, self.direction * middle[..., None], self.index).double()
+            large = odd.square().sum(-1) > there / 2
+            low, high = torch.where(large, low, middle), torch.where(large, middle, high)
+        margin = low - SLACK
+        kept = (energy[..., 0] > SHARE * (usual + energy[..., 0].sum(1))[:, None]) & (margin >= LEAST_MARGIN)
+        cosine = (self.direction[:, :1] * self.direction).sum(-1).abs()
+        kept[:, 1:] &= ~kept[:, :1] | (cosine[:, 1:] < SAME)
+        farther = (energy > HEAVY * energy.gather(2, place[..., None])) & (reaches - 0.5 > margin[..., None] + APART)
+        margins = torch.cat([margin[..., None], reaches.expand_as(energy) - 0.5], 2)  # (b, m, 1 + R)
+        kept = torch.cat([kept[..., None], farther & kept[..., None]], 2)
+        direction = torch.where(kept[..., None], self.direction[:, :, None], 0.0).flatten(1, 2)
+        return TailStrata(direction.to(self.explored.inputs), torch.where(kept, margins, NEVER).flatten(1))
+
+
+def _from_there_on(t: Tensor) -> Tensor:
+    """Sums over each distance and those beyond it, in the last dimension."""
+    return t.flip(-1).cumsum(-1).flip(-1)
+
+
+def _beyond(distances: Sequence[float], like: Tensor) -> Tensor:
+    """2Φ(−t) of each distance t, float64."""
+    return torch.special.erfc(torch.tensor(distances, dtype=torch.float64, device=like.device) / 2**0.5)
+
+
+def _odd_at(sampler: Sampler, z: Tensor, index: Tensor) -> Tensor:
+    """Odd parts of what is sampled at z (b, r, k); zero where the gradient is infinite or NaN."""
+    z = z.to(sampler.inputs)
+    odd = sampler.sampled_at(z, torch.ones_like(z[..., 0]), index).odd
+    return torch.where(odd.isfinite().all(-1, keepdim=True), odd, 0.0)
