@@ -188,7 +188,7 @@ def test_orthogonal_rows_have_the_promised_covariance():
     seen = []
     d, gaussian = 12, gaussians(12)["dense"]
     f = lambda x: (seen.append(x.detach().clone()), x.square().sum(1))[1]
-    Plain(f).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=200 * d)
+    Plain(f).attribute(torch.zeros(1, d).double(), gaussian=gaussian, n_calls=200 * d, tails=None)
     rows = torch.cat(seen)
     rows = rows[(rows != 0).any(1)]
     expected = (d + 2) / d * covariance(gaussian, d)

@@ -10,6 +10,7 @@ from torch import nn
 
 import smoothhess as sh
 from smoothhess.draws.tail_strata import NEVER
+from smoothhess.estimate.tail_variance import TailVariance
 
 D = torch.float64
 SIGMA, DIM = 0.5, 8
@@ -172,7 +173,7 @@ def test_entries_rows_and_forms_have_the_same_variance():
     unit = torch.eye(DIM, dtype=D)
     form = noise.of_bilinear(unit[1:2], unit[3:4]).value.sqrt()
     torch.testing.assert_close(form[0], entries[1, 3])
-    tails = result.estimate.features.tails
+    tails = TailVariance(result.estimate.features.tails)
     total = tails.of_form(lambda w: w[..., None], lambda w: w[:, :, None]).sum((1, 2))
     torch.testing.assert_close(total, tails.of_frobenius)
 

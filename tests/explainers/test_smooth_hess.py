@@ -59,7 +59,8 @@ def test_equation_8_by_hand(kind, design):
 def test_the_model_sees_exactly_n_calls_perturbed_rows(design, internal_batch_size):
     x, n = batch(1), 4000
     model = Recorder(lambda points: torch.where(points > x, points, 2 * points - x).sum(1))  # a kink at x, not recorded
-    result = Plain(model).attribute(x, sigma=0.3, n_calls=n, design=design, internal_batch_size=internal_batch_size)
+    batches = {"internal_batch_size": internal_batch_size}
+    result = Plain(model).attribute(x, sigma=0.3, n_calls=n, design=design, tails=None, **batches)
     delta = torch.cat(model.rows) - x
     moved = delta[(delta != 0).any(1)]
     assert len(moved) == n

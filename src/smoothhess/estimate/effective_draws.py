@@ -16,6 +16,7 @@ from torch import Tensor
 
 from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.statistics import Statistics
+from smoothhess.estimate.tail_variance import TailVariance
 from smoothhess.linalg.effective_number import effective_number
 
 HEAVY = 0.7  # tail index above which standard errors are unreliable
@@ -24,6 +25,7 @@ HEALTHY_SHARE = 0.25  # share of effective rows above which the rows are alike e
 SMALL_SHARE, SMALL_NUMBER = 0.1, 20  # tails are heavy below this share of effective rows, if there are fewer than that
 TINY_SHARE, ENOUGH = 0.02, 100  # the same for an even smaller share
 HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
+LITTLE = 0.1  # variance of draws from tail strata, relative to that of the rows, below which they do not matter
 ENOUGH_COUPLES = 30  # effective draws from tail strata above which their tails are not heavy
 LEAST_ROWS = 20  # rows below which nothing is said about tails
 LEAST_TAIL = 5  # rows in the tail that a fit needs
@@ -81,8 +83,11 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     few = few | ((share < HEALTHY_SHARE) & ((number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))))
     found = few & (number > 0) & (stats.n_head >= LEAST_ROWS)
     if stats.tails is not None:
-        number = stats.tails.effective
-        found = found | ((number < ENOUGH_COUPLES) & (number < HEALTHY_SHARE * stats.tails.n))
+        tails = TailVariance(stats.tails)
+        few = (tails.effective < ENOUGH_COUPLES) & (tails.effective < HEALTHY_SHARE * stats.tails.n)
+        if not grouped:
+            few = few & (tails.of_frobenius > LITTLE * _row_variance(stats))
+        found = found | few
     return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart
 
 
@@ -91,7 +96,17 @@ def carrying_rows(stats: Statistics, grouped: bool) -> Tensor:
     if stats.tails is None:
         return effective_rows(stats)
     rows = effective_rows(stats if grouped else without_computed_flips(stats))
-    return torch.where(rows > 0, torch.minimum(rows, stats.tails.effective), rows)
+    tails = TailVariance(stats.tails)
+    number = tails.effective
+    if not grouped:
+        number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats), number, torch.inf)
+    return torch.where(rows > 0, torch.minimum(rows, number), rows)
+
+
+def _row_variance(white: Statistics) -> Tensor:
+    """‖·‖²_F of the error of whitened statistics if their rows were independent, (B,)."""
+    square = (white.head.along.double().square() + white.head.across.double()).sum(1) / white.n_head.clamp_min(1)
+    return square * white.rank**2 / (2 * white.n.clamp_min(1))
 
 
 def row_tail_index(stats: Statistics) -> Tensor:

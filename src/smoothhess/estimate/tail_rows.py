@@ -1,23 +1,19 @@
-"""What was sampled in tail strata: its part of the estimates, and their variance.
+"""What was sampled in tail strata: its part of the estimates.
 
 Rows of the design inside the strata (`smoothhess.draws.tail_strata`) are set to zero, and the mean over couples of
 draws from the strata is added: to the Hessian with the expectation of the control variate (`Statistics.known`), to
-gradient and value from here. The couples are independent, so the variance of each mean is that of single couples times
-Σω², with ω the weight of each couple in the mean. The first KEPT couples are stored to estimate it.
+gradient and value from here. The first KEPT couples are stored; the variance is estimated from them in `tail_variance`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from smoothhess.draws.tail_strata import NEVER, TailStrata
-from smoothhess.linalg.effective_number import effective_number
-from smoothhess.linalg.gram import pair_norm
 
 KEPT = 256  # couples that are stored
 
@@ -84,27 +80,6 @@ class TailRows:
     def kept(self) -> Tensor:
         """Number of stored couples, (B,)."""
         return self.n.clamp_max(KEPT)
-
-    @property
-    def contributions(self) -> Tensor:
-        """|s|²|γ|² of the stored couples, (B, c) float64."""
-        squares = self.score.double().square().sum(-1) * self.odd.double().square().sum(-1)
-        return squares.mean(2)
-
-    @cached_property
-    def effective(self) -> Tensor:
-        """Effective number of couples, (Σe)²/Σe² of their contributions e, (B,); infinite without couples."""
-        found = effective_number(self.contributions) * self.n / self.kept.clamp_min(1)
-        return torch.where(found > 0, found, torch.inf)
-
-    @property
-    def df(self) -> Tensor:
-        """Degrees of freedom of the variances, (B,): those of the couples, or fewer if a few of them carry the mean."""
-        return torch.minimum(self._freedom, (self.effective - 1).clamp_min(1))
-
-    @property
-    def _freedom(self) -> Tensor:
-        return (self.kept - 1).clamp_min(1).double()
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> TailRows:
         """In other coordinates."""
@@ -190,42 +165,6 @@ class TailRows:
             direction.new_zeros(count, *direction.shape[1:]), margin.new_full((count, margin.shape[1]), NEVER)
         )
         return TailRows(none, **own)
-
-    # --- variances ------------------------------------------------------------------------------------------------
-
-    def of_form(self, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]) -> Tensor:
-        """Variance of uᵀĤv, (B, …); `left` and `right` map rows (B, r, k) to their products with u and v, (B, r, …)."""
-        total = square = torch.zeros((), dtype=torch.float64)
-        for couple in range(self.odd.shape[1]):  # one at a time: all entries of all couples may not fit
-            score, odd = self.score[:, couple].double(), self.odd[:, couple].double()
-            form = left(score) * right(odd) + right(score) * left(odd)
-            form = form.sum(1) / 4  # mean over the couple of the symmetric part
-            total, square = total + form, square + form.square()
-        return self._of_mean(total, square)
-
-    @property
-    def of_frobenius(self) -> Tensor:
-        """Sum of the variances of all entries, (B,)."""
-        score, odd = self.score, self.odd
-        if not odd.shape[1]:
-            return torch.zeros_like(self.square)
-        each = pair_norm(score.flatten(0, 1), odd.flatten(0, 1)).reshape(odd.shape[:2]).sum(1) / 4
-        mean = pair_norm(score.flatten(1, 2), odd.flatten(1, 2)) / 4 / self.kept.clamp_min(1)
-        return ((each - mean) / self._freedom).clamp_min(0) * self.square
-
-    def of_gradient(self) -> Tensor:
-        """Variance of the part of the gradient, (B, k)."""
-        return self._of_mean(self.even.double().sum(1), self.even.double().square().sum(1))
-
-    def of_value(self) -> Tensor:
-        """Variance of the part of the value, (B,)."""
-        return self._of_mean(self.value.double().sum(1), self.value.double().square().sum(1))
-
-    def _of_mean(self, total: Tensor, square: Tensor) -> Tensor:
-        """Σω² times the variance of single couples, from the sum and the sum of squares of the stored ones."""
-        shape = (-1, *[1] * (total.ndim - 1))
-        kept, df, weight = (t.reshape(shape) for t in (self.kept.clamp_min(1), self._freedom, self.square))
-        return (square - total.square() / kept).clamp_min(0) / df * weight
 
     def first_half_change(self, share: Tensor) -> tuple[Tensor, Tensor]:
         """Rows S and G, (B, r, k) each, of the change if only the first `share` (B,) of the couples is used.

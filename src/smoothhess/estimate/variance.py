@@ -139,7 +139,7 @@ class Noise:
     @cached_property
     def df(self) -> Tensor:
         """Degrees of freedom of the Hessian's variances, (B,)."""
-        tails = self.features.tails
+        tails = self.missed.tails
         if tails is None:
             return self.pooled.df
         of_tails = tails.of_frobenius
@@ -170,7 +170,7 @@ class Noise:
         if self.replicates.has_blocks and self.features.rank > SMALL:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
             exact = exact * self.features.has_own_values[:, None]
-        found, tails = self.of_mean(self.features.head.value_even, exact), self.features.tails
+        found, tails = self.of_mean(self.features.head.value_even, exact), self.missed.tails
         df = found.df if tails is None else pooled_df((found.value, found.df), (tails.of_value(), tails.df))
         return Variance(found.value + self.missed.of_value(), df)
 
@@ -179,7 +179,7 @@ class Noise:
         found = self.of_mean(self.features.head.even)
         # rounding of γ(0) and of the rows, which does not average out
         rounding = (2 * self.features.n * self.unseen_events.rounding)[:, None] * self.estimate.identity.diagonal
-        tails, df = self.features.tails, found.df
+        tails, df = self.missed.tails, found.df
         if tails is not None:
             df = pooled_df((found.value.sum(-1), df), (tails.of_gradient().sum(-1), tails.df))
         return Variance(found.value + rounding + self.missed.of_gradient(), df)

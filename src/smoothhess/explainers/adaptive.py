@@ -163,9 +163,15 @@ class Run:
         return replace(result, **precision)
 
     def _with_tails(self, sampler: Sampler, choice: Choice) -> Sampler:
-        if self.options.tails is None:
-            return sampler
-        return with_tails(sampler, choice, self.seeds, self.options.rows * sampler.plan.calls_per_row)
+        rows = self.options.rows
+        if self.options.tails is None or (self.options.n_calls is not None and rows > self._most_rows):
+            return sampler  # more rows than can be kept are refused
+        return with_tails(sampler, choice, self.seeds, rows * sampler.plan.calls_per_row)
+
+    @property
+    def _most_rows(self) -> int:
+        d = self.inputs[0].numel()
+        return most_rows(self.gaussian.rank(d), 1 if self.grouping is not None else d)
 
     def _sampled(self, sampler: Sampler, bar: Progress, note: str) -> Interactions:
         start = sampler.begin(self.seeds)

@@ -1,0 +1,81 @@
+"""Variance of what was sampled in tail strata.
+
+The couples of draws are independent, so the variance of a mean over them is that of single couples times Σω², with ω
+the weight of each couple in the mean. It is estimated from the couples that `tail_rows` stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from smoothhess.estimate.tail_rows import TailRows
+from smoothhess.linalg.effective_number import effective_number
+from smoothhess.linalg.gram import pair_norm
+
+
+class TailVariance:
+    """Variances of B examples in the coordinates of their rows; zero for examples without strata."""
+
+    def __init__(self, rows: TailRows) -> None:
+        self.rows = rows
+
+    @property
+    def contributions(self) -> Tensor:
+        """|s|²|γ|² of the stored couples, (B, c) float64."""
+        squares = self.rows.score.double().square().sum(-1) * self.rows.odd.double().square().sum(-1)
+        return squares.mean(2)
+
+    @cached_property
+    def effective(self) -> Tensor:
+        """Effective number of couples, (Σe)²/Σe² of their contributions e, (B,); infinite without couples."""
+        found = effective_number(self.contributions) * self.rows.n / self.rows.kept.clamp_min(1)
+        return torch.where(found > 0, found, torch.inf)
+
+    @property
+    def df(self) -> Tensor:
+        """Degrees of freedom of the variances, (B,): those of the couples, or fewer if a few of them carry the mean."""
+        return torch.minimum(self._freedom, (self.effective - 1).clamp_min(1))
+
+    @property
+    def _freedom(self) -> Tensor:
+        return (self.rows.kept - 1).clamp_min(1).double()
+
+    def of_form(self, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]) -> Tensor | float:
+        """Variance of uᵀĤv, (B, …); `left` and `right` map rows (B, r, k) to their products with u and v, (B, r, …)."""
+        if not self.rows.odd.shape[1]:
+            return 0.0
+        total = square = torch.zeros((), dtype=torch.float64)
+        for couple in range(self.rows.odd.shape[1]):  # one at a time: all entries of all couples may not fit
+            score, odd = self.rows.score[:, couple].double(), self.rows.odd[:, couple].double()
+            form = left(score) * right(odd) + right(score) * left(odd)
+            form = form.sum(1) / 4  # mean over the couple of the symmetric part
+            total, square = total + form, square + form.square()
+        return self._of_mean(total, square)
+
+    @property
+    def of_frobenius(self) -> Tensor:
+        """Sum of the variances of all entries, (B,)."""
+        score, odd = self.rows.score, self.rows.odd
+        if not odd.shape[1]:
+            return torch.zeros_like(self.rows.square)
+        each = pair_norm(score.flatten(0, 1), odd.flatten(0, 1)).reshape(odd.shape[:2]).sum(1) / 4
+        mean = pair_norm(score.flatten(1, 2), odd.flatten(1, 2)) / 4 / self.rows.kept.clamp_min(1)
+        return ((each - mean) / self._freedom).clamp_min(0) * self.rows.square
+
+    def of_gradient(self) -> Tensor:
+        """Variance of the part of the gradient, (B, k)."""
+        return self._of_mean(self.rows.even.double().sum(1), self.rows.even.double().square().sum(1))
+
+    def of_value(self) -> Tensor:
+        """Variance of the part of the value, (B,)."""
+        return self._of_mean(self.rows.value.double().sum(1), self.rows.value.double().square().sum(1))
+
+    def _of_mean(self, total: Tensor, square: Tensor) -> Tensor:
+        """Σω² times the variance of single couples, from the sum and the sum of squares of the stored ones."""
+        shape = (-1, *[1] * (total.ndim - 1))
+        kept, df, weight = (t.reshape(shape) for t in (self.rows.kept.clamp_min(1), self._freedom, self.rows.square))
+        return (square - total.square() / kept).clamp_min(0) / df * weight
