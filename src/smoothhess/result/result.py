@@ -47,6 +47,7 @@ class Result(ABC):
     precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
     names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example, such as tokens
+    feature_kind: str = ""  # "token" or "patch": the positions of an input; "" for the numbers of other inputs
 
     @property
     @abstractmethod
