@@ -482,7 +482,8 @@ class Result(ABC):
         Args:
             kind: "heatmap", "pairs", "graph" and "image" show which features act together; "segment" the interactions
                 of one segment of an image; "series" a curve, its SmoothGrad by interval and its interactions;
-                "gradient" and "diagonal" single features; "eigen" the directions of largest curvature.
+                "text" the tokens of a text; "gradient" and "diagonal" single features; "eigen" the directions of
+                largest curvature.
             **options: `example`, `ax`, and the options of the kind, see smoothhess.view.
 
         Returns:

@@ -135,6 +135,14 @@ def method(one: Result) -> str:
     return getattr(one, "method", "") or "an exact method"
 
 
+def is_text(one: Result) -> bool:
+    """Whether the features of one example are tokens of a text, or groups of consecutive tokens, in reading order."""
+    if one.feature_kind != "token" or one.grouping is None:
+        return one.feature_kind == "token"
+    ids = one.grouping.mask[0].reshape(one.inputs.shape[1], -1)  # (T, 1), or (T, E) for embeddings
+    return bool((ids == ids[:, :1]).all()) and bool((ids[1:, 0] >= ids[:-1, 0]).all())
+
+
 def image_of(one: Result) -> tuple[int, int] | None:
     """Return (H, W) if the inputs of a result are images, else None; gates and embeddings of tokens are not."""
     return None if one.feature_kind else image_size(tuple(one.inputs.shape[1:]))

@@ -83,9 +83,8 @@ def heatmap(
     denoised = "denoised; faint: " if one.shrink else "faint: "
     noise = f"; {denoised}unbiased estimate within noise (|z| < 2)" if stderr.any() else ""
     note = f"{part}{captions.quality_words(one)}{noise}"
-    title_layout.colour_bar(
-        ax, shown, *captions.interaction_label(one), {ax: (f"Which {captions.plural(captions.noun(one))} act together", note)}
-    )
+    title = f"Which {captions.plural(captions.noun(one))} act together"
+    title_layout.colour_bar(ax, shown, *captions.interaction_label(one), {ax: (title, note)})
     return ax
 
 

@@ -28,8 +28,8 @@ def numbers(one: Result, scales: Tensor | None, level: float, q: float) -> dict[
     """
     d = one.shape[1]
     q_values = np.full((d, d), np.nan)
-    for p in one.top_pairs(max(1, d * (d - 1) // 2), q=q, level=level, scales=scales)[0]:
-        q_values[p.i, p.j] = p.q_value
+    [found] = one.strongest_pairs_of(max(1, d * (d - 1) // 2), q, level, scales)
+    q_values[found.i[0].cpu().numpy(), found.j[0].cpu().numpy()] = canvas.array(found.q_value[0])
     moves = one.feature_scales[0] if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
     return {
         "value": encoding.packed(canvas.array(one.unshrunk().hessian[0])),
