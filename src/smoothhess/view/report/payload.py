@@ -71,8 +71,7 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
     first = layouts[0]
     if any(other.kind != first.kind for other in layouts):
         raise ValueError("the examples have different layouts (image, table, series): pass kind, or one example.")
-    if first.kind == "text":  # numbers, their order and their errors are those of one estimate
-        results = [(r.unshrunk(), asked) for r, asked in results]
+    unbiased = first.kind == "text"  # numbers, their order and their errors are those of one estimate
     names = [_names(result, first, options, b) for b in chosen]
     labels = [token_text.labels(each) if first.kind == "text" else each for each in names]
     texts = _one_each(options.headings, count, "headings") or [f"Example {b}" for b in range(count)]
@@ -106,8 +105,8 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
                 }
                 for k, b in enumerate(chosen)
             ],
-            "results": [[numbers(r[b], options.scales, level, q) for b in chosen] for r, _ in results],
-            "made": [[_made(r[b]) for b in chosen] for r, _ in results],
+            "results": [[numbers(r[b], options.scales, level, q, unbiased) for b in chosen] for r, _ in results],
+            "made": [[_made(r[b].unshrunk() if unbiased else r[b]) for b in chosen] for r, _ in results],
         }
     )
 
