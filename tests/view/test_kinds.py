@@ -29,7 +29,7 @@ def curve():
 
 
 def test_every_function_is_a_kind_or_takes_more_than_a_result():
-    assert set(view.KINDS) == {*KINDS, "series"}
+    assert set(view.KINDS) == {*KINDS, "series", "text"}
     assert set(view.__all__) == {*view.KINDS, "plot", "along", "sweep_curves"}
 
 
