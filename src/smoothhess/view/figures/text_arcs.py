@@ -78,16 +78,19 @@ def text(
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    tokens = _tokens(one, names)
+    names = _names(one, names)
+    tokens, labels = token_text.readable(names), token_text.labels(names)
     if by not in ("interactions", "gradient"):
         raise ValueError(f"by must be 'interactions' or 'gradient', got {by!r}.")
     canvas.check_count(k, "arcs")
-    labels = token_text.labels([token.text for token in tokens])
     index = source_of(one, source, labels)
     if by == "interactions":
         value, faint, sampled = interactions_with(one, index)
         value[index] = 0
-        title, label = f"What acts together with “{labels[index]}” (outlined)", captions.interaction_label(one)
+        title, label = (
+            f"What acts together with “{_escaped(labels[index])}” (outlined)",
+            captions.interaction_label(one),
+        )
     else:
         value, stderr = (canvas.array(x[0]).reshape(-1) for x in (one.gradient, one.gradient_stderr))
         faint, sampled = canvas.within_noise(value, stderr), bool(stderr.any())
@@ -146,8 +149,8 @@ def _arcs_words(count: int, q: float) -> str:
     return f"arcs: the {count} strongest significant pairs (q ≤ {q:g})"
 
 
-def _tokens(one: Result, names: Sequence[str] | None) -> list[token_text.Token]:
-    """Return the features of a result as the tokens of a text, in reading order."""
+def _names(one: Result, names: Sequence[str] | None) -> list[str]:
+    """Return the tokens of a text in reading order: the given names, those of the result, or indices."""
     d = one.shape[1]
     if not captions.is_text(one):
         raise ValueError(
@@ -156,15 +159,20 @@ def _tokens(one: Result, names: Sequence[str] | None) -> list[token_text.Token]:
         )
     if d > MOST_TOKENS:
         raise ValueError(f"a figure shows at most {MOST_TOKENS} tokens, this result has {d}. Group them by sentences.")
-    given = canvas.check_names(names, d) or (None if one.names is None else list(one.names[0]))
-    return token_text.readable([str(i) for i in range(d)] if given is None else given)
+    own = [str(i) for i in range(d)] if one.names is None else list(one.names[0])
+    return canvas.check_names(names, d) or own
+
+
+def _escaped(words: str) -> str:
+    """Return text that Matplotlib does not read as a formula."""
+    return words.replace("$", r"\$")
 
 
 def _lines(tokens: Sequence[token_text.Token], size: float, width: float) -> tuple[Array, int]:
     """Return the left end, the right end and the middle height of each token in points, and the number of lines."""
     boxes, x, line = [], 0.0, 0
     for token in tokens:
-        length = 72 * title_layout.text_width(token.text.replace("$", r"\$"), size) + 2 * PADDING * size
+        length = 72 * title_layout.text_width(_escaped(token.text), size) + 2 * PADDING * size
         gap = SPACE * size if token.gap else 0.08 * size
         if token.gap == "\n" or (x and x + gap + length > width):
             x, line, gap = 0.0, line + 1, 0.0
@@ -185,9 +193,13 @@ def _draw(
         box = Rectangle((left, middle - BOX * size / 2), right - left, BOX * size, facecolor=colour, zorder=3)
         box.set(edgecolor="#d9d9d9", linewidth=0.4)
         ink = "white" if colour[:3] @ LUMINANCE < 0.5 else "black"
-        words = token.text.replace("$", r"\$")
         place = {"x": (left + right) / 2, "y": middle, "ha": "center", "va": "center_baseline"}
-        drawn.append((ax.add_patch(box), ax.text(s=words, **place, fontsize=size, color=ink, gid="token", zorder=4)))
+        drawn.append(
+            (
+                ax.add_patch(box),
+                ax.text(s=_escaped(token.text), **place, fontsize=size, color=ink, gid="token", zorder=4),
+            )
+        )
     return drawn
 
 
