@@ -16,6 +16,7 @@ from smoothhess import baselines
 from smoothhess.result.exact import Attribution
 from smoothhess.result.interactions import Interactions
 from smoothhess.view.report import report
+from tests.view import texts
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<b>b</b> & {{title}}", "'\"`${x}%{y}"]
@@ -225,7 +226,21 @@ def _two_draws():
     return result.groups(torch.arange(40) // 10), {"series": True}
 
 
+def _text():
+    """Two texts of ten tokens; the first token is not moved."""
+    frozen = (True, *[False] * 9)
+    names = (tuple(texts.TOKENS), ("<b>", "##x", "ein", "##mal", ",", "$y$", "nicht", "mehr", "gut", "."))
+    return texts.result(batch=2, frozen=frozen, names=names), {"output": "score", "headings": ["English", "Deutsch"]}
+
+
+def _long_text():
+    names = tuple(f"{'Ġ' if k % 3 else ''}tok{k % 90}" for k in range(512))
+    return texts.result(count=512, n_calls=1024, control=None, names=names), {}
+
+
 MAKERS = {
+    "text": _text,
+    "long_text": _long_text,
     "digits": _digits,
     "breast_cancer": _breast_cancer,
     "image": _image,

@@ -9,7 +9,7 @@ import torch
 from smoothhess.estimate import student_t
 from smoothhess.evaluate.sweep import Sweep
 
-PAGES = ["digits", "breast_cancer", "image", "series", "hostile", "standardised"]
+PAGES = ["digits", "breast_cancer", "image", "series", "hostile", "standardised", "text"]
 
 CUT_OFF = """() => [...document.querySelectorAll(".row .figure:last-child")]
   .filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)"""
@@ -273,6 +273,120 @@ def test_directions_keep_their_signs_in_magnitude_mode(sample, open_page):
     vector = vector * vector[vector.abs().argmax()].sign()
     assert (torch.tensor(redder)[strong].sign() == vector[strong].sign()).all()
     assert len(vector[strong].sign().unique()) == 2
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def token(page, k):
+    return page.tab.locator(f'.token[data-token="{k}"]')
+
+
+def effects(result, i):
+    """value, low and high of each partner of token i, per unit of the gates."""
+    row = result.unshrunk().row(i)
+    return [end[0].double() for end in (row.value, *row.interval())]
+
+
+def test_tokens_are_set_as_text_and_coloured_by_their_interactions(sample, open_page):
+    it = sample("text")
+    page = open_page(it.path)
+    assert " ".join(page.tab.inner_text("#text").split()) == "<s> Not so unbelievable, so good."
+    one, i = it.result[0], int(page.data("#text")["source"])
+    first = next(p for p in one.unshrunk().top_pairs(45)[0] if p.significant)
+    assert i == first.i
+    value, low, high = effects(one, i)
+    found = page.partners()
+    assert sorted(found) == [j for j in range(1, 10) if j != i]  # token 0 is not moved
+    order = sorted(found, key=lambda j: -abs(float(value[j])))
+    assert list(found) == order
+    for j, numbers in found.items():
+        assert [numbers["value"], numbers["low"], numbers["high"]] == pytest.approx(
+            [float(value[j]), float(low[j]), float(high[j])], rel=2e-5, abs=1e-8
+        )
+    tints = page.tab.eval_on_selector_all(".token", "(all) => all.map((e) => e.style.getPropertyValue('--tint'))")
+    strongest_tint = max(range(10), key=lambda k: float(tints[k].split("/")[1].strip(" )")))
+    assert strongest_tint == order[0]
+    assert "Raising the gates of" in page.tab.inner_text("#sentence")
+    arcs = page.tab.eval_on_selector_all("#arcs path", "(all) => all.map((path) => path.dataset.pair)")
+    assert f"{first.i},{first.j}" in arcs
+    significant = {f"{p.i},{p.j}" for p in one.unshrunk().top_pairs(45)[0] if p.significant}
+    assert set(arcs) <= significant
+    assert "pixel" not in page.tab.inner_text("body").lower()
+
+
+def test_keys_move_between_tokens_and_lines(sample, open_page):
+    page = open_page(sample("text").path, 375, 812)
+    token(page, 3).click()
+    page.settle()
+    assert page.data("#text")["source"] == "3"
+    for key, expected in (("ArrowRight", "4"), ("ArrowLeft", "3"), ("End", "9"), ("ArrowRight", "9"), ("Home", "0")):
+        page.tab.keyboard.press(key)
+        page.settle()
+        assert page.data("#text")["source"] == expected
+    page.tab.keyboard.press("ArrowDown")
+    page.settle()
+    tops = page.tab.eval_on_selector_all(".token", "(all) => all.map((e) => Math.round(e.getBoundingClientRect().top))")
+    now = int(page.data("#text")["source"])
+    assert len(set(tops)) > 1
+    assert tops[now] == sorted(set(tops))[1]
+    assert page.tab.evaluate("document.activeElement.dataset.token") == str(now)
+    page.tab.keyboard.press("Escape")
+    page.settle()
+    assert page.data("#text")["held"] == "false"
+
+
+def test_each_token_by_itself(sample, open_page):
+    it = sample("text")
+    page = open_page(it.path)
+    page.tab.check('input[name="paint"][value="alone"]')
+    page.tab.click("#tab-alone")
+    page.settle()
+    rows = page.tab.eval_on_selector_all(
+        "#features .feature[data-feature]", "(all) => all.map((e) => ({...e.dataset}))"
+    )
+    gradient = it.result[0].gradient[0].tolist()
+    assert [float(row["value"]) for row in rows] == pytest.approx(gradient, rel=1e-5, abs=1e-9)
+    assert "does by itself" in page.tab.inner_text("#where-title")
+    assert "raises it" in page.tab.inner_text("#text-scale")
+    assert token(page, 0).get_attribute("aria-label") == "<s>: not moved"
+
+
+def test_another_text_has_its_own_tokens(sample, open_page):
+    page = open_page(sample("text").path)
+    page.tab.select_option("#example", "1")
+    page.settle()
+    assert " ".join(page.tab.inner_text("#text").split()) == "<b> x einmal, $y$ nicht mehr gut."
+    assert "Deutsch" in page.tab.inner_text("#lead")
+
+
+def test_a_text_is_printed_in_light_colours_with_all_lines(sample, open_page):
+    page = open_page(sample("text").path, theme="dark")
+    page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.tab.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.tab.evaluate("document.getElementById('text').offsetWidth") == 600
+    page.tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.tab.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+def test_512_tokens_can_be_read_and_chosen(sample, open_page, width):
+    it = sample("long_text")
+    page = open_page(it.path, width)
+    first = int(page.data("#text")["source"])
+    inside = """([k]) => { const box = document.querySelector(".pages").getBoundingClientRect();
+      const { top, bottom } = document.querySelector(`[data-token="${k}"]`).getBoundingClientRect();
+      return box.top <= top && bottom <= box.bottom + 1; }"""
+    assert page.tab.evaluate(inside, [first])
+    token(page, 300).click()
+    page.settle()
+    assert page.data("#text")["source"] == "300"
+    page.tab.click("#tab-matrix")
+    page.tab.wait_for_selector("#matrix .hm, #matrix image")
+    cells = page.tab.evaluate("document.getElementById('matrix').data[0].z.length")
+    assert cells <= 40
+    assert f"The {cells} of 512 tokens" in page.tab.inner_text("#matrix-hint")
+    assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ NEEDS = {
     "howto/other-frameworks.md": ["pandas", "scipy"],
     "howto/series.md": ["matplotlib"],
     "howto/tables.md": ["sklearn", "pandas", "matplotlib"],
+    "howto/text.md": ["matplotlib"],
     "quickstart.md": ["matplotlib"],
 }
 LARGE = {"howto/images.md": ["pixels ="], "certainty.md": ["few ="]}  # examples about a large error, which say so

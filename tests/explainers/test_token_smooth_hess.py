@@ -12,6 +12,7 @@ from torch.nn import functional
 import smoothhess as sh
 from benchmarks.small_transformers import SHAPES, Shape, Transformer, VisionTransformer, gated, written_out
 from smoothhess.explainers.token_smooth_hess import TokenSmoothHess
+from smoothhess.result.files import restore
 
 pytestmark = pytest.mark.rounding
 SMALL = {"width": 32, "vocabulary": 20, "length": 10}
@@ -242,6 +243,11 @@ def test_names_follow_their_texts(tmp_path):
     loaded = sh.Interactions.load(tmp_path / "r.safetensors")
     for again in (result, loaded, sh.Interactions.cat([result[0], result[1]])):
         assert [{n for p in pairs for n in p.names} for pairs in again.top_pairs(3)] == [{*"abc"}, {*"def"}]
+        assert again.feature_kind == "token"
+    older = result.parts()
+    del older.about["feature_kind"]
+    assert restore(older).feature_kind == ""
+    assert sh.Interactions.cat([result[0], restore(older)[1]]).feature_kind == ""
     assert result[1].names == (("d", "e", "f"),)
     assert result.top_pairs(1, ["x", "y", "z"])[0][0].names[0] in "xyz"
     assert result.groups(torch.tensor([0, 0, 1])).names is None

@@ -29,7 +29,7 @@ def curve():
 
 
 def test_every_function_is_a_kind_or_takes_more_than_a_result():
-    assert set(view.KINDS) == {*KINDS, "series"}
+    assert set(view.KINDS) == {*KINDS, "series", "text"}
     assert set(view.__all__) == {*view.KINDS, "plot", "along", "sweep_curves"}
 
 
@@ -114,13 +114,14 @@ def test_colours_are_white_at_zero_and_symmetric(small, kind):
 def test_figures_leave_pyplot_and_its_settings_alone():
     # reading rcParams["backend"] would itself import pyplot
     code = (
-        "import sys, torch, matplotlib as mpl, smoothhess as sh; from smoothhess import view;"
+        "import dataclasses, sys, torch, matplotlib as mpl, smoothhess as sh; from smoothhess import view;"
         "settings = lambda: {k: mpl.rcParams[k] for k in mpl.rcParams if k != 'backend'}; before = settings();"
         "f = lambda x: x.flatten(1).prod(1);"
         "r = sh.SmoothHess(f).attribute(torch.ones(1, 3, 3), sigma=0.5, n_calls=96);"
-        "figures = {k: r.plot(k).figure for k in view.KINDS if k != 'series'};"
+        "figures = {k: r.plot(k).figure for k in view.KINDS if k not in ('series', 'text')};"
         "t = sh.SmoothHess(f).attribute(torch.ones(1, 4), sigma=0.5, n_calls=96);"
         "figures |= {'series': t.plot('series').figure, 'along': view.along(f, r).figure};"
+        "figures['text'] = dataclasses.replace(t, feature_kind='token').plot('text').figure;"
         "s = sh.sweep(f, torch.ones(1, 4), [.1, .3], n_calls=96);"
         "figures['curves'] = view.sweep_curves(s).figure;"
         "[figures[k].savefig('/dev/null', format='png', dpi=40) for k in ('graph', 'pairs', 'curves')];"

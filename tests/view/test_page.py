@@ -259,14 +259,14 @@ def test_segments_of_an_image():
     result = sh.SmoothHess(network((3, 8, 8))).attribute(inputs, sigma=0.5, n_calls=200).groups(mask)
     content = payload(result)
     example = content["examples"][0]
-    assert (content["kind"], content["word"], content["names"][3]) == ("image", "segment", "segment 3")
+    assert (content["kind"], content["word"], content["examples"][0]["names"][3]) == ("image", "segment", "segment 3")
     assert example["size"] == [8, 8]
     np.testing.assert_array_equal(labels_of(example), mask.reshape(-1))
 
 
 def test_small_images_are_shown_by_pixel_with_channels_summed():
     grey, colour = result_of((4, 5)), result_of((3, 4, 4))
-    assert payload(grey)["names"][7] == "pixel (1, 2)"
+    assert payload(grey)["examples"][0]["names"][7] == "pixel (1, 2)"
     content = payload(colour)
     summed = colour.groups(torch.arange(16).reshape(4, 4).expand(3, 4, 4))
     assert content["word"] == "pixel"
@@ -282,9 +282,9 @@ def test_segments_that_differ_between_channels_make_a_table():
 def test_windows_make_a_series_and_columns_a_table():
     curve = result_of((64,)).groups(torch.arange(64) // 8)
     content = payload(curve, series=np.linspace(0, 6.3, 64), units="s")
-    assert (content["kind"], content["word"], content["names"][1]) == ("series", "window", "0.80–1.60 s")
+    assert (content["kind"], content["word"], content["examples"][0]["names"][1]) == ("series", "window", "0.80–1.60 s")
     np.testing.assert_array_equal(labels_of(content["examples"][0]), np.arange(64) // 8)
-    assert payload(curve)["names"][1] == "samples 8–15"
+    assert payload(curve)["examples"][0]["names"][1] == "samples 8–15"
     assert payload(curve, series=False)["kind"] == "table"
     assert payload(curve, kind="table")["kind"] == "table"
     assert payload(result_of((6,)))["kind"] == "table"
@@ -449,7 +449,7 @@ def test_hostile_text_stays_text(table, tmp_path):
     text = path.read_text()
     content, scripts = inside(text)
     assert scripts == 3
-    assert content["names"] == HOSTILE
+    assert content["examples"][0]["names"] == HOSTILE
     assert content["title"] == HOSTILE[0]
     assert "alert(1)</script>" not in text
     assert "<img src=x" not in text

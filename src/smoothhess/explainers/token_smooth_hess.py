@@ -138,7 +138,8 @@ class TokenSmoothHess:
         if text.always_frozen.any():
             scale = {"gaussian": _without_frozen(text.always_frozen, inputs[0].numel(), **scale)}
         result = self._explainer(text).attribute(inputs, target, text.arguments, **scale, **given, **options)
-        return replace(result, names=labels, n_passes=result.n_passes + PROBE_PASSES)
+        passes = result.n_passes + PROBE_PASSES
+        return replace(result, names=labels, feature_kind=text.feature_kind, n_passes=passes)
 
     def more(
         self,
@@ -223,6 +224,11 @@ class _Text:
         """Gates of the texts themselves, (B, T)."""
         dtype = torch.float64 if self.first.dtype == torch.float64 else torch.float32
         return torch.ones(self.held.shape, dtype=dtype, device=self.ids.device)
+
+    @property
+    def feature_kind(self) -> str:
+        """What a position is: "token" for ids, "patch" for pixels."""
+        return "patch" if self.ids.is_floating_point() or self.ids.shape != self.held.shape else "token"
 
     @property
     def always_frozen(self) -> Tensor:

@@ -54,6 +54,7 @@ def concatenated(results: Sequence[R], **source: Any) -> R:
         n_passes=torch.cat([r.n_passes for r in results]),
         status=tuple(s for r in results for s in r.status),
         names=None if any(r.names is None for r in results) else tuple(n for r in results for n in r.names or ()),
+        feature_kind=results[0].feature_kind if len({r.feature_kind for r in results}) == 1 else "",
         control=next((r.control for r in results if r.control), None),
         control_note=next((r.control_note for r in results if r.control_note), ""),
         unbiased=all(r.unbiased for r in results),

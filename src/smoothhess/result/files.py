@@ -133,6 +133,8 @@ def common_parts(result: Any) -> Parts:
     }
     if result.names is not None:
         about["names"] = result.names
+    if result.feature_kind:
+        about["feature_kind"] = result.feature_kind
     if result.target is not None:
         tensors["target"] = result.target
     if result.grouping is not None:
@@ -248,7 +250,7 @@ def _check_parts(parts: Parts) -> None:
             raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
     if "design" in about:
         find_design(about["design"])
-    for name in ("method", "note", "precision"):
+    for name in ("method", "note", "precision", "feature_kind"):
         if name in about and not isinstance(about[name], str):
             raise ValueError(f"expected {name!r} as text, got {type(about[name]).__name__}")
 
@@ -273,6 +275,7 @@ def _common_fields(parts: Parts) -> dict[str, Any]:
         "status": tuple(about["status"]),
         "estimator_version": about.get("estimator_version", 1),  # files written before version numbers
         "names": tuple(tuple(map(str, names)) for names in about["names"]) if "names" in about else None,
+        "feature_kind": about.get("feature_kind", ""),  # older files have none
     }
 
 

@@ -47,6 +47,7 @@ class Result(ABC):
     precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
     names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example, such as tokens
+    feature_kind: str = ""  # "token" or "patch": the positions of an input; "" for the numbers of other inputs
 
     @property
     @abstractmethod
@@ -481,7 +482,8 @@ class Result(ABC):
         Args:
             kind: "heatmap", "pairs", "graph" and "image" show which features act together; "segment" the interactions
                 of one segment of an image; "series" a curve, its SmoothGrad by interval and its interactions;
-                "gradient" and "diagonal" single features; "eigen" the directions of largest curvature.
+                "text" the tokens of a text; "gradient" and "diagonal" single features; "eigen" the directions of
+                largest curvature.
             **options: `example`, `ax`, and the options of the kind, see smoothhess.view.
 
         Returns:

@@ -28,6 +28,7 @@ from smoothhess.view.figures.pair_intervals import pairs
 from smoothhess.view.figures.segment_partners import segment
 from smoothhess.view.figures.series import series
 from smoothhess.view.figures.surrogate_line import along
+from smoothhess.view.figures.text_arcs import text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +48,7 @@ __all__ = [
     "segment",
     "series",
     "sweep_curves",
+    "text",
 ]
 
 KINDS: dict[str, Callable[..., Any]] = {
@@ -55,6 +57,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "diagonal": diagonal,
     "eigen": eigen,
     "series": series,
+    "text": text,
     "heatmap": heatmap,
     "pairs": pairs,
     "gradient": gradient,
@@ -70,7 +73,7 @@ def plot(result: Result, kind: str = "heatmap", **options: Any) -> Axes:
         kind: "heatmap", "pairs", "graph" and "image" show the interactions of pairs of features; "gradient" and
             "diagonal" show the gradient and the curvature of each feature; "eigen" shows the directions of largest
             curvature; "segment" shows the interactions of one segment of an image; "series" shows those of one interval
-            of a time series.
+            of a time series; "text" shows the tokens of a text.
         **options: Arguments of the function of the same name in this package.
 
     Returns:

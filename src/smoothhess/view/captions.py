@@ -32,11 +32,22 @@ def is_attribution(one: Result) -> bool:
 
 
 def noun(one: Result) -> str:
-    """Return the plural noun for the features of a result."""
-    image = image_size(tuple(one.inputs.shape[1:])) is not None
+    """Return the noun for a feature of a result."""
+    if one.feature_kind and (one.grouping is None or one.grouping.count == one.inputs.shape[1]):
+        return one.feature_kind
+    image = image_of(one) is not None
     if one.grouping is not None:
-        return "segments" if image else "groups"
-    return "pixels" if image else "features"
+        return "segment" if image else "group"
+    return "pixel" if image else "feature"
+
+
+def plural(word: str) -> str:
+    """Return the plural of a noun of `noun`.
+
+    >>> plural("token"), plural("patch")
+    ('tokens', 'patches')
+    """
+    return f"{word}es" if word.endswith("ch") else f"{word}s"
 
 
 def noise_sentence(one: Result, kind: str) -> str:
@@ -46,6 +57,8 @@ def noise_sentence(one: Result, kind: str) -> str:
     """
     feature, group = {"image": ("pixel", "segment"), "series": ("sample", "window")}.get(kind, ("feature", "group"))
     grouping = one.grouping
+    if one.feature_kind:
+        return _gate_sentence(one)
     if one.design == "exact" or is_attribution(one) or (grouping is not None and grouping.direction is not None):
         return ""
     if isinstance(one.gaussian, SegmentShift):
@@ -59,6 +72,20 @@ def noise_sentence(one: Result, kind: str) -> str:
     if isinstance(one.gaussian, Isotropic | Diagonal):
         moved = f"every {feature} independently"
     return f"The noise shifts {moved}; an interaction of two {group}s is the sum over all pairs of their {feature}s."
+
+
+def _gate_sentence(one: Result) -> str:
+    """Describe what the noise moves in a result of `TokenSmoothHess`."""
+    thing, things = one.feature_kind, plural(one.feature_kind)
+    gates = f"the gate of each {thing}: 1 is the {thing}, 0 the baseline"
+    if one.inputs.ndim > 2:
+        gates = f"the embeddings of the {things}, and derivatives are along the line from the baseline to each {thing}"
+    groups = f" An interaction of two groups is the sum over all pairs of their {things}."
+    return f"The noise moves {gates}.{groups if noun(one) == 'group' else ''}"
+
+
+def _gate(one: Result) -> str:
+    return "the gates of the group" if noun(one) == "group" else "its gate"
 
 
 def _by_segments(one: Result) -> bool:
@@ -76,14 +103,16 @@ def interaction_label(one: Result) -> tuple[str, str]:
     """Return the label of a colour bar of interactions: a sentence with both ends, and the unit."""
     if is_attribution(one):
         return f"interaction by {method(one)}   {NEGATIVE_POSITIVE}", ""
+    both = "raising both gates" if one.feature_kind else "raising both"
     return (
-        f"raising both raises f   {LESS_MORE}   than the sum of the parts",
+        f"{both} raises f   {LESS_MORE}   than the sum of the parts",
         f"$H_{{ij}}$: extra change when both rise, {unit_words(one)}",
     )
 
 
-def gradient_label(one: Result, thing: str) -> tuple[str, str]:
-    """Return the label of a colour bar of gradients; `thing` is the feature that is raised."""
+def gradient_label(one: Result) -> tuple[str, str]:
+    """Return the label of a colour bar of gradients."""
+    thing = "it" if noun(one) == "feature" else _gate(one) if one.feature_kind else f"the {noun(one)}"
     if is_attribution(one):
         return f"first-order part of {method(one)}   {NEGATIVE_POSITIVE}", ""
     return f"raising {thing} by itself   {LOWERS_RAISES}", f"{slope_word(one)}, per unit of it"
@@ -94,7 +123,9 @@ def diagonal_label(one: Result) -> tuple[str, str]:
     if is_attribution(one):
         return f"interaction with itself by {method(one)}   {NEGATIVE_POSITIVE}", ""
     thing, unit = ("it", "per unit squared")
-    if one.grouping is not None:
+    if one.feature_kind:
+        thing, unit = _gate(one), "per unit of the gate, squared"
+    elif one.grouping is not None:
         thing, unit = "the group", "per unit of all its features, squared"
     return f"as {thing} rises, f bends   {DOWN_UP}", f"curvature $H_{{ii}}$, {unit}"
 
@@ -102,6 +133,19 @@ def diagonal_label(one: Result) -> tuple[str, str]:
 def method(one: Result) -> str:
     """Return the name of the method of an exact result."""
     return getattr(one, "method", "") or "an exact method"
+
+
+def is_text(one: Result) -> bool:
+    """Whether the features of one example are tokens of a text, or groups of consecutive tokens, in reading order."""
+    if one.feature_kind != "token" or one.grouping is None:
+        return one.feature_kind == "token"
+    ids = one.grouping.mask[0].reshape(one.inputs.shape[1], -1)  # (T, 1), or (T, E) for embeddings
+    return bool((ids == ids[:, :1]).all()) and bool((ids[1:, 0] >= ids[:-1, 0]).all())
+
+
+def image_of(one: Result) -> tuple[int, int] | None:
+    """Return (H, W) if the inputs of a result are images, else None; gates and embeddings of tokens are not."""
+    return None if one.feature_kind else image_size(tuple(one.inputs.shape[1:]))
 
 
 def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -116,6 +160,8 @@ def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 def unit_words(result: Result) -> str:
     """Return the unit of an entry of the Hessian."""
+    if result.feature_kind:
+        return "per unit of every gate of each group" if noun(result) == "group" else "per unit of each gate"
     if result.grouping is None:
         return "per unit of each feature"
     if result.grouping.direction is None:

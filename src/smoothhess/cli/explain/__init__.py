@@ -5,8 +5,8 @@ state_dict_files, exported_models, model_factories   weights, torch.export files
   → load_model          --model, --weights and --output: a function from inputs to one tensor of outputs
   → model_hash          a hash of the model: results of another model are not reused
   → normalization       normalisation and standardised columns as part of the explained function
-  → csv_files, image_files, npy_files      one kind of input file each
-  → inputs              --input: the examples, in the units in which noise is added
+  → csv_files, image_files, npy_files, token_files      one kind of input file each
+  → inputs              --input and --tokens: the examples, in the units in which noise is added
   → target_class        --target and --classes
   → example_question    an example with its target, its groups and the scale of the noise
   → output_files        the files of one explanation

@@ -15,7 +15,11 @@ class Settings:
     """The options of the command line; see `smoothhess explain --help`."""
 
     model: str
-    inputs: Sequence[Path]
+    inputs: Sequence[Path] = ()
+    tokens: Sequence[Path] = ()
+    names: Sequence[Path] = ()
+    layer: str | None = None
+    baseline: str = "mean"
     weights: Path | None = None
     output: str | None = None
     target: str | None = None
@@ -69,5 +73,47 @@ class Settings:
                 )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be between 0 and 2³² − 1, got {self.seed}.")
-        if not self.inputs:
-            raise ValueError("--input: expected at least one image, .csv or .npy file, got none.")
+        if not self.inputs and not self.tokens:
+            raise ValueError(
+                "pass --input, at least one image, .csv or .npy file, or --tokens, a .npy file of token ids."
+            )
+        self._check_texts()
+
+    def _check_texts(self) -> None:
+        """Validate the options of texts, and that they are not combined with those of other inputs."""
+        own = {
+            "--names": self.names,
+            "--layer": self.layer,
+            "--baseline": self.baseline if self.baseline != "mean" else None,
+        }
+        if not self.tokens:
+            if given := [word for word, value in own.items() if value]:
+                raise ValueError(f"{given[0]} is for texts: pass --tokens ids.npy as well, or omit it.")
+            return
+        others = {
+            "--input": self.inputs,
+            "--segments": self.segments,
+            "--step": self.step,
+            "--mean": self.mean,
+            "--std": self.std,
+            "--size": self.size,
+            "--rows": self.rows,
+            "--drop": self.drop,
+            "--batched or --single": self.batched is not None,
+            "--no-standardize": not self.standardize,
+            "--segments-noise": self.segments_noise != "pixels",
+        }
+        if given := [word for word, value in others.items() if value]:
+            raise ValueError(f"{given[0]} cannot be combined with --tokens. Omit one of them.")
+        if Path(self.model).suffix == ".pt2":
+            raise ValueError(
+                "--tokens need a network whose embedding layer can be replaced, and an export (.pt2) has no layers. "
+                "Pass --model file.py:factory, with --weights."
+            )
+        if self.layer is None:
+            raise ValueError(
+                "--tokens need --layer, the name of the embedding of the tokens in the network, such as "
+                "transformer.wte (named_modules)."
+            )
+        if self.baseline not in ("mean", "zero") and not self.baseline.isdecimal():
+            raise ValueError(f"--baseline must be mean, zero or a token id, got {self.baseline!r}.")

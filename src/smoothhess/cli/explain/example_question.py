@@ -23,6 +23,7 @@ from smoothhess.cli.printable_text import one_line
 from smoothhess.datasets.job_settings import described
 from smoothhess.result import segments
 from smoothhess.result.segments import Segments
+from smoothhess.view import token_text
 
 MANY = 256  # with more features, images and curves are grouped by default
 MOST = 512  # features or groups that fit on a page
@@ -54,6 +55,11 @@ class Question:
         if self.segments is not None:
             return self.segments.names
         return self.example.names or _names_of_places(self.example, self.step)
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """Return names for printed text: tokens without markers of sub-words."""
+        return token_text.labels(self.names or ()) if self.example.kind == "text" else self.names
 
 
 def ask(example: Example, settings: Settings, classes: Sequence[str] | None, device: torch.device) -> Question:
@@ -138,6 +144,8 @@ def _names_of_places(example: Example, step: float | None) -> list[str] | None:
     shape = example.values.shape
     if example.kind == "image":
         return [f"pixel ({row}, {column})" for row in range(shape[-2]) for column in range(shape[-1])]
+    if example.kind == "text":
+        return [f"token {i}" for i in range(len(example.values))]
     if example.kind == "series":
         return [f"sample {i}" if step is None else f"{i * step:.6g} s" for i in range(shape[-1])]
     return [f"feature {i}" for i in range(shape[0])] if len(shape) == 1 else None
@@ -194,6 +202,7 @@ def key(question: Question, model: Model) -> str:
             "version": __version__,
             "model": model.identity,
             "units": _units(example.forward_func),
+            "gates": example.gates_words,
             "values": described(example.values),
             "title": example.title,
             "names": described(list(question.names)) if question.names is not None else None,

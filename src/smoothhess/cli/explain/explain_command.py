@@ -9,15 +9,20 @@ from cyclopts import Group, Parameter
 
 MODEL = Group("Model", sort_key=1)
 INPUT = Group("Inputs", sort_key=2)
-SCALE = Group("Scale of the noise (one of the two)", sort_key=3)
-FEATURES = Group("Features", sort_key=4)
-SAMPLING = Group("Sampling and output", sort_key=5)
+TEXT = Group("Texts (in place of --input)", sort_key=3)
+SCALE = Group("Scale of the noise (one of the two)", sort_key=4)
+FEATURES = Group("Features", sort_key=5)
+SAMPLING = Group("Sampling and output", sort_key=6)
 
 
 def explain(
     *,
     model: Annotated[str, Parameter(group=MODEL)],
-    input: Annotated[list[Path], Parameter(group=INPUT, consume_multiple=True, negative="")],
+    input: Annotated[list[Path] | None, Parameter(group=INPUT, consume_multiple=True, negative="")] = None,
+    tokens: Annotated[list[Path] | None, Parameter(group=TEXT, consume_multiple=True, negative="")] = None,
+    names: Annotated[list[Path] | None, Parameter(group=TEXT, consume_multiple=True, negative="")] = None,
+    layer: Annotated[str | None, Parameter(group=TEXT)] = None,
+    baseline: Annotated[str, Parameter(group=TEXT)] = "mean",
     weights: Annotated[Path | None, Parameter(group=MODEL)] = None,
     output: Annotated[str | None, Parameter(group=MODEL)] = None,
     target: Annotated[str | None, Parameter(group=MODEL)] = None,
@@ -47,6 +52,7 @@ def explain(
     an image:  smoothhess explain --model net.pt2 --input cat.png --radius 5 --segments slic:50
     a table:   smoothhess explain --model mine.py:network --weights w.safetensors --input data.csv --sigma 0.25
     a curve:   smoothhess explain --model net.pt2 --input curve.npy --sigma 0.1 --segments window:0.5s --step 0.05
+    a text:    smoothhess explain --model mine.py:network --tokens ids.npy --names tokens.txt --layer wte --sigma 0.1
     ```
 
     For each input NAME, the folder OUT contains NAME.html (the page), NAME-pairs.png and other figures, NAME.csv (the
@@ -62,6 +68,12 @@ def explain(
             exports and code that you trust: an export can run code as well.
         input: One or more images (.png, .jpg, …; values 0 … 1), tables (.csv, .tsv with a header) and arrays (.npy, one
             example or several).
+        tokens: One or more .npy files of token ids, one text or several of the same length. Each token has a gate, 1 at
+            the token and 0 at the baseline, and SIGMA is the standard deviation of the gates.
+        names: The tokens as strings, one file for each file of TOKENS: text with one token per line, or a json list.
+        layer: Name of the embedding of the tokens in the network (named_modules), such as transformer.wte. An export
+            (.pt2) has no layers: pass the network as file.py:factory.
+        baseline: The embedding at gate 0: mean of all embeddings, zero, or the id of a token, such as a mask.
         weights: Weights for the factory's network: .safetensors, or a state dict in .pth or .pt.
         output: Which tensor to explain if the model returns several: a name (logits) or a number (0).
         target: Which output to explain: its number, its name in CLASSES, or comma-separated numbers for an output with
@@ -73,7 +85,7 @@ def explain(
         std: Standard deviation for a model that takes normalised inputs, in the same forms as MEAN.
         radius: Typical length of the noise vector over all features: sigma = radius / √(features).
         sigma: Standard deviation of the noise in each feature: relative to the range of an image, in standard
-            deviations of a column, or in the units of an array.
+            deviations of a column, in the units of an array, or of the gates of tokens.
         size: Resize images to this many pixels, 224 or HEIGHTxWIDTH. Without it, no image is resized.
         rows: Rows of a csv to explain, counted from 0 below the header: 0:5, 3, 1,4,7 or all. Default: the first 5.
         drop: Columns of a csv that the model does not take, such as the label.
@@ -102,7 +114,11 @@ def explain(
     run(
         Settings(
             model=model,
-            inputs=input,
+            inputs=input or (),
+            tokens=tokens or (),
+            names=names or (),
+            layer=layer,
+            baseline=baseline,
             weights=weights,
             output=output,
             target=target,

@@ -20,6 +20,11 @@ from torch import Tensor
 from smoothhess.cli.explain import csv_files, image_files, npy_files
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import Affine, normalised
+from smoothhess.cli.explain.token_files import Text
+from smoothhess.explainers.token_smooth_hess import TokenSmoothHess
+from smoothhess.model.layer_functions import replaceable_layer
+from smoothhess.model.state import modules_behind
+from smoothhess.model.token_gates import check_ids
 from smoothhess.view import captions
 
 LONG = 256  # a one-dimensional array with more numbers is treated as a curve
@@ -35,8 +40,8 @@ class Example:
 
     name: str  # stem of its output files
     title: str
-    kind: str  # "image", "table", "series" or "array"
-    values: Tensor  # (*shape), to which noise is added
+    kind: str  # "image", "table", "series", "array" or "text"
+    values: Tensor  # (*shape), to which noise is added; of a text, its token ids
     forward_func: Callable[[Tensor], Any]  # takes a batch of such values
     names: tuple[str, ...] | None = None  # feature names
     still: Tensor | None = None  # (D,) bool: features without noise, constant in the table
@@ -44,6 +49,8 @@ class Example:
     original: Tensor | None = None  # (D,) the row of a table in the units of the file
     units: str = ""  # unit of the features if it differs from that of the file
     notes: tuple[str, ...] = field(default=())
+    gates: TokenSmoothHess | None = None  # the explainer of a text
+    gates_words: str = ""  # its layer and baseline
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,43 @@ def read(paths: Sequence[Path], model: Model, how: Reading, device: torch.device
         folder = f"{path.resolve().parent.name}/" if called[path.name] > 1 else ""
         found += [replace(example, title=f"{folder}{example.title}") for example in read_here]
     return _named_apart(found)
+
+
+def of_texts(texts: Sequence[Text], model: Model, layer: str, baseline: str, device: torch.device) -> list[Example]:
+    """Return one example per text, whose tokens have gates at a layer of the model.
+
+    Raises:
+        ValueError: If the model has no such layer, or cannot be run on the ids.
+    """
+    networks = modules_behind(model.forward_func)
+    if not networks:
+        raise ValueError("--layer: the model is a function without a network. Pass a torch.nn.Module as --model.")
+    try:
+        found = replaceable_layer(networks[0], layer)
+    except ValueError as error:
+        raise ValueError(f"--layer {layer}: {error}") from error
+    start = baseline if baseline in ("mean", "zero") else int(baseline)
+    gates, examples = TokenSmoothHess(model.forward_func, found, start), []
+    for text in texts:
+        try:
+            check_ids(found, text.ids[None])
+        except ValueError as error:
+            raise ValueError(f"--tokens {text.title}: {error}") from error
+        if refusal := model.try_on(text.ids[None].to(device))[0]:
+            raise ValueError(f"the model cannot be run on the {len(text.ids)} tokens of {text.title}: {refusal}")
+        examples.append(
+            Example(
+                name=text.name,
+                title=text.title,
+                kind="text",
+                values=text.ids,
+                forward_func=model.forward_func,
+                names=text.tokens,
+                gates=gates,
+                gates_words=f"{layer} {baseline}",
+            )
+        )
+    return _named_apart(examples)
 
 
 def _of_picture(path: Path, model: Model, how: Reading, device: torch.device) -> Example:

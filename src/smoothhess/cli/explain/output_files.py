@@ -80,6 +80,9 @@ def _figures(question: Question) -> dict[str, dict[str, Any]]:
     """Return the kinds of figures and their options."""
     named = {"names": question.names}
     kinds: dict[str, dict[str, Any]] = {"pairs": {"k": 10, **named}, "heatmap": named}
+    if question.example.kind == "text":  # names are those of the result
+        part = {"k": 40} if len(question.example.values) > 40 else {}
+        return {"pairs": {"k": 10}, "text": {}, "heatmap": part, "gradient": {}}
     if question.example.kind == "image":
         short = [name.split(" ", 1)[-1] for name in question.names or ()]  # short names: space on an image is limited
         return kinds | {"segment": named, "graph": {"over": "image", "names": short}}
@@ -96,6 +99,7 @@ def write_page(question: Question, result: Interactions, model: Model, path: Pat
     series: Any = False
     if example.kind == "series":
         series = True if question.step is None else torch.arange(example.values.shape[-1]) * question.step
+    things = "tokens" if example.kind == "text" else "features"
     notes = [f"one unit of a feature is {example.units}"] if example.units else []
     if example.still is not None and example.names is not None:
         notes.append(unmoved(example.names, example.still))
@@ -106,10 +110,10 @@ def write_page(question: Question, result: Interactions, model: Model, path: Pat
         image=example.picture,
         series=series,
         classes=question.target.name if question.target.name in (question.classes or ()) else None,
-        title=f"{example.title}: which features act together for {question.target.name} in {model.title}",
+        title=f"{example.title}: which {things} act together for {question.target.name} in {model.title}",
         headings=[example.title],
         values=example.original if question.segments is None else None,
         units="s" if example.kind == "series" and question.step is not None else None,
         note=" ".join(f"{t[0].upper()}{t[1:].rstrip('.')}." for t in (*notes, *remarks)),
-        kind=example.kind if example.kind in ("image", "series") else "table",
+        kind=example.kind if example.kind != "array" else "table",
     )

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import torch
 
-from smoothhess.cli.explain import image_files, inputs, load_model, output_files, printed_summary, target_class
+from smoothhess.cli.explain import (
+    image_files,
+    inputs,
+    load_model,
+    output_files,
+    printed_summary,
+    target_class,
+    token_files,
+)
 from smoothhess.cli.explain.checked_settings import Settings
 from smoothhess.cli.explain.example_question import Question, ask, key
 from smoothhess.cli.explain.inputs import Reading
@@ -58,8 +66,12 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
         mean=read_numbers(settings.mean, "--mean"),
         deviation=read_numbers(settings.std, "--std"),
     )
+    texts = token_files.read(settings.tokens, settings.names)
     model = load_model.load(settings.model, settings.weights, settings.output, device, settings.seed)
-    found = inputs.read(settings.inputs, model, reading, device)
+    if settings.layer is None:
+        found = inputs.read(settings.inputs, model, reading, device)
+    else:
+        found = inputs.of_texts(texts, model, settings.layer, settings.baseline, device)
     asked = [ask(example, settings, classes, device) for example in found]
     notes = [*model.notes, *(n for question in asked for n in question.example.notes)]
     notes += [f"one unit of a feature is {q.example.units}" for q in asked if q.example.units]
@@ -124,7 +136,7 @@ def _answer(
         return
     result, remarks = _attribute(question, device)
     remarks += output_files.left_out(result, example.name)
-    pairs = result.top_pairs(printed_summary.PAIRS, question.names)[0]
+    pairs = result.top_pairs(printed_summary.PAIRS, question.labels)[0]
     lines = [question.heading, printed_summary.table(pairs), f"  {printed_summary.quality(result)}"]
     if sentence := noise_sentence(result, example.kind):
         lines.append(printed_summary.wrapped(sentence, "  "))
@@ -146,12 +158,12 @@ def _attribute(question: Question, device: torch.device) -> tuple[Interactions, 
     example = question.example
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = SmoothHess(example.forward_func).attribute(
-            example.values[None].to(device),
-            target=question.target.index,
-            feature_mask=None if question.segments is None else question.segments.mask.to(device),
-            **question.options,
-        )
+        values, target, options = example.values[None].to(device), question.target.index, question.options
+        if example.gates is not None:
+            result = example.gates.attribute(values, target, names=example.names, **options)
+        else:
+            mask = None if question.segments is None else question.segments.mask.to(device)
+            result = SmoothHess(example.forward_func).attribute(values, target, feature_mask=mask, **options)
     remarks = [
         str(w.message)
         .replace("1 of 1 example(s): ", "")

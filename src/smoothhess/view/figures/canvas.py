@@ -14,6 +14,7 @@ from torch import Tensor
 from smoothhess.result.pairs import Pair
 from smoothhess.result.result import Result
 from smoothhess.result.select_example import batch_of_one
+from smoothhess.view import token_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,6 +121,13 @@ def symmetric_limit(value: Array, limit: float | None = None) -> float:
 def sign_colours(value: Array) -> list[str]:
     """Return red for positive and blue for other values."""
     return [POSITIVE if v > 0 else NEGATIVE for v in value]
+
+
+def names_of(one: Result, names: Sequence[str] | None) -> list[str] | None:
+    """Return the given names, or those of the result if None: of tokens, without markers of sub-words."""
+    if names is not None or one.names is None:
+        return check_names(names, one.shape[1])
+    return token_text.labels(one.names[0]) if one.feature_kind == "token" else list(one.names[0])
 
 
 def check_names(names: Sequence[str] | None, d: int) -> list[str] | None:

@@ -59,7 +59,7 @@ def diagonal(
         value=value,
         stderr=stderr,
         faint=canvas.within_noise(value, stderr),
-        title=f"Where f bends along one {captions.noun(one).removesuffix('s')} by itself",
+        title=f"Where f bends along one {captions.noun(one)} by itself",
         caption=channels + noise,
         sentence=sentence,
         unit=unit,

@@ -61,7 +61,7 @@ def eigen(
     'Strongest direction: f bends up'
     """
     one = canvas.one_example(result, example)
-    labels = canvas.check_names(names, one.shape[1])
+    labels = canvas.names_of(one, names)
     chosen = _chosen(which, ax, one)
     found = one.eigh(max(chosen) + 1)
     if max(chosen) >= found.values.shape[1]:
@@ -93,7 +93,7 @@ def eigen(
 def _chosen(which: int | Sequence[int] | None, ax: Any, one: Result) -> list[int]:
     """Return the indices of the directions to draw."""
     if which is None:
-        image = captions.image_size(tuple(one.inputs.shape[1:])) is not None
+        image = captions.image_of(one) is not None
         given = len(np.ravel(np.asarray(ax, dtype=object))) if ax is not None else 3 if image else 1
         return list(range(min(given, one.shape[1])))
     numbers = list(which) if isinstance(which, Sequence | np.ndarray) else [which]
@@ -127,7 +127,7 @@ def _direction(
         faint=np.full(flat.shape, faint),
         title=title,
         caption=f"λ = {float(value):+.3g}{doubt}{channels}{noisy}".replace("-", "−"),
-        sentence=f"moving along it, the {captions.noun(one).removesuffix('s')}   {captions.FALLS_RISES}",
+        sentence=f"moving along it, the {captions.noun(one)}   {captions.FALLS_RISES}",
         unit="component of a unit vector",
         rank=flat,
     )

@@ -50,7 +50,7 @@ def draw(
     ax: Axes | None,
 ) -> Axes:
     """Draw a map for pixels or segments, a profile for many unnamed features, else bars of the k strongest."""
-    labels = canvas.check_names(names, one.shape[1])
+    labels = canvas.names_of(one, names)
     size, segments = captions.image_size(one.feature_shape), image_background.segments_of(one)
     if size is not None:
         return _map(numbers, numbers.value.reshape(size), numbers.faint.reshape(size), None, limit, ax)

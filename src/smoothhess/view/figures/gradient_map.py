@@ -47,18 +47,18 @@ def gradient(
     """
     one = canvas.one_example(result, example)
     value, stderr = _by_pixel(one)
-    thing = {"pixels": "the pixel", "segments": "the segment", "groups": "the group"}.get(captions.noun(one), "it")
     every_feature = len(value) == one.shape[1]
     rank = value * canvas.scales_of(one) if every_feature else value
     channels = "" if every_feature else "channels summed; "
+    sentence, unit = captions.gradient_label(one)
     numbers = feature_map.Numbers(
         value=value,
         stderr=stderr,
         faint=canvas.within_noise(value, stderr),
-        title=f"What each {captions.noun(one).removesuffix('s')} does by itself",
+        title=f"What each {captions.noun(one)} does by itself",
         caption=f"{channels}{captions.FAINT_WORDS}" if stderr.any() else channels + captions.quality_words(one),
-        sentence=captions.gradient_label(one, thing)[0],
-        unit=captions.gradient_label(one, thing)[1],
+        sentence=sentence,
+        unit=unit,
         rank=rank,
     )
     return feature_map.draw(one, numbers, k=k, names=names, limit=limit, ax=ax)

@@ -68,7 +68,7 @@ def graph(
     if over not in (None, "image"):
         raise ValueError(f"over must be None, for a circle, or 'image', got {over!r}.")
     one = canvas.one_example(result, example)
-    labels = canvas.check_names(names, one.shape[1])
+    labels = canvas.names_of(one, names)
     size = image_background.size_of(one, "'graph' without over") if over else None
     found = canvas.strongest(one, k, labels, q=q, scales=scales)
     ax = canvas.new_axes(ax, 5.6, 6.2 if over else 5.3)
@@ -88,7 +88,7 @@ def graph(
     dots = _dots(ax, one, nodes, where)
     pair_lines.legend(ax, one, found, q, 1 if title_layout.cell(ax)[0] < title_layout.NARROW else 2, dots)
     count = "strongest pair" if len(found) == 1 else f"{len(found)} strongest pairs"
-    title_layout.compose(ax, f"The {count} of {captions.noun(one)}", captions.quality_words(one))
+    title_layout.compose(ax, f"The {count} of {captions.plural(captions.noun(one))}", captions.quality_words(one))
     return ax
 
 

@@ -55,7 +55,7 @@ def heatmap(
     """
     one = canvas.one_example(result, example)
     d = one.shape[1]
-    labels = canvas.check_names(names, d)
+    labels = canvas.names_of(one, names)
     if d > canvas.MOST_FEATURES and (k is None or d > canvas.MOST_MATRIX):
         advice = "Pass k=40 to show only the strongest, use " if d <= canvas.MOST_MATRIX else "Use "
         raise ValueError(
@@ -83,9 +83,8 @@ def heatmap(
     denoised = "denoised; faint: " if one.shrink else "faint: "
     noise = f"; {denoised}unbiased estimate within noise (|z| < 2)" if stderr.any() else ""
     note = f"{part}{captions.quality_words(one)}{noise}"
-    title_layout.colour_bar(
-        ax, shown, *captions.interaction_label(one), {ax: (f"Which {captions.noun(one)} act together", note)}
-    )
+    title = f"Which {captions.plural(captions.noun(one))} act together"
+    title_layout.colour_bar(ax, shown, *captions.interaction_label(one), {ax: (title, note)})
     return ax
 
 
@@ -123,7 +122,7 @@ def _chosen(hessian: Array, scales: Array, order: str | Sequence[int], k: int | 
 def _ticks(ax: Axes, one: Result, chosen: Array, given: bool, labels: list[str] | None) -> None:
     """Label both axes with names, indices or the rows of an image."""
     n, size = len(chosen), captions.image_size(one.feature_shape)
-    font = title_layout.small(ax)
+    font, kind = title_layout.small(ax), captions.plural(captions.noun(one))
     ax.tick_params(labelsize=font)
     part = not given and n <= MOST_NAMES
     if n <= MOST_NAMES and (labels is not None or part):
@@ -141,10 +140,9 @@ def _ticks(ax: Axes, one: Result, chosen: Array, given: bool, labels: list[str] 
             ax.set_yticks(range(n), text, fontsize=fitting)
             ax.tick_params(length=0)
             if labels is None:
-                ax.set_xlabel(captions.noun(one), fontsize=font)
-                ax.set_ylabel(captions.noun(one), fontsize=font)
+                ax.set_xlabel(kind, fontsize=font)
+                ax.set_ylabel(kind, fontsize=font)
             return
-    kind = captions.noun(one)
     if size is not None and labels is None and given and n // size[1] <= MOST_NAMES:
         width, rows = size[1], n // size[1]
         middles = np.arange(rows) * width + (width - 1) / 2

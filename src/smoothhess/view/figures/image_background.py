@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def size_of(one: Result, instead: str) -> tuple[int, int]:
     """Return (H, W) of an image input; the error for other inputs suggests the kinds of figures in `instead`."""
-    size = captions.image_size(tuple(one.inputs.shape[1:]))
+    size = captions.image_of(one)
     if size is None:
         raise ValueError(
             f"inputs must be images of shape (H, W), (1, H, W) or (3, H, W), got {tuple(one.inputs.shape[1:])}. "
@@ -30,7 +30,7 @@ def size_of(one: Result, instead: str) -> tuple[int, int]:
 
 def segments_of(one: Result) -> Array | None:
     """Return the groups of an image as (H, W) ids; None without groups, or if they differ between channels."""
-    size = captions.image_size(tuple(one.inputs.shape[1:]))
+    size = captions.image_of(one)
     if one.grouping is None or size is None:
         return None
     channels = one.grouping.mask[0].cpu().numpy().reshape(-1, *size)

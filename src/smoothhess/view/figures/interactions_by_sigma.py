@@ -62,7 +62,7 @@ def sweep_curves(
         raise ValueError(f"sweep must be the return value of smoothhess.sweep, got {type(sweep).__name__}.")
     results = [canvas.one_example(r, example) for r in sweep]
     first = results[0]
-    labels = canvas.check_names(names, first.shape[1])
+    labels = canvas.names_of(first, names)
     name = labels_of(labels, first.shape[1], first.feature_shape)
     if pairs is None:
         chosen = [(p.i, p.j) for p in canvas.strongest(results[len(results) // 2], canvas.check_count(k, "pairs"))]

@@ -50,7 +50,7 @@ def pairs(
         The Axes.
     """
     one = canvas.one_example(result, example)
-    labels = canvas.check_names(names, one.shape[1])
+    labels = canvas.names_of(one, names)
     found = canvas.strongest(one, k, labels, q=q, level=level, scales=scales)
     values = np.array([(p.value, p.low, p.high) for p in found])
     if as_effect:

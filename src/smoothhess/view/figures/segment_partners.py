@@ -62,7 +62,7 @@ def segment(
     one = canvas.one_example(result, example)
     size = image_background.size_of(one, "'heatmap' or 'pairs', or 'series' for curves")
     segments = _segments(one, size)
-    labels = canvas.check_names(names, one.shape[1])
+    labels = canvas.names_of(one, names)
     index = source_of(one, source, labels)
     value, faint, sampled = interactions_with(one, index)
     value[index] = np.nan
@@ -96,7 +96,7 @@ def segment(
     ax.set_aspect("equal")
     ax.set_axis_off()
     name = labels_of(labels, one.shape[1], one.feature_shape)(index)
-    thing = captions.noun(one).removesuffix("s")
+    thing = captions.noun(one)
     what = name if labels is not None else f"{thing} {name}"
     kept = ("denoised; " if one.shrink else "") + (f"{captions.FAINT_WORDS}; " if sampled else "")
     note = f"{captions.quality_words(one)}; {kept}grey: the {thing} itself"

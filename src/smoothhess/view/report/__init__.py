@@ -40,6 +40,7 @@ SCRIPTS = (  # in the order of their dependencies
     "image",
     "features",
     "series",
+    "text",
     "partners",
     "pairs",
     "matrix",
@@ -73,10 +74,11 @@ def report(
     """Write the interactive page of a result atomically.
 
     Args:
-        result: A result with up to 512 features or groups. Images and curves are drawn, other inputs are a table.
+        result: A result with up to 512 features or groups. Images, curves and texts are drawn, other inputs are a
+            table.
         path: The HTML file, in an existing folder; an existing file is replaced.
         example: Index or indices of the examples; all if None.
-        names: One name per feature or group.
+        names: One name per feature or group; those of the result if None.
         image: Images to show instead of the inputs, (H, W), (3, H, W) or (H, W, 3), uint8 or in [0, 1]; one, or a list
             with one per example.
         segments: Integer group ids, as for `Interactions.groups`, if the result has no groups.
@@ -94,7 +96,7 @@ def report(
         scales: Scale of each feature, as for `Interactions.top_pairs`; the σ of the Gaussian if None.
         level: Level of the confidence intervals.
         q: False discovery rate at which a pair is significant.
-        kind: "image", "table" or "series"; inferred from the inputs if None.
+        kind: "image", "table", "series" or "text"; inferred from the result if None.
 
     Returns:
         The path of the page.

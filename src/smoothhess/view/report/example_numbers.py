@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 EIGENPAIRS = 6
 
 
-def numbers(one: Result, scales: Tensor | None, level: float, q: float) -> dict[str, Any]:
-    """Return the encoded numbers of a result of one example.
+def numbers(one: Result, scales: Tensor | None, level: float, q: float, unbiased: bool = False) -> dict[str, Any]:
+    """Return the encoded numbers of a result of one example; with `unbiased`, the denoised estimate is left out.
 
     `value`, `stderr` and `q` are those of `top_pairs`: the unbiased estimate, its standard error and the q-values,
     which are NaN on the diagonal and for features without noise. `denoised` is `hessian`, by which pairs are ranked.
     Matrices are upper triangles, row by row.
     """
+    quality = readings(one, unbiased)
+    one = one.unshrunk() if unbiased else one
     d = one.shape[1]
     q_values = np.full((d, d), np.nan)
-    for p in one.top_pairs(max(1, d * (d - 1) // 2), q=q, level=level, scales=scales)[0]:
-        q_values[p.i, p.j] = p.q_value
+    [found] = one.strongest_pairs_of(max(1, d * (d - 1) // 2), q, level, scales)
+    q_values[found.i[0].cpu().numpy(), found.j[0].cpu().numpy()] = canvas.array(found.q_value[0])
     moves = one.feature_scales[0] if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
     return {
         "value": encoding.packed(canvas.array(one.unshrunk().hessian[0])),
@@ -44,7 +46,7 @@ def numbers(one: Result, scales: Tensor | None, level: float, q: float) -> dict[
         # half-width of an interval in standard errors
         "width": float(student_t.quantile(level, one.noise.of_entries().df)[0]),
         "smoothed": float(one.value[0]),
-        "quality": [reading._asdict() for reading in readings(one)],
+        "quality": [reading._asdict() for reading in quality],
         "eigen": _eigen(one),
     }
 

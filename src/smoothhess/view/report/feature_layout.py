@@ -1,4 +1,4 @@
-"""Determines the layout of the features of a result: on an image, along a curve, or in a table."""
+"""Determines the layout of the features of a result: on an image, along a curve, in a text, or in a table."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from smoothhess.view.report.encoding import Array
 if TYPE_CHECKING:
     from smoothhess.result.result import Result
 
-KINDS = ("image", "table", "series")
+KINDS = ("image", "table", "series", "text")
 SHORTEST_SERIES = 32  # samples; a shorter grouped row of numbers is treated as a table
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The feature index of each position: `ids` is (H, W) for an image, (L,) for a series, (D,) for a table."""
+    """The feature index of each position: `ids` is (H, W) for an image, (L,) for a series, else (D,)."""
 
     kind: str
     ids: Array  # of one example
     times: Array | None = None  # (L,) times of the samples of a series
+    feature_kind: str = ""  # of the result: "token", "patch"
 
     def names(self, count: int, unit: str = "") -> list[str]:
         """Return default names for the features; `unit` is the unit of the times of a series."""
@@ -42,6 +43,8 @@ class Layout:
     def word(self) -> str:
         """Return the noun for a feature: "pixel", "window", "group", …"""
         ungrouped = self.ids.size == len(np.unique(self.ids))
+        if self.feature_kind:
+            return self.feature_kind if ungrouped else "group"
         if self.kind == "series":
             return "sample" if ungrouped else "window"
         if self.kind == "image":
@@ -70,6 +73,8 @@ def find_layout(result: Result, kind: str | None, image: Any, series: Any, b: in
     """Return the layout of example b; `kind`, `image` and `series` are arguments of `report`."""
     shape = tuple(result.inputs.shape[1:])
     mask = _mask(result, b)
+    if result.feature_kind or kind == "text":
+        return _of_tokens(result, kind, mask, b)
     times = _times(series, shape[-1])
     requested = kind or ("series" if times is not None or series is True else None)
     if requested not in (None, *KINDS):
@@ -94,10 +99,23 @@ def find_layout(result: Result, kind: str | None, image: Any, series: Any, b: in
     return Layout("table", mask)
 
 
+def _of_tokens(result: Result, kind: str | None, mask: Array, b: int) -> Layout:
+    """Return the layout of tokens: a text, or a table for patches and for groups that are not in reading order."""
+    text = captions.is_text(result[b])
+    if kind not in (None, "table", "text") or (kind == "text" and not text):
+        raise ValueError(
+            f"kind={kind!r} does not fit this result: kind='text' is for tokens of TokenSmoothHess, or groups of "
+            "consecutive tokens, and results of tokens and patches are shown as text or table. Omit kind."
+        )
+    if result.inputs.ndim > 2:  # embeddings: all coordinates of a token belong to one feature
+        mask = mask.reshape(result.inputs.shape[1], -1)[:, 0]
+    return Layout("text" if text and kind != "table" else "table", mask, feature_kind=result.feature_kind)
+
+
 def features_of_pixels(result: Result, kind: str | None, series: Any) -> Result:
     """Return the result with the channels of each pixel or sample summed; unchanged without channels."""
     shape = tuple(result.inputs.shape[1:])
-    if result.grouping is not None or kind == "table":
+    if result.grouping is not None or result.feature_kind or kind == "table":
         return result
     place = None
     if kind == "series" or series is True or _times(series, shape[-1]) is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoothhess.result.text import LIMITS
+from smoothhess.view import captions
 from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding
 from smoothhess.view.report.encoding import Array
@@ -47,7 +48,7 @@ def html(result: Result, *, names: Sequence[str] | None = None, pairs: int = PAI
     True
     """
     shown = min(len(result), EXAMPLES)
-    what = "groups" if result.grouping is not None else "features"
+    what = captions.plural(captions.noun(result))
     hidden = "" if shown == len(result) else f"; the first {shown} are shown"
     many = "s" if len(result) > 1 else ""
     head = f"{len(result)} example{many} × {result.shape[1]} {what}, {result.gaussian_text}{hidden}"
@@ -72,7 +73,7 @@ def _example(one: Result, heading: str, names: Sequence[str] | None, pairs: int)
         few = one.shape[1] < 2
         why = "a single feature has no pairs." if few else "too many features for a table of pairs: use groups(mask)."
         return f'{title}{line}<div style="opacity:.7">{why}</div>'
-    found = one.top_pairs(pairs, names)[0]
+    found = one.top_pairs(pairs, canvas.names_of(one, names))[0]
     return (
         f'{title}{line}<div style="display:flex;flex-wrap:wrap;gap:24px;align-items:flex-start">'
         f"{_table(found, one.design != 'exact')}{_matrix(one)}</div>"

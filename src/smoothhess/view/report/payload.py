@@ -20,7 +20,8 @@ from smoothhess.linalg.memory import PAGE_BYTES
 from smoothhess.model.targets import described
 from smoothhess.result.exact import Attribution
 from smoothhess.result.text import LIMITS
-from smoothhess.view.captions import noise_sentence
+from smoothhess.view import token_text
+from smoothhess.view.captions import noise_sentence, plural
 from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding, feature_layout
 from smoothhess.view.report.example_numbers import numbers
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from smoothhess.result.result import Result
 
 MOST_FEATURES = 512  # with more, a page is slow to open and not legible
-NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals", "table": "features"}
+NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,16 +71,19 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
     first = layouts[0]
     if any(other.kind != first.kind for other in layouts):
         raise ValueError("the examples have different layouts (image, table, series): pass kind, or one example.")
-    labels = canvas.check_names(options.names, d) or first.names(d, units if isinstance(units, str) else "")
+    unbiased = first.kind == "text"  # numbers, their order and their errors are those of one estimate
+    names = [_names(result, first, options, b) for b in chosen]
+    labels = [token_text.labels(each) if first.kind == "text" else each for each in names]
     texts = _one_each(options.headings, count, "headings") or [f"Example {b}" for b in range(count)]
     words = [_output_words(result, options.classes, options.output, b) for b in chosen]
     return _plain(
         {
             "kind": first.kind,
-            "title": str(options.title) if options.title else _title(first.kind, words),
-            "names": labels,
-            "units": _units(units, labels),
+            "title": str(options.title) if options.title else _title(first, words),
+            "units": _units(units, labels[0]),
             "word": first.word,
+            "words": plural(first.word),
+            "gates": bool(result.feature_kind),
             "directed": result.grouping is not None and result.grouping.direction is not None,
             "exact": result.design == "exact",
             "derivative": not isinstance(result, Attribution),
@@ -93,14 +97,16 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
             "examples": [
                 {
                     "heading": str(texts[b]),
+                    "names": labels[k],
+                    "tokens": token_text.readable(names[k]) if first.kind == "text" else None,
                     "output": words[k],
                     "f": float(result.output[b]),
                     **_places(result, layouts[k], options.image, options.values, b),
                 }
                 for k, b in enumerate(chosen)
             ],
-            "results": [[numbers(r[b], options.scales, level, q) for b in chosen] for r, _ in results],
-            "made": [[_made(r[b]) for b in chosen] for r, _ in results],
+            "results": [[numbers(r[b], options.scales, level, q, unbiased) for b in chosen] for r, _ in results],
+            "made": [[_made(r[b].unshrunk() if unbiased else r[b]) for b in chosen] for r, _ in results],
         }
     )
 
@@ -195,9 +201,18 @@ def _output_words(result: Result, classes: Any, output: str, b: int) -> str:
         raise ValueError(f"classes must have a name for target {index}, got {len(classes)} names.") from error
 
 
-def _title(kind: str, words: list[str]) -> str:
+def _names(result: Result, layout: Layout, options: PageOptions, b: int) -> list[str]:
+    """Return the given names of the features of example b, those of the result, or default names."""
+    given = canvas.check_names(options.names, result.shape[1])
+    if given is None and result.names is not None:
+        return list(result.names[b])
+    return given or layout.names(result.shape[1], options.units if isinstance(options.units, str) else "")
+
+
+def _title(layout: Layout, words: list[str]) -> str:
     what = words[0] if len(set(words)) == 1 else "the output"
-    return f"Which {NAMES_OF_KINDS[kind]} act together for {what}?"
+    things = NAMES_OF_KINDS.get(layout.kind, plural(layout.word) if layout.feature_kind else "features")
+    return f"Which {things} act together for {what}?"
 
 
 def _units(units: Any, labels: list[str]) -> list[str] | None:
@@ -266,7 +281,8 @@ def _places(result: Result, where: Layout, image: Any, values: Any, b: int) -> d
             )
         rows = given.reshape(-1, d)
         return {"values": canvas.array(rows[b if len(rows) > 1 else 0]).tolist()}
-    return {"values": canvas.array(result.inputs[b]).reshape(-1).tolist() if result.grouping is None else None}
+    numbers_of_input = result.grouping is None and not result.feature_kind
+    return {"values": canvas.array(result.inputs[b]).reshape(-1).tolist() if numbers_of_input else None}
 
 
 def _plain(x: Any) -> Any:

@@ -27,12 +27,12 @@ class Reading(NamedTuple):
     meaning: str
 
 
-def readings(one: Result) -> list[Reading]:
-    """Return the quality figures of a result of one example."""
-    return [_error(one), _r2(one), _calls(one), *_effective(one), _self_check(one)]
+def readings(one: Result, unbiased: bool = False) -> list[Reading]:
+    """Return the quality figures of a result of one example; `unbiased` where the denoised matrix is not shown."""
+    return [_error(one, unbiased), _r2(one), _calls(one), *_effective(one), _self_check(one)]
 
 
-def _error(one: Result) -> Reading:
+def _error(one: Result, unbiased: bool) -> Reading:
     """Rate the relative error of the unbiased matrix, to which pairs and intervals belong."""
     error = float(one.unshrunk().relative_error[0])
     meaning = "The estimated error of the matrix in the Frobenius norm, relative to the norm of the matrix."
@@ -45,7 +45,7 @@ def _error(one: Result) -> Reading:
             "Relative error", "unknown", "poor", "too few draws for an estimate", f"{meaning} Use more calls."
         )
     figure = _percent(error)
-    if one.shrink:
+    if one.shrink and not unbiased:
         denoised = _percent(float(one.relative_error[0]))
         meaning += " It is the error of the unbiased matrix, to which pairs and intervals belong;"
         meaning += f" the error of the denoised matrix, which ranks the pairs, is {denoised}."
@@ -93,7 +93,8 @@ def _calls(one: Result) -> Reading:
     figure = f"{int(one.n_calls[0]):,}".replace(",", "\u202f")
     meaning = "Gradient evaluations of the network at perturbed inputs."
     if one.shrink and one.status[0] in ("tolerance", "budget"):
-        meaning += " The requested precision is that of the denoised matrix."
+        denoised = _percent(float(one.relative_error[0]))
+        meaning += f" The requested precision is that of the denoised matrix, {denoised}."
     return Reading("Calls", figure, level, verdict, meaning)
 
 

@@ -13,7 +13,7 @@ function renderDirections(panel) {
     h("span", { class: "figure" }, `${text(value, true, list)}${power(list.e)} · ${share(m)}`));
   });
   const words = `${directionWords(k, eigenvalues[k])}: λ = ${text(eigenvalues[k])}, ${share(k)} of the `
-    + `${numbers().denoised ? "denoised " : ""}matrix by squared size. ${cap(P.word)}s of one colour `
+    + `${numbers().denoised ? "denoised " : ""}matrix by squared size. ${cap(P.words)} of one colour `
     + `${P.derivative ? "move" : "go"} together, those of the other colour in the opposite direction; the overall `
     + "sign is arbitrary. The weights have no intervals.";
   const box = h("div", { class: "rows", onkeydown: (e) => walk(e, box, "button") }, ...buttons);
@@ -43,8 +43,8 @@ function directionAsBars(element, vector) { // along time, or the largest weight
   const upright = P.kind === "series", byWeight = (a, b) => Math.abs(vector[b]) - Math.abs(vector[a]);
   const shown = upright ? inOrder() : [...vector.keys()].sort(byWeight).slice(0, 15).reverse();
   const place = shown.map((_, r) => r), weight = shown.map((m) => vector[m]);
-  const ticktext = shown.map((m) => plain(short(P.names[m])));
-  const names = { tickvals: place, ticktext, showgrid: false, tickangle: upright ? -60 : 0 };
+  const ticktext = shown.map((m) => plain(short(names()[m])));
+  const ticks = { tickvals: place, ticktext, showgrid: false, tickangle: upright ? -60 : 0 };
   const weights = { title: { text: upright ? "weight" : `weight; the ${shown.length} largest of ${D}` } };
   draw(element, [{
     type: "bar", orientation: upright ? "v" : "h", hoverinfo: "none",
@@ -52,7 +52,7 @@ function directionAsBars(element, vector) { // along time, or the largest weight
     marker: { color: weight.map((w) => css(bySign(w))), opacity: 0.85 },
   }], {
     height: upright ? 320 : 60 + 24 * shown.length, margin: { l: 10, r: 10, t: 6, b: 40 },
-    xaxis: upright ? names : weights, yaxis: upright ? weights : names,
+    xaxis: upright ? ticks : weights, yaxis: upright ? weights : ticks,
   });
 }
 
@@ -62,8 +62,8 @@ function renderSigma(panel) {
   }
   const at = partner(), points = P.sweep.map((_, s) => pair(state.i, at, s)), x = P.sweep.map((each) => each.sigma);
   const moved = state.unit === "effect" && !P.directed ? "each moved by that σ" : unitWords();
-  const names = `${P.names[state.i]} × ${P.names[at]}`, accent = css("--accent");
-  $("sigma-hint").textContent = `${names} at each σ, ${moved}; bars: ${percent} intervals of each σ${
+  const both = `${names()[state.i]} × ${names()[at]}`, accent = css("--accent");
+  $("sigma-hint").textContent = `${both} at each σ, ${moved}; bars: ${percent} intervals of each σ${
     points.every((p) => Number.isFinite(p.half)) ? "" : "; no bar: too few draws"}.`;
   $("sigma-chart").dataset.values = JSON.stringify(points.map((p) => p.value));
   draw($("sigma-chart"), [{

@@ -39,6 +39,11 @@ function track(value, half, limit, faint, colour = colourOf) { // a bar from zer
   return box;
 }
 
+function reveal(box, inside) { // so that an element of a box that scrolls can be seen; the page stays where it is
+  const above = inside.getBoundingClientRect().top - box.getBoundingClientRect().top;
+  if (above < 0 || above + inside.offsetHeight > box.clientHeight) box.scrollTop += above - box.clientHeight / 2;
+}
+
 /* Lists are made anew at each drawing: who had the focus is asked before, and given it back after. */
 const focusedIn = (id) => ($(id).contains(document.activeElement) ? document.activeElement.dataset : null);
 

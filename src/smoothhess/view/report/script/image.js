@@ -99,16 +99,16 @@ function loadPicture(b) {
   picture.src = P.examples[b].picture;
 }
 
-function ramp(limit) { // what the colours mean
+function ramp(limit, [less, more], marks) { // what the colours and the marks mean
   const size = state.mode === "magnitude";
   const colours = size ? ["transparent", "var(--size)"] : ["var(--neg)", "var(--middle)", "var(--pos)"];
-  const [less, more] = P.derivative ? [" less together", "more together "] : ["", ""];
-  const signed = [`${text(-limit)}${less}`, "0", `${more}${text(limit)}`];
+  const [low, high] = [text(-limit), text(limit)];
+  const signed = P.derivative ? [`${low} ${less}`, "0", `${more} ${high}`] : [low, "0", high];
   const ends = size ? ["0", "", text(limit, false)] : signed;
   return h("div", { class: "scale" },
     h("div", { class: "ramp", style: `background:linear-gradient(90deg,${colours})` }),
     h("div", { class: "ends" }, ...ends.map((words) => h("span", {}, words))),
-    h("div", {}, `Gold outline: chosen; dark outline: its partner.${noise()}`));
+    h("div", {}, `${marks}${noise()}`));
 }
 
 function renderImage() {
@@ -119,11 +119,12 @@ function renderImage() {
   const marks = at === state.i ? [] : [[at, "#111", "#fff", 2.2]];
   paint(map, tints, [...marks, [state.i, css("--mark"), "#111", 4]]);
   map.style.setProperty("--ratio", `${width} / ${height}`);
-  map.setAttribute("aria-label", `Picture with ${D} ${P.word}s. ${P.names[state.i]} is chosen.`);
+  map.setAttribute("aria-label", `Picture with ${D} ${P.words}. ${names()[state.i]} is chosen.`);
   Object.assign(map.dataset, { source: state.i, partner: at, held: state.held, limit, example: state.b });
   const coarse = Math.max(height, width) <= 64 ? "coarse" : null;
   const input = h("img", { src: example.picture, alt: "the input", class: coarse });
-  $("below").replaceChildren(h("figure", {}, input, "input"), ramp(limit));
+  $("below").replaceChildren(h("figure", {}, input, "input"), ramp(limit, ["less together", "more together"],
+    "Gold outline: chosen; dark outline: its partner."));
 }
 
 function makeMap() {

@@ -1,5 +1,7 @@
 /* The whole matrix as a heat map. */
 
+const NAMED = 40; // names that fit on an axis
+
 function renderMatrix(panel) {
   if (!$("matrix")) {
     panel.replaceChildren(h("div", { class: "beside" }, h("div", { id: "matrix", class: "chart" }),
@@ -10,7 +12,8 @@ function renderMatrix(panel) {
   const cell = (r, c) => ({
     type: "rect", x0: c - 0.5, x1: c + 0.5, y0: r - 0.5, y1: r + 0.5, line: { color: css("--ink"), width: 2 },
   });
-  const shapes = [cell(state.i, at), cell(at, state.i)];
+  const shown = inMatrix(), row = shown.indexOf(state.i), column = shown.indexOf(at);
+  const shapes = row < 0 || column < 0 ? [] : [cell(row, column), cell(column, row)];
   const { s, b, mode, only, unit, estimate } = state, drawn = [s, b, mode, only, unit, estimate, room, dark()].join();
   if (chart.dataset.drawn === drawn) { // another cell is chosen, nothing else
     Plotly.relayout(chart, { shapes });
@@ -28,9 +31,11 @@ function renderMatrix(panel) {
     chart.dataset.limit = limit;
     if (chart.dataset.ready) return;
     chart.dataset.ready = "yes";
-    chart.on("plotly_hover", (e) => sentence(pair(e.points[0].y, e.points[0].x)));
+    chart.on("plotly_hover", (e) => sentence(pair(inMatrix()[e.points[0].y], inMatrix()[e.points[0].x])));
     chart.on("plotly_unhover", () => sentence(pair(state.i, partner())));
-    chart.on("plotly_click", (e) => update({ i: e.points[0].y, j: e.points[0].x, held: true }));
+    chart.on("plotly_click", (e) => {
+      update({ i: inMatrix()[e.points[0].y], j: inMatrix()[e.points[0].x], held: true });
+    });
   });
 }
 
@@ -42,26 +47,41 @@ function matrixWords() {
   const colours = state.mode === "magnitude" ? "The stronger the colour, the larger; signs are left out." : signed;
   const alone = P.derivative ? `each ${P.word} by itself` : `each ${P.word} with itself`;
   const order = P.word === "pixel" ? " Pixels go row by row." : "";
+  const part = inMatrix().length, strongest = `The ${part} of ${D} ${P.words} in the strongest pairs`;
+  const which = part === D ? "Every pair at once" : strongest;
   return [
-    `Every pair at once${denoised() ? ", denoised" : ""}. ${colours}${order}`,
+    `${which}${denoised() ? ", denoised" : ""}. ${colours}${order}`,
     `The diagonal is ${alone}.${noise()}${numbers().still.size ? " Empty: no noise." : ""}`,
     "The boxed cells are the pair of the sentence above: point at a cell to read it there, click to choose it.",
   ];
 }
 
+function inMatrix() { // the features of the matrix: of a long text, those with the strongest interactions
+  if (P.kind !== "text" || D <= NAMED) return [...names().keys()];
+  return remember(`matrix ${state.s} ${state.b}`, () => {
+    const found = new Set();
+    for (const p of everyPair()) {
+      if (found.size + !found.has(p.i) + !found.has(p.j) > NAMED) break;
+      found.add(p.i).add(p.j);
+    }
+    return [...found].sort((a, b) => a - b);
+  });
+}
+
 function heat(narrow) { // what is clear, and over it, faintly, what is within noise
   const clear = [], faint = [], all = [];
-  for (let i = 0; i < D; i++) {
-    clear.push(Array(D).fill(null));
-    faint.push(Array(D).fill(null));
-    for (let j = 0; j < D; j++) {
+  const shown = inMatrix();
+  shown.forEach((i, r) => {
+    clear.push(Array(shown.length).fill(null));
+    faint.push(Array(shown.length).fill(null));
+    shown.forEach((j, c) => {
       const p = pair(i, j);
-      if (!visible(p) || !p.moves) continue;
-      (p.faint ? faint : clear)[i][j] = sized(p.shown);
+      if (!visible(p) || !p.moves) return;
+      (p.faint ? faint : clear)[r][c] = sized(p.shown);
       all.push(p.shown);
-    }
-  }
-  const limit = largest(all), middle = css("--middle"), gap = D <= 40 ? 1 : 0;
+    });
+  });
+  const limit = largest(all), middle = css("--middle"), gap = shown.length <= NAMED ? 1 : 0;
   const soft = { color: css("--soft"), size: 12 };
   const size = state.mode === "magnitude";
   const colorscale = size ? [[0, middle], [1, css("--size")]] : [[0, css("--neg")], [0.5, middle], [1, css("--pos")]];
@@ -84,9 +104,9 @@ function matrixAxis(narrow) {
     const tickvals = rows.map((row) => (row + 0.5) * width - 0.5);
     return { ...base, tickvals, ticktext: rows.map(String), title: { text: "pixels, by row of the image" } };
   }
-  if (narrow || D > 40) return { ...base, title: { text: P.word } };
-  const names = P.names.map((name) => short(name)), size = D > 24 ? 10 : 12;
-  const margin = 16 + 0.6 * size * Math.max(...names.map((name) => name.length));
+  const shown = inMatrix().map((k) => short(names()[k])), size = shown.length > 24 ? 10 : 12;
+  if (narrow || shown.length > NAMED) return { ...base, title: { text: P.word } };
+  const margin = 16 + 0.6 * size * Math.max(...shown.map((name) => name.length));
   const tickfont = { size, color: css("--soft") };
-  return { ...base, tickvals: [...P.names.keys()], ticktext: names.map(plain), tickfont, margin };
+  return { ...base, tickvals: [...shown.keys()], ticktext: shown.map(plain), tickfont, margin };
 }

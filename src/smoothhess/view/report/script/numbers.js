@@ -5,7 +5,8 @@
 
 const $ = (id) => document.getElementById(id);
 const P = JSON.parse($("payload").textContent);
-const D = P.names.length;
+const D = P.examples[0].names.length;
+const names = () => P.examples[state.b].names;
 const FEW = 16; // partners in the list at first
 const NOISE = 2, FAINT = 0.25; // |z| below which a number is within noise, and how visible it then is
 
@@ -17,7 +18,8 @@ const state = {
   held: false, // whether i stays while the mouse moves
   mode: "signed", // or "magnitude"
   only: false, // significant pairs alone
-  unit: P.derivative ? "effect" : "unit", // each feature moves by its σ, or by 1
+  unit: P.derivative && !P.gates ? "effect" : "unit", // each feature moves by its σ, or by 1
+  paint: "pairs", // or "alone": what the colours of a text show
   estimate: "unbiased", // or "denoised": what colours show
   tab: "pairs", direction: 0, all: false,
   sort: null, down: true, filter: "", rows: 10, // of the table of pairs; null: as top_pairs ranks
@@ -70,17 +72,22 @@ function pair(i, j, s = state.s) {
   };
 }
 
+const shownNumbers = () => [state.s, state.b, state.unit, state.estimate].join(" ");
 const visible = (p) => !state.only || p.significant;
 const stronger = (a, b) => b.rank - a.rank;
 
+let latest = { key: "", list: [] };
 function others(i) { // the pairs of feature i, strongest first
+  const key = `${i} ${shownNumbers()}`;
+  if (latest.key === key) return latest.list;
   const list = [];
   for (let j = 0; j < D; j++) if (j !== i) list.push(pair(i, j));
-  return list.filter((p) => p.moves).sort(stronger);
+  latest = { key, list: list.filter((p) => p.moves).sort(stronger) };
+  return latest.list;
 }
 
 function everyPair() {
-  return remember(`pairs ${state.s} ${state.b} ${state.unit} ${state.estimate}`, () => {
+  return remember(`pairs ${shownNumbers()}`, () => {
     const list = [];
     for (let i = 0; i < D; i++) for (let j = i + 1; j < D; j++) list.push(pair(i, j));
     return list.filter((p) => p.moves).sort(stronger);

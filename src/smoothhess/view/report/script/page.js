@@ -4,25 +4,32 @@ const SIGNS = { good: "●", fair: "▲", poor: "■", plain: "○" };
 const VIEWS = {
   image: {
     render: renderImage,
-    title: () => `Colours: what acts together with ${P.names[state.i]}`,
+    title: () => `Colours: what acts together with ${names()[state.i]}`,
     hint: () => `Hover or use the arrow keys to choose a ${P.word}; click or press Enter to hold it, Esc to release it.`,
   },
   table: {
-    render: renderFeatures,
+    render: () => renderFeatures($("view")),
     title: () => `The input, ${P.word} by ${P.word}`,
     hint: () => "Choose one with a click or the arrow keys.",
   },
   series: {
     render: renderSeries,
-    title: () => `Bars: what acts together with ${P.names[state.i]}`,
+    title: () => `Bars: what acts together with ${names()[state.i]}`,
     hint: () => `Hover, click, drag over the curve, or use the arrow keys to choose a ${P.word}; Esc to release it. `
       + "Gold: chosen; grey: its partner; pale bars: within noise."
       + (denoised() ? " The denoised bars have no intervals." : unknown() ? ` ${cap(NO_INTERVALS)}.` : ""),
   },
 };
+VIEWS.text = {
+  render: renderText,
+  title: () => (state.paint === "alone" ? `Colours: what each ${P.word} does by itself`
+    : `Colours: what acts together with ${quoted(state.i)}`),
+  hint: () => `Point at a ${P.word}, tap it, or use the arrow keys; a click holds it, Esc releases it. ${arcWords()}`,
+};
 const TABS = {
   pairs: ["All pairs", renderPairs],
   matrix: ["Matrix", renderMatrix],
+  ...(P.kind === "text" ? { alone: ["Each by itself", renderFeatures] } : {}),
   directions: ["Directions", renderDirections],
   ...(P.sweep.length > 1 ? { sigma: ["Across σ", renderSigma] } : {}),
 };
@@ -40,9 +47,13 @@ function makeControls() {
     const change = (e) => update({ s: Number(e.target.value) });
     $("controls").append(control("sigma", "", h("input", { id: "sigma", ...range, oninput: change })));
   }
+  if (P.kind === "text") {
+    $("controls").append(choice("Colour by", "paint", [["pairs", "Interactions"], ["alone", "By itself"]]));
+  }
   $("controls").append(choice("Colour", "mode", [["signed", "Signed"], ["magnitude", "Magnitude"]]));
   if (P.derivative && !P.directed) {
-    $("controls").append(choice("Size of a move", "unit", [["effect", "One σ each"], ["unit", "One unit each"]]));
+    const unit = P.gates ? "One gate each" : "One unit each";
+    $("controls").append(choice("Size of a move", "unit", [["effect", "One σ each"], ["unit", unit]]));
   }
   if (numbers().denoised) {
     $("controls").append(choice("Colours from", "estimate", [["unbiased", "Unbiased"], ["denoised", "Denoised"]]));
@@ -128,6 +139,20 @@ function theme(name) {
   $("theme").textContent = name === "dark" ? "☀ Light" : "☾ Dark";
 }
 
+function onPrinting(change) { // on white paper, whose lines of text are as wide as the arcs need them
+  let before = "light";
+  const print = (name, width) => {
+    if ($("text")) $("text").style.width = width;
+    change(name);
+    render(); // now: the browser does not wait for the next frame
+  };
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    print("light", "600px");
+  });
+  addEventListener("afterprint", () => print(before, ""));
+}
+
 function start() {
   const prefers = matchMedia("(prefers-color-scheme: dark)"), change = (name) => { theme(name); update({}); };
   theme(prefers.matches ? "dark" : "light");
@@ -136,6 +161,7 @@ function start() {
   $("all-partners").addEventListener("click", () => update({ all: !state.all }));
   $("partners").addEventListener("keydown", (e) => walk(e, $("partners"), "button"));
   addEventListener("resize", () => update({}));
+  onPrinting(change);
   $("title").textContent = P.title;
   $("limits").textContent = P.limits;
   $("note").textContent = P.note;

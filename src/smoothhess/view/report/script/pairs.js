@@ -3,7 +3,7 @@
 const MORE = 50; // rows, each time
 const ASIDE = ["interval", "effect", "significant"]; // columns that a narrow screen has no room for
 const COLUMNS = {
-  name: ["Pair", (p) => `${P.names[p.i]} × ${P.names[p.j]}`],
+  name: ["Pair", (p) => `${names()[p.i]} × ${names()[p.j]}`],
   value: [P.derivative ? "Value H" : "Interaction", (p) => p.perUnit],
   interval: [`${percent} interval${P.derivative ? " of H" : ""}`, (p) => p.reach],
   ...(P.derivative && !P.directed ? { effect: ["Effect", (p) => Math.abs(p.effect)] } : {}),
@@ -20,7 +20,7 @@ function renderPairs(panel) {
   $("pairs").tBodies[0].replaceChildren(...rows);
   if (focused) rows.find((row) => row.dataset.pair === focused)?.focus({ preventScroll: true });
   const unit = !P.derivative ? "Attributions, not derivatives." : P.directed ? `H: ${unitWords()}.`
-    : "H: per unit of each; effect: each moved by its σ, in units of the output.";
+    : `H: per unit of each${P.gates ? " gate" : ""}; effect: each moved by its σ, in units of the output.`;
   const count = `${list.length} pair${list.length === 1 ? "" : "s"}`;
   const order = state.sort ? "" : `, strongest first${byRank()}`;
   $("pairs-hint").textContent = `${count}${order}. ${unit}`;

@@ -7,7 +7,7 @@ function renderPartners() {
   const limit = largest(shown.flatMap((p) => [p.low, p.high, p.value])), common = listed(limit);
   const focused = focusedIn("partners")?.partner;
   const rows = shown.map((p) => {
-    const name = P.names[p.j], sure = p.significant ? "significant" : "not significant";
+    const name = names()[p.j], sure = p.significant ? "significant" : "not significant";
     const choose = () => (p.j !== partner() || !state.held) && update({ j: p.j, held: true });
     return h("button", {
       type: "button", class: `row${p.faint ? " faint" : ""}`, title: name, "aria-pressed": String(p.j === at),
@@ -21,7 +21,7 @@ function renderPartners() {
   $("partners").dataset.source = state.i;
   $("partners").classList.toggle("tall", state.all);
   if (focused !== undefined) rows.find((row) => row.dataset.partner === focused)?.focus({ preventScroll: true });
-  $("partners-title").textContent = `What ${P.names[state.i]} acts together with`;
+  $("partners-title").textContent = `What ${quoted(state.i)} acts together with`;
   $("partners-hint").textContent = partnersHint(list.length, common.e);
   $("all-partners").hidden = list.length <= FEW;
   $("all-partners").textContent = state.all ? `Show the strongest ${FEW}` : `Show all ${list.length}`;
@@ -31,7 +31,7 @@ function renderPartners() {
 const byRank = () => (numbers().denoised ? " by the denoised estimate" : "");
 
 function partnersHint(count, e) {
-  if (D < 2) return "There is only one feature.";
+  if (D < 2) return `There is only one ${P.word}.`;
   if (numbers().still.has(state.i)) return "It has no noise, so there is no estimate for it.";
   if (!count && !state.only) return "It has no partner that moves.";
   if (!count) return "No partner is significant. Switch “Significant only” off to see the others.";

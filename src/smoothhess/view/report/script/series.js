@@ -27,7 +27,7 @@ function renderSeries() {
   if (!$("chart")) makeChart();
   const chart = $("chart"), list = others(state.i).filter(visible), limit = largest(list.map((p) => p.shown));
   draw(chart, seriesTraces(list), seriesLayout()).then(() => listen(chart));
-  chart.setAttribute("aria-label", `Curve with ${D} ${P.word}s. ${P.names[state.i]} is chosen.`);
+  chart.setAttribute("aria-label", `Curve with ${D} ${P.words}. ${names()[state.i]} is chosen.`);
   Object.assign(chart.dataset, { source: state.i, partner: partner(), held: state.held, limit });
 }
 

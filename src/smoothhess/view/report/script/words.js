@@ -47,6 +47,7 @@ function qText(q) {
   return q < 1e-4 ? "< 0.0001" : q > 0.995 ? "1" : q.toPrecision(2);
 }
 
+const quoted = (k) => (P.kind === "text" ? `“${names()[k]}”` : names()[k]);
 const percent = `${Math.round(P.level * 100)}\u00a0%`;
 const output = () => P.examples[state.b].output;
 const cap = (word) => word[0].toUpperCase() + word.slice(1);
@@ -55,6 +56,10 @@ const plain = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replac
 const noise = () => (P.exact ? "" : " Faint: within noise, |z|\u2060\u00a0<\u00a02.");
 
 function unitWords() {
+  if (P.gates) {
+    const gate = P.word === "group" ? "every gate of each group" : "each gate";
+    return state.unit === "unit" ? `per unit of ${gate}` : `${gate} moved by its σ`;
+  }
   if (P.directed) return "both moved along the given direction";
   const inner = { segment: "pixel", window: "sample", group: "feature" }[P.word];
   const every = inner ? ` in every ${inner}` : "";
@@ -64,26 +69,27 @@ function unitWords() {
 }
 
 function saying(p, clear) { // the sentence on a pair, as nodes
-  const name = (k) => h("b", { class: P.names[k].length < 24 ? "whole" : null }, P.names[k]);
+  const name = (k) => h("b", { class: names()[k].length < 24 ? "whole" : null }, names()[k]);
   const amount = h("b", { class: p.value > 0 ? "more" : "less" }, plusMinus(Math.abs(p.value), p.half, false));
   const unsure = h("b", {}, plusMinus(p.value, p.half)), up = p.value > 0;
   const still = [p.i, p.j].find((k) => numbers().still.has(k));
   if (still !== undefined) return [name(still), " has no noise, so there is no estimate for it."];
   if (!P.derivative) return ["The interaction of ", name(p.i), " and ", name(p.j), " is ", unsure, "."];
-  const zero = p.value === 0 && p.half === 0;
+  const as = P.gates ? "As the gate of " : "As ", zero = p.value === 0 && p.half === 0;
   if (p.i === p.j) {
-    if (zero && P.exact) return ["As ", name(p.i), " rises by itself, ", output(), " does not bend: exactly 0."];
+    if (zero && P.exact) return [as, name(p.i), " rises by itself, ", output(), " does not bend: exactly 0."];
     if (zero) return ["No draw shows ", output(), " bending as ", name(p.i), " rises by itself: 0."];
     if (!clear) return ["The sign of the curvature of ", output(), " along ", name(p.i), " is uncertain: ", unsure, "."];
     const bends = up ? " bends upwards by " : " bends downwards by ";
-    return ["As ", name(p.i), " rises by itself, ", output(), bends, amount, "."];
+    return [as, name(p.i), " rises by itself, ", output(), bends, amount, "."];
   }
   if (zero && P.exact) return [name(p.i), " and ", name(p.j), " do not act together here: exactly 0."];
   if (zero) return ["No draw shows ", name(p.i), " and ", name(p.j), " acting together: 0."];
   if (!clear) {
     return ["The interaction of ", name(p.i), " and ", name(p.j), " is not significant: ", unsure, "."];
   }
-  return [P.directed ? "Moving " : "Raising ", name(p.i), " and ", name(p.j), " together ", up ? "raises " : "lowers ",
+  const both = P.gates ? "Raising the gates of " : P.directed ? "Moving " : "Raising ";
+  return [both, name(p.i), " and ", name(p.j), " together ", up ? "raises " : "lowers ",
     output(), up ? " beyond" : " below", " their separate effects by ", amount, "."];
 }
 
@@ -99,7 +105,7 @@ function sentence(p) {
   }
   if (P.derivative) {
     const { value, half } = slope(p.i);
-    facts.push(`by itself ${P.names[p.i]} changes it by ${plusMinus(value, half)}`);
+    facts.push(`by itself ${quoted(p.i)} changes it by ${plusMinus(value, half)}`);
   }
   const still = [p.i, p.j].some((k) => numbers().still.has(k));
   const sign = !clear || p.value === 0 ? "none" : p.value > 0 ? "more" : "less";
