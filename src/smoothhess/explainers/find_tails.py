@@ -38,8 +38,8 @@ STEPS = 4  # bisections of the distance at which it changes
 INSIDE = 0.7  # share of what a direction adds to the estimate that its stratum contains
 APART = 0.6  # least distance between the margins of two strata of one direction
 HEAVY = 0.5  # share of the energy of a stratum that lies farther out, above which there is another stratum
-SHARE = 0.3  # least share of the energy of the rows that is beyond the margin
-LEAST_MARGIN = 1.7  # strata that more than 9 % of the draws reach need no separate sample
+SHARE = 0.5  # least share of the energy of the rows that is beyond the margin
+LEAST_MARGIN = 2.2  # strata that more than 3 % of the draws reach need no separate sample
 SLACK = 0.05  # by which the margin is smaller than the distance that was found
 ROUNDING = 1e4  # units in the last place of the gradient below which a change counts as none
 
@@ -190,7 +190,7 @@ class _Lines:
             large = odd.square().sum(-1) > there / 2
             low, high = torch.where(large, low, middle), torch.where(large, middle, high)
         margin = low - SLACK
-        kept = (energy[..., 0] > SHARE * (usual + energy[..., 0].sum(1))[:, None]) & (margin >= LEAST_MARGIN)
+        kept = (energy[..., 0] > SHARE * (usual[:, None] + energy[..., 0])) & (margin >= LEAST_MARGIN)
         cosine = (self.direction[:, :1] * self.direction).sum(-1).abs()
         kept[:, 1:] &= ~kept[:, :1] | (cosine[:, 1:] < SAME)
         farther = (energy > HEAVY * energy.gather(2, place[..., None])) & (reaches - 0.5 > margin[..., None] + APART)
