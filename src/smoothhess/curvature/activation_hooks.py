@@ -15,7 +15,7 @@ prelu                                           prelu       (0, 1 − weight)
 hardtanh, relu6                                 hardtanh    (low, 1), (high, −1)
 clamp, clip, threshold, maximum, max elsewhere  clamp       (low, 1) and / or (high, −1)
 abs                                             abs         (0, 2)
-max_pool, adaptive_max_pool (1d, 2d, 3d)        max_pool    none; the positions of maxima are kept
+max_pool, adaptive_max_pool (1d, 2d, 3d)        max_pool    none; windows and maxima are kept
 gelu, silu, elu, sigmoid, tanh, softplus, …     smooth      none; the slope is kept
 softmax, log_softmax, layer_norm, group_norm    map         none; linearised with all inputs
 ==============================================  ==========  =====================================
@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from smoothhess.curvature.pool_windows import pooled_positions
 from smoothhess.model.process_flags import jvp
 from smoothhess.model.state import is_opaque
 
@@ -64,6 +65,7 @@ _SMOOTH |= {"hardswish", "hardsigmoid"}  # they have kinks as well, but only the
 _ANALYTIC = {"gelu", "silu", "mish", "sigmoid", "tanh", "softplus", "log_sigmoid"}
 _MAPS = {"softmax", "log_softmax", "layer_norm", "group_norm"}
 _POOLS = {f"{adaptive}max_pool{d}d" for d in "123" for adaptive in ("", "adaptive_")}
+_SIZES = ("kernel_size", "stride", "padding", "dilation")  # arguments of a pooling call, after the input
 _REPLACED = {"relu", "leaky_relu", "prelu", "hardtanh"}
 
 Knots = tuple[tuple[float, float | Tensor], ...]
@@ -74,8 +76,8 @@ class Call:
     """One recorded call, which near `pre` is ``slope·z + offset`` (an offset of None is zero).
 
     `knots` lists the kinks of a piecewise linear call and the jumps of its slope there, as numbers or as tensors that
-    broadcast against `pre`. `slope` is None for "max_pool" (see `indices`) and "map". `function` is the call as a
-    function of its first argument; `name` is the module of the network that made the call.
+    broadcast against `pre`. `slope` is None for "max_pool" (see `indices` and `windows`) and "map". `function` is the
+    call as a function of its first argument; `name` is the module of the network that made the call.
     """
 
     kind: str
@@ -83,7 +85,8 @@ class Call:
     slope: Tensor | None = None
     offset: Tensor | None = None
     knots: Knots = ()
-    indices: Tensor | None = None
+    indices: Tensor | None = None  # of the maxima, in the dimensions that are pooled
+    windows: Tensor | None = None  # (windows, positions) in these dimensions, see `pool_windows`
     function: Callable[[Tensor], Any] | None = None
     operator: str = ""  # name of the operator in torch, such as "gelu" for the kind "smooth"
     analytic: bool = False  # whether `function` has derivatives of all orders
@@ -203,6 +206,7 @@ class _Reading:
     analytic: bool = False
     dims: int = 0  # dimensions of the window of a pooling call
     pair: bool = False  # whether a pooling call returns (values, indices)
+    pooling: dict[str, Any] | None = None  # sizes of the windows; None: adaptive
 
 
 def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading | None:
@@ -229,7 +233,8 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
         dims, pool = int(name[-2]), getattr(functional, name)
         pair = options.pop("return_indices", name.startswith("adaptive")) or written.endswith("_with_indices")
         indexed = lambda z: pool(z, *rest, **options, return_indices=True)  # noqa: E731
-        return _Reading("max_pool", z, indexed, operator=name, dims=dims, pair=pair)
+        pooling = None if name.startswith("adaptive") else dict(zip(_SIZES, rest, strict=False)) | options
+        return _Reading("max_pool", z, indexed, operator=name, dims=dims, pair=pair, pooling=pooling)
     if name in _MAPS:
         return _Reading("map", z, lambda z: func(z, *rest, **options), operator=name)
     aten = getattr(torch.ops.aten, name)  # the out-of-place operator
@@ -354,7 +359,9 @@ class _Record(_Intercept):
     def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
         pre = reading.input.detach().clone()  # the model may overwrite the tensor later
         if reading.kind == "max_pool":
-            call = Call("max_pool", pre, indices=reading.function(pre)[1])
+            indices = reading.function(pre)[1]
+            windows = pooled_positions(pre.shape[-reading.dims :], indices.shape[-reading.dims :], reading.pooling)
+            call = Call("max_pool", pre, indices=indices, windows=windows)
         elif reading.kind == "map":
             call = Call("map", pre, function=reading.function)
         else:
@@ -382,7 +389,8 @@ class _Freeze(_Intercept):
         if call.indices is not None:
             winners = self.spread(call.indices, call, z)
             value = z.flatten(-reading.dims).gather(-1, winners.flatten(-reading.dims)).view_as(winners)
-            result = (value, winners) if reading.pair else value
+            kept = value.clone()  # the model may overwrite the maxima
+            result = (kept, winners) if reading.pair else kept
         elif call.slope is None:
             centre = self.spread(call.pre, call, z).clone()  # an expanded tensor cannot have a tangent
             own, change = jvp(reading.function, centre, z - centre)
