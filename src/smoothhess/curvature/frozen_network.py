@@ -160,7 +160,7 @@ class FrozenNetwork:
     @property
     def unmodelled(self) -> str:
         """Kinds and numbers of the calls whose curvature is not modelled, as text; may be empty."""
-        kinds = [c.operator or c.kind for i, c in enumerate(self.tape.calls) if i not in self.bent]
+        kinds = [c.operator or c.kind for c in self.tape.calls if not is_modelled(c)]
         return ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
 
     @property
