@@ -273,14 +273,14 @@ def _switches(tape: Tape, run: FrozenRun, sensitivity: dict[int, Tensor], i: int
     if i - 1 in relus and _feeds(run, i - 1):
         source, floor = i - 1, True
         (pooled,) = torch.autograd.grad(run.post[i], run.pre[i], u, retain_graph=True)
-        others = sensitivity[i - 1] - pooled
+        others = sensitivity[i - 1] - pooled.view_as(sensitivity[i - 1])
         if _is_rounding(others, pooled):
             del sensitivity[i - 1]
         else:
             sensitivity[i - 1] = others
     elif i + 1 in relus and _feeds(run, i):
         (through,) = torch.autograd.grad(run.post[i + 1], run.pre[i + 1], sensitivity[i + 1], retain_graph=True)
-        if _is_rounding(u - through, through):  # nothing else reads the maxima
+        if _is_rounding(u - through.view_as(u), through):  # nothing else reads the maxima
             u, floor = sensitivity.pop(i + 1), True
     candidates = largest_candidates(tape.calls[source].pre, call.windows, call.indices, floor)
     sensitivity[i] = u.reshape(len(u), -1, 1).expand(candidates.shape)
@@ -289,7 +289,7 @@ def _switches(tape: Tape, run: FrozenRun, sensitivity: dict[int, Tensor], i: int
 
 def _feeds(run: FrozenRun, i: int) -> bool:
     """Whether the output of call i is the input of the next call."""
-    return torch.equal(run.post[i], run.pre[i + 1])
+    return torch.equal(run.post[i].flatten(1), run.pre[i + 1].flatten(1))
 
 
 def _is_rounding(difference: Tensor, of: Tensor) -> bool:
