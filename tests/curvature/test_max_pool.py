@@ -263,6 +263,29 @@ def test_ties_and_constant_windows():
         assert float(error.max()) < 5
 
 
+class Masked(nn.Module):
+    """The largest entry of a constant, which has no examples, and of a detached activation."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 1)
+        self.double()
+
+    def forward(self, x):
+        mask = torch.arange(18.0).double().reshape(3, 6)
+        z = self.first(x).relu()
+        return self.last(z * mask.amax(0) / mask.amax(1, keepdim=True)[-1] + 0 * z.detach().amax(1, keepdim=True))
+
+
+def test_maxima_of_constants_stay_frozen():
+    net, x = Masked(), torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).double()
+    assert [c.kind for c in seen(net, x).network.calls] == ["relu"]
+    batch = SmoothHess(net).attribute(x, sigma=0.4, n_calls=48, control="kink", shrink=False)
+    one = SmoothHess(net).attribute(x[2:3], sigma=0.4, n_calls=48, control="kink", shrink=False)
+    torch.testing.assert_close(batch.hessian[2], one.hessian[0])
+
+
 def test_columns_that_do_not_fit_are_taken_twice(monkeypatch):
     net = NETWORKS["two stages"]()
     x = 0.4 * torch.randn(2, 8, generator=torch.Generator().manual_seed(4)).double()

@@ -95,14 +95,16 @@ class FrozenNetwork:
     @staticmethod
     def _see(oracle: Oracle, inputs: Tensor, owner: Tensor, value: Tensor, gradient: Tensor) -> FrozenNetwork:
         tape = record(oracle.bound(owner), inputs)
-        bent = tuple(i for i, call in enumerate(tape.calls) if is_modelled(call))
-        if not bent:
+        if not any(map(is_modelled, tape.calls)):
             raise NoKinksError("no ReLU-like or smooth activation was seen in the model")
-        if any(call.pre.shape[0] != len(inputs) for call in tape.calls):
-            raise NoKinksError("an activation does not have the examples in dimension 0")
         leaf = inputs.detach().requires_grad_()
         with torch.enable_grad():
             run = freeze(oracle.bound(owner), tape, leaf)
+        # Maxima of masks and other constants, which have no gradient, remain frozen.
+        varied = {i: c for i, c in enumerate(tape.calls) if c.kind != "max_pool" or run.post[i].requires_grad}
+        bent = tuple(i for i, call in varied.items() if is_modelled(call))
+        if any(call.pre.shape[0] != len(inputs) for call in varied.values()):
+            raise NoKinksError("an activation does not have the examples in dimension 0")
         if not all(run.post[i].requires_grad for i in bent):
             raise NoKinksError("an activation is called where gradients are disabled, such as in a custom function")
         output = oracle.pick(run.output, owner)
@@ -242,10 +244,10 @@ class FrozenNetwork:
             return self
 
         def rows(t: Tensor | None) -> Tensor | None:
-            return t if t is None or t.shape[0] != self.tape.batch else t[index]
+            return t if t is None or t.shape[0] != self.tape.batch else t[index]  # constants are those of all examples
 
         calls = tuple(
-            replace(c, pre=c.pre[index], slope=rows(c.slope), offset=rows(c.offset), indices=rows(c.indices))
+            replace(c, pre=rows(c.pre), slope=rows(c.slope), offset=rows(c.offset), indices=rows(c.indices))
             for c in self.tape.calls
         )
         return FrozenNetwork(
