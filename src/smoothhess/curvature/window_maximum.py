@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy import special
 from torch import Tensor
 
 
@@ -84,4 +83,6 @@ def _both_positive(a: Tensor, variance_a: Tensor, b: Tensor, variance_b: Tensor,
 
 
 def _owen(h: Tensor, a: Tensor) -> Tensor:
+    from scipy import special  # imported late: it takes as long as all of smoothhess
+
     return torch.as_tensor(special.owens_t(h.cpu().numpy(), a.cpu().numpy())).to(h)
