@@ -83,6 +83,6 @@ def _both_positive(a: Tensor, variance_a: Tensor, b: Tensor, variance_b: Tensor,
 
 
 def _owen(h: Tensor, a: Tensor) -> Tensor:
-    from scipy import special  # imported late: it takes as long as all of smoothhess
+    from scipy import special
 
     return torch.as_tensor(special.owens_t(h.cpu().numpy(), a.cpu().numpy())).to(h)
