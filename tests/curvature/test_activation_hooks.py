@@ -133,6 +133,9 @@ KEPT = {  # recorded and frozen, never replaced
     "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, (2, 3)), "max_pool"),
     "max_pool3d": (lambda x: F.max_pool3d(x.reshape(-1, 1, 2, 3, 4), 2), "max_pool"),
     "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x.reshape(-1, 1, 2, 3, 4), 1), "max_pool"),
+    "amax": (lambda x: x.amax((1, 2), keepdim=True), "max_pool"),
+    "max over a dimension": (lambda x: torch.max(x, 1).values, "max_pool"),
+    "aten.amax": (lambda x: ATEN.amax.default(x, [-1]), "max_pool"),
     "aten.max_pool2d": (lambda x: ATEN.max_pool2d.default(x[:, None], [2, 2]), "max_pool"),
     "aten.adaptive_max_pool2d": (lambda x: ATEN.adaptive_max_pool2d.default(x, [2, 2])[0], "max_pool"),
 }
@@ -211,8 +214,8 @@ def test_the_rest_is_frozen_and_not_replaced(form):
     "call",
     [
         lambda x: x.max(),
-        lambda x: x.max(1)[0],
-        lambda x: torch.max(x, dim=-1, keepdim=True)[0],
+        lambda x: x.amax(),
+        lambda x: torch.max(x, dim=0, keepdim=True)[0],
         lambda x: torch.maximum(x, 2 * x),
         lambda x: x.clamp(min=x.detach() - 1),
         lambda x: F.threshold(x, 0.0, 1.0),

@@ -15,15 +15,16 @@ prelu                                           prelu       (0, 1 − weight)
 hardtanh, relu6                                 hardtanh    (low, 1), (high, −1)
 clamp, clip, threshold, maximum, max elsewhere  clamp       (low, 1) and / or (high, −1)
 abs                                             abs         (0, 2)
-max_pool, adaptive_max_pool (1d, 2d, 3d)        max_pool    none; the positions of maxima are kept
+max_pool, adaptive_max_pool (1d, 2d, 3d)        max_pool    none; windows and maxima are kept
+amax, max over dimensions                       max_pool    none; the same, with one window
 gelu, silu, elu, sigmoid, tanh, softplus, …     smooth      none; the slope is kept
 softmax, log_softmax, layer_norm, group_norm    map         none; linearised with all inputs
 ==============================================  ==========  =====================================
 
 Not intercepted, hence unchanged: kinks from arithmetic (``x * (x > 0)``, `torch.where`), a maximum of two varying
-tensors, `amax`, activations fused into one operator (attention, LSTM), scripted and compiled code, and what
-`torch.utils.checkpoint` recomputes in the backward pass. Products of activations (attention, gates) are not affine even
-if they are frozen: f(x + δ) + f(x − δ) = 2 f(x) does not hold for the frozen f.
+tensors or over all dimensions, activations fused into one operator (attention, LSTM), scripted and compiled code, and
+what `torch.utils.checkpoint` recomputes in the backward pass. Products of activations (attention, gates) are not affine
+even if they are frozen: f(x + δ) + f(x − δ) = 2 f(x) does not hold for the frozen f.
 """
 
 import dataclasses
@@ -38,6 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from smoothhess.curvature.pool_windows import pooled_positions
 from smoothhess.model.process_flags import jvp
 from smoothhess.model.state import is_opaque
 
@@ -64,6 +66,7 @@ _SMOOTH |= {"hardswish", "hardsigmoid"}  # they have kinks as well, but only the
 _ANALYTIC = {"gelu", "silu", "mish", "sigmoid", "tanh", "softplus", "log_sigmoid"}
 _MAPS = {"softmax", "log_softmax", "layer_norm", "group_norm"}
 _POOLS = {f"{adaptive}max_pool{d}d" for d in "123" for adaptive in ("", "adaptive_")}
+_SIZES = ("kernel_size", "stride", "padding", "dilation")  # arguments of a pooling call, after the input
 _REPLACED = {"relu", "leaky_relu", "prelu", "hardtanh"}
 
 Knots = tuple[tuple[float, float | Tensor], ...]
@@ -74,8 +77,8 @@ class Call:
     """One recorded call, which near `pre` is ``slope·z + offset`` (an offset of None is zero).
 
     `knots` lists the kinks of a piecewise linear call and the jumps of its slope there, as numbers or as tensors that
-    broadcast against `pre`. `slope` is None for "max_pool" (see `indices`) and "map". `function` is the call as a
-    function of its first argument; `name` is the module of the network that made the call.
+    broadcast against `pre`. `slope` is None for "max_pool" (see `indices` and `windows`) and "map". `function` is the
+    call as a function of its first argument; `name` is the module of the network that made the call.
     """
 
     kind: str
@@ -83,7 +86,8 @@ class Call:
     slope: Tensor | None = None
     offset: Tensor | None = None
     knots: Knots = ()
-    indices: Tensor | None = None
+    indices: Tensor | None = None  # of the maxima, in the dimensions that are pooled
+    windows: Tensor | None = None  # (windows, positions) in these dimensions, see `pool_windows`
     function: Callable[[Tensor], Any] | None = None
     operator: str = ""  # name of the operator in torch, such as "gelu" for the kind "smooth"
     analytic: bool = False  # whether `function` has derivatives of all orders
@@ -201,15 +205,16 @@ class _Reading:
     knots: Knots = ()
     operator: str = ""
     analytic: bool = False
-    dims: int = 0  # dimensions of the window of a pooling call
-    pair: bool = False  # whether a pooling call returns (values, indices)
+    dims: int = 0  # dimensions of the window of a pooling call, the last ones of `input`
+    result: Callable[[Tensor, Tensor], Any] | None = None  # what a pooling call returns, from values and indices
+    pooling: dict[str, Any] | None = None  # sizes of the windows; None: adaptive
 
 
 def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading | None:
     """Parse a call of a torch function; None if it is not an activation."""
     written = getattr(func, "__name__", "").split(".")[0]  # aten operators are called "relu.default"
     name = written.strip("_").removesuffix("_with_indices")  # relu_ is in-place; F.threshold calls _threshold
-    known = name in _BENT or name in _SMOOTH or name in _MAPS or name in _POOLS
+    known = name in _BENT or name in _SMOOTH or name in _MAPS or name in _POOLS or name == "amax"
     if not known or written.startswith("__") or "out" in kwargs:
         return None
     options = dict(kwargs)
@@ -218,18 +223,22 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
     if name in ("max", "maximum"):
         args = (*args, options.pop("other")) if "other" in options else args
         if len(args) != 2 or not isinstance(args[1], Tensor):
-            return None  # a reduction of one tensor
+            return _maximum_over(name, args, options)
         args = args if _constant(args[1]) is not None else args[::-1]  # maximum(0, x)
     z, rest = args[0], args[1:]
     if not isinstance(z, Tensor) or not z.is_floating_point():
         return None
     inplace = options.pop("inplace", False) or written.endswith("_")
 
+    if name == "amax":
+        return _maximum_over(name, args, options)
     if name in _POOLS:
         dims, pool = int(name[-2]), getattr(functional, name)
         pair = options.pop("return_indices", name.startswith("adaptive")) or written.endswith("_with_indices")
         indexed = lambda z: pool(z, *rest, **options, return_indices=True)  # noqa: E731
-        return _Reading("max_pool", z, indexed, operator=name, dims=dims, pair=pair)
+        pooling = None if name.startswith("adaptive") else dict(zip(_SIZES, rest, strict=False)) | options
+        result = (lambda *both: both) if pair else (lambda value, _: value)
+        return _Reading("max_pool", z, indexed, operator=name, dims=dims, result=result, pooling=pooling)
     if name in _MAPS:
         return _Reading("map", z, lambda z: func(z, *rest, **options), operator=name)
     aten = getattr(torch.ops.aten, name)  # the out-of-place operator
@@ -241,6 +250,32 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reading 
         return None
     kind, base, left, knots = bend
     return _Reading(kind, z, apply, inplace, base, left, knots, operator=name)
+
+
+def _maximum_over(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> _Reading | None:
+    """A maximum over some dimensions as pooling of one window; None if the examples, in dimension 0, are among them."""
+    z, bound = args[0], dict(zip(("dim", "keepdim"), args[1:], strict=False)) | options
+    dim = bound.get("dim")
+    dims = [dim] if isinstance(dim, int) else dim
+    if not isinstance(z, Tensor) or not z.is_floating_point() or not isinstance(dims, list | tuple) or not dims:
+        return None
+    reduced = sorted(d % z.dim() for d in dims)
+    if reduced[0] == 0:
+        return None
+    last = (*range(-len(reduced), 0),)
+
+    def indexed(z: Tensor) -> tuple[Tensor, Tensor]:
+        value, index = z.flatten(-len(reduced)).max(-1)
+        return value[(..., *[None] * len(reduced))], index[(..., *[None] * len(reduced))]
+
+    def result(value: Tensor, index: Tensor) -> Any:
+        if bound.get("keepdim"):
+            value, index = value.movedim(last, reduced), index.movedim(last, reduced)
+        else:
+            value, index = value.squeeze(last), index.squeeze(last)
+        return value if name == "amax" else torch.return_types.max((value, index))
+
+    return _Reading("max_pool", z.movedim(reduced, last), indexed, operator=name, dims=len(reduced), result=result)
 
 
 def _bend(name: str, z: Tensor, bound: dict[str, Any]) -> tuple[str, float, float | Tensor, Knots] | None:
@@ -354,7 +389,9 @@ class _Record(_Intercept):
     def act(self, reading: _Reading, original: Callable[[], Any]) -> Any:
         pre = reading.input.detach().clone()  # the model may overwrite the tensor later
         if reading.kind == "max_pool":
-            call = Call("max_pool", pre, indices=reading.function(pre)[1])
+            indices = reading.function(pre)[1]
+            windows = pooled_positions(pre.shape[-reading.dims :], indices.shape[-reading.dims :], reading.pooling)
+            call = Call("max_pool", pre, indices=indices, windows=windows)
         elif reading.kind == "map":
             call = Call("map", pre, function=reading.function)
         else:
@@ -382,7 +419,8 @@ class _Freeze(_Intercept):
         if call.indices is not None:
             winners = self.spread(call.indices, call, z)
             value = z.flatten(-reading.dims).gather(-1, winners.flatten(-reading.dims)).view_as(winners)
-            result = (value, winners) if reading.pair else value
+            assert reading.result is not None
+            result = reading.result(value.clone(), winners)  # the model may overwrite the maxima
         elif call.slope is None:
             centre = self.spread(call.pre, call, z).clone()  # an expanded tensor cannot have a tangent
             own, change = jvp(reading.function, centre, z - centre)

@@ -57,8 +57,8 @@ def _flips(network: FrozenNetwork, points: Tensor, owner: Tensor, mirrored: bool
     leaf = points.flatten(0, 1).detach().requires_grad_()
     run = network.run(leaf, owner.repeat_interleave(n))
     odd, even, value = leaf.new_zeros(()), leaf.new_zeros(()), leaf.new_zeros(b, n, dtype=torch.float64)
-    for i, call, pre, u in zip(network.bent, network.calls, network.pre, network.sensitivity, strict=True):
-        grouped = run.pre[i].unflatten(0, (b, n))
+    for affine, call, pre, u in zip(network.units(run), network.calls, network.pre, network.sensitivity, strict=True):
+        grouped = affine.unflatten(0, (b, n))
         moved, centre = grouped.detach(), pre[:, None]
         if call.kind == "map":
             turned = second_derivative(call, pre, u, moved - centre)

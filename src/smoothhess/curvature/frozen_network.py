@@ -9,15 +9,16 @@ changes in `flip_field`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import Call, FrozenRun, OtherPathError, Tape, freeze, record
+from smoothhess.curvature.pool_windows import gaps, largest_candidates
 from smoothhess.curvature.slope_change_moments import is_modelled
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
@@ -25,6 +26,7 @@ from smoothhess.linalg.memory import reraise_out_of_memory
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.state import is_opaque
 
+ROUNDING = 64  # tolerance of sensitivities that should be equal, in units in the last place
 SOFTMAX_ROUNDING = 16  # tolerance of gradients through a softmax, in units in the last place
 
 
@@ -52,6 +54,18 @@ def intercepted(plain: Callable[[], Any], warn: bool = True) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
+class Switches:
+    """The candidates of the windows of a max-pooling call, in the flattened input of the call `source`."""
+
+    source: int
+    candidates: Tensor  # (B, windows, 3)
+
+    def gaps(self, run: FrozenRun) -> Tensor:
+        """The gaps between the candidates of each window in a frozen pass."""
+        return gaps(run.pre[self.source], self.candidates)
+
+
+@dataclass(frozen=True, eq=False)
 class FrozenNetwork:
     """The frozen network of B examples; "bent" calls are those whose curvature is modelled."""
 
@@ -61,6 +75,7 @@ class FrozenNetwork:
     bent: tuple[int, ...]  # indices of the bent calls
     pre: tuple[Tensor, ...]  # pre-activations at the inputs, of the bent calls
     sensitivity: tuple[Tensor, ...]  # u of the bent calls
+    switches: Mapping[int, Switches] = field(default_factory=dict)  # by index of a max-pooling call
 
     @staticmethod
     def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor, warn: bool = True) -> FrozenNetwork:
@@ -80,14 +95,16 @@ class FrozenNetwork:
     @staticmethod
     def _see(oracle: Oracle, inputs: Tensor, owner: Tensor, value: Tensor, gradient: Tensor) -> FrozenNetwork:
         tape = record(oracle.bound(owner), inputs)
-        bent = tuple(i for i, call in enumerate(tape.calls) if is_modelled(call))
-        if not bent:
+        if not any(map(is_modelled, tape.calls)):
             raise NoKinksError("no ReLU-like or smooth activation was seen in the model")
-        if any(call.pre.shape[0] != len(inputs) for call in tape.calls):
-            raise NoKinksError("an activation does not have the examples in dimension 0")
         leaf = inputs.detach().requires_grad_()
         with torch.enable_grad():
             run = freeze(oracle.bound(owner), tape, leaf)
+        # Maxima of masks and other constants, which have no gradient, remain frozen.
+        varied = {i: c for i, c in enumerate(tape.calls) if c.kind != "max_pool" or run.post[i].requires_grad}
+        bent = tuple(i for i, call in varied.items() if is_modelled(call))
+        if any(call.pre.shape[0] != len(inputs) for call in varied.values()):
+            raise NoKinksError("an activation does not have the examples in dimension 0")
         if not all(run.post[i].requires_grad for i in bent):
             raise NoKinksError("an activation is called where gradients are disabled, such as in a custom function")
         output = oracle.pick(run.output, owner)
@@ -98,12 +115,15 @@ class FrozenNetwork:
         through = own.detach()
         if maps := [(run.pre[i], u) for i, u in zip(bent, sensitivity, strict=True) if tape.calls[i].kind == "map"]:
             # In a saturated softmax large gradients cancel, and the difference may consist of rounding errors.
-            (through,) = torch.autograd.grad(torch.stack([(u.abs() * pre).sum() for pre, u in maps]).sum(), leaf)
+            slopes = torch.stack([(u.abs() * pre).sum() for pre, u in maps]).sum()
+            (through,) = torch.autograd.grad(slopes, leaf, retain_graph=True)
         rounding = SOFTMAX_ROUNDING * torch.finfo(own.dtype).eps * through
         if not (torch.allclose(output, value, rtol=1e-3, atol=1e-5) and _close(own, gradient, slack=rounding)):
             raise NoKinksError("freezing the activations does not reproduce f(x) and its gradient")
-        pre = tuple(run.pre[i].detach() for i in bent)
-        network = FrozenNetwork(oracle, inputs, tape, bent, pre, tuple(u.detach() for u in sensitivity))
+        found = dict(zip(bent, (u.detach() for u in sensitivity), strict=True))
+        switches = {i: _switches(tape, run, found, i) for i in bent if tape.calls[i].kind == "max_pool"}
+        network = FrozenNetwork(oracle, inputs, tape, tuple(found), (), tuple(found.values()), switches)
+        network = replace(network, pre=tuple(z.detach() for z in network.units(run)))
         if not network._is_affine():
             raise NoKinksError("products of activations (attention, gates) are not affine when they are frozen")
         return network
@@ -116,10 +136,10 @@ class FrozenNetwork:
         points = torch.stack([self.inputs + delta, self.inputs - delta], 1)
         with torch.no_grad():
             run = self.run(points.flatten(0, 1), self.everyone.repeat_interleave(2))
-        for i, p in zip(self.bent, self.pre, strict=True):
-            if len(run.pre[i]) != 2 * len(p):
+        for z, p in zip(self.units(run), self.pre, strict=True):
+            if len(z) != 2 * len(p):
                 raise NoKinksError("an activation does not have the examples in dimension 0")
-            there, back = run.pre[i].unflatten(0, (len(p), 2)).unbind(1)
+            there, back = z.unflatten(0, (len(p), 2)).unbind(1)
             if not _close(there + back - 2 * p, torch.zeros_like(p), (there - back).abs() + p.abs()):
                 return False
         return True
@@ -142,13 +162,17 @@ class FrozenNetwork:
     @property
     def unmodelled(self) -> str:
         """Kinds and numbers of the calls whose curvature is not modelled, as text; may be empty."""
-        kinds = [c.operator or c.kind for i, c in enumerate(self.tape.calls) if i not in self.bent]
+        kinds = [c.operator or c.kind for c in self.tape.calls if not is_modelled(c)]
         return ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
 
     @property
     def neurons(self) -> int:
         """Number of neurons per example in the bent calls."""
         return sum(p[0].numel() for p in self.pre)
+
+    def units(self, run: FrozenRun) -> tuple[Tensor, ...]:
+        """The pre-activations of the bent calls in a frozen pass; of max-pooling, the gaps between candidates."""
+        return tuple(self.switches[i].gaps(run) if i in self.switches else run.pre[i] for i in self.bent)
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
@@ -166,8 +190,8 @@ class FrozenNetwork:
             points = x[:, None] + (reach * shift / length).reshape(len(x), -1, *x.shape[1:])
             run = self.run(points.flatten(0, 1), owner.repeat_interleave(len(directions)))
             moved = [
-                (run.pre[i].unflatten(0, points.shape[:2]) - p[:, None]).reshape(*points.shape[:2], -1)
-                for i, p in zip(self.bent, self.pre, strict=True)
+                (z.unflatten(0, points.shape[:2]) - p[:, None]).reshape(*points.shape[:2], -1)
+                for z, p in zip(self.units(run), self.pre, strict=True)
             ]
         return torch.cat(moved, 2).mul_(length / reach)
 
@@ -179,8 +203,8 @@ class FrozenNetwork:
         with self._intercepted(owner):
             run = self.run(leaf, owner.repeat_interleave(c))
             total = leaf.new_zeros(())
-            for i, part in zip(self.bent, self.per_call(weights), strict=True):
-                total = total + (part.flatten(0, 1).to(leaf) * run.pre[i].reshape(b * c, -1)).sum()
+            for z, part in zip(self.units(run), self.per_call(weights), strict=True):
+                total = total + (part.flatten(0, 1).to(leaf) * z.reshape(b * c, -1)).sum()
             return torch.autograd.grad(total, leaf)[0].reshape(b, c, -1)
 
     def _intercepted(self, owner: Tensor) -> AbstractContextManager[None]:
@@ -220,10 +244,10 @@ class FrozenNetwork:
             return self
 
         def rows(t: Tensor | None) -> Tensor | None:
-            return t if t is None or t.shape[0] != self.tape.batch else t[index]
+            return t if t is None or t.shape[0] != self.tape.batch else t[index]  # constants are those of all examples
 
         calls = tuple(
-            replace(c, pre=c.pre[index], slope=rows(c.slope), offset=rows(c.offset), indices=rows(c.indices))
+            replace(c, pre=rows(c.pre), slope=rows(c.slope), offset=rows(c.offset), indices=rows(c.indices))
             for c in self.tape.calls
         )
         return FrozenNetwork(
@@ -233,7 +257,45 @@ class FrozenNetwork:
             self.bent,
             tuple(p[index] for p in self.pre),
             tuple(u[index] for u in self.sensitivity),
+            {i: Switches(s.source, s.candidates[index]) for i, s in self.switches.items()},
         )
+
+
+def _switches(tape: Tape, run: FrozenRun, sensitivity: dict[int, Tensor], i: int) -> Switches:
+    """The switches of max-pooling call i; replaces its sensitivity by that of its gaps.
+
+    A relu before or after max-pooling gives max(z₁, …, z_m, 0) of each window. Frozen separately, the relu would keep
+    candidates at 0 that win if they rise, so the two calls are one, and the relu keeps only what other layers read.
+    """
+    call, u = tape.calls[i], sensitivity[i]
+    assert call.indices is not None
+    assert call.windows is not None
+    source, floor = i, False
+    relus = [n for n in (i - 1, i + 1) if n in sensitivity and tape.calls[n].kind == "relu"]
+    if i - 1 in relus and _feeds(run, i - 1):
+        source, floor = i - 1, True
+        (pooled,) = torch.autograd.grad(run.post[i], run.pre[i], u, retain_graph=True)
+        others = sensitivity[i - 1] - pooled.view_as(sensitivity[i - 1])
+        if _is_rounding(others, pooled):
+            del sensitivity[i - 1]
+        else:
+            sensitivity[i - 1] = others
+    elif i + 1 in relus and _feeds(run, i):
+        (through,) = torch.autograd.grad(run.post[i + 1], run.pre[i + 1], sensitivity[i + 1], retain_graph=True)
+        if _is_rounding(u - through.view_as(u), through):  # nothing else reads the maxima
+            u, floor = sensitivity.pop(i + 1), True
+    candidates = largest_candidates(tape.calls[source].pre, call.windows, call.indices, floor)
+    sensitivity[i] = u.reshape(len(u), -1, 1).expand(candidates.shape)
+    return Switches(source, candidates)
+
+
+def _feeds(run: FrozenRun, i: int) -> bool:
+    """Whether the output of call i is the input of the next call."""
+    return torch.equal(run.post[i].flatten(1), run.pre[i + 1].flatten(1))
+
+
+def _is_rounding(difference: Tensor, of: Tensor) -> bool:
+    return float(difference.abs().max()) <= ROUNDING * torch.finfo(of.dtype).eps * float(of.abs().max())
 
 
 def sum_of_squares(moves: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ need
 
 For kinks they have a closed form. For smooth activations they are computed by the trapezoidal rule, which for analytic
 functions under a Gaussian converges faster than any power of its step. Softmax and normalisation layers mix their
-inputs; for them the second derivative at z is used. Sums over neurons are in `one_flip`.
+inputs; for them the second derivative at z is used. The "neurons" of max-pooling are the gaps between candidates of a
+window (`window_maximum`). Sums over neurons are in `one_flip`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.activation_hooks import Call
+from smoothhess.curvature.window_maximum import exceeded, moments_of_maximum, switched
 from smoothhess.model.process_flags import jvp
 
 REACH = 9.0  # range of the trapezoidal rule in standard deviations
@@ -30,11 +32,13 @@ CHUNK = 1 << 22  # evaluations of an activation per chunk
 
 def is_modelled(call: Call) -> bool:
     """Whether the closed form includes the curvature of a call; other calls stay frozen, which only adds variance."""
-    return bool(call.knots) or call.analytic or call.kind == "map"
+    return bool(call.knots) or call.analytic or call.kind in ("map", "max_pool")
 
 
 def slope_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
     """a'(moved) − a'(pre) of each neuron; `pre` broadcasts against `moved`."""
+    if call.kind == "max_pool":
+        return switched(moved)
     if call.knots:
         total = torch.zeros_like(moved)
         for knot, jump in call.knots:
@@ -46,6 +50,8 @@ def slope_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
 
 def value_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
     """a(moved) − a(pre) − a'(pre)(moved − pre) of each neuron; `pre` broadcasts against `moved`."""
+    if call.kind == "max_pool":
+        return exceeded(moved)
     if call.knots:
         total = torch.zeros_like(moved)
         for knot, jump in call.knots:
@@ -67,6 +73,8 @@ class Moments(NamedTuple):
 
 def moments(call: Call, pre: Tensor, tau: Tensor) -> Moments | None:
     """Those of each neuron in float64, shaped like `pre`; zero where τ = 0. None without convergence."""
+    if call.kind == "max_pool":
+        return Moments(*moments_of_maximum(pre, tau))
     z, moves = pre.double(), tau > 0
     spread = torch.where(moves, tau, 1.0)
     if not call.knots:

@@ -18,6 +18,7 @@ from torch import Tensor
 from smoothhess.curvature.activation_hooks import Call, OtherPathError, record
 from smoothhess.curvature.frozen_network import NoKinksError, intercepted
 from smoothhess.curvature.one_flip import Kinks
+from smoothhess.curvature.window_maximum import moments_of_maximum
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.model.gradients import Oracle
@@ -36,7 +37,7 @@ class Activation:
     kind: str  # as in `smoothhess.curvature.activation_hooks`
     units: int
     active: Tensor  # share of units with slope ≠ 0 (relu, hardtanh, clamp) or with a positive pre-activation
-    flips: Tensor  # Σ Φ(−|z − knot|/τ): expected number of units that cross a knot in one draw
+    flips: Tensor  # Σ Φ(−|z − knot|/τ): expected number of units that cross a knot, or windows that switch, in one draw
     share: Tensor  # ⟨W, W₁⟩/‖W₁‖² of the call's part W of the one-flip Hessian; the shares of all calls add up to 1
 
 
@@ -62,18 +63,19 @@ class Activations:
 
     @property
     def n_knots(self) -> int:
-        """Number of kinks per example."""
-        return sum(tau.shape[1] * len(call.knots) for call, tau in self._units())
+        """Number of kinks per example; a window of max-pooling counts as one."""
+        return sum(tau.shape[1] * len(c.knots) or pre.shape[1] for c, pre, tau in self._units() if _kinked(c))
 
-    def _units(self) -> list[tuple[Call, Tensor]]:
-        """The modelled calls and the spreads of their units (B, units)."""
+    def _units(self) -> list[tuple[Call, Tensor, Tensor]]:
+        """The modelled calls, and the pre-activations and spreads (B, units) of their units."""
         if self.kinks is None or self.tau is None:
             return []
-        return [*zip(self.kinks.network.calls, self.kinks.network.per_call(self.tau), strict=True)]
+        network = self.kinks.network
+        return [*zip(network.calls, network.pre, network.per_call(self.tau), strict=True)]
 
     def expected_flips(self, multiple: Tensor) -> Tensor:
         """Expected number in one draw at multiples (B,) of the Gaussian; NaN where it cannot be computed."""
-        counts = [_flips(call, tau, multiple) for call, tau in self._units() if call.knots]
+        counts = [_flips(call, pre, tau, multiple) for call, pre, tau in self._units() if _kinked(call)]
         return torch.stack(counts).sum(0) if counts else torch.full_like(multiple, math.nan, dtype=torch.float64)
 
     def share_rare(self, multiple: Tensor, n_calls: int) -> Tensor:
@@ -89,8 +91,12 @@ class Activations:
         except NoKinksError:  # a smooth call could not be averaged over so wide a Gaussian
             return torch.full_like(multiple, math.nan, dtype=torch.float64)
         network, sizes = self.kinks.network, bend.abs() * tau.square()
-        parts = zip(network.calls, network.per_call(tau), network.per_call(sizes), strict=True)
-        rare = [(size * (n_calls * _flip_probability(c, t) < RARE)).sum(1) for c, t, size in parts if c.knots]
+        parts = zip(network.calls, network.pre, network.per_call(tau), network.per_call(sizes), strict=True)
+        rare = [
+            (size * (n_calls * _flip_probability(call, pre, t) < RARE)).sum(1)
+            for call, pre, t, size in parts
+            if _kinked(call)
+        ]
         return (torch.stack(rare).sum(0) / sizes.sum(1)).cpu()
 
     def rescaled(self, factor: float) -> Activations:
@@ -100,10 +106,10 @@ class Activations:
     def typical_distance(self) -> float:
         """Median over units of the multiple at which τ equals the distance to the nearest knot, or 1 if smooth."""
         found = []
-        for call, tau in self._units():
+        for call, pre, tau in self._units():
             if call.kind == "map":
                 continue
-            gap = _nearest_knot(call, tau) if call.knots else torch.ones_like(tau)
+            gap = _nearest_knot(call, pre, tau) if _kinked(call) else torch.ones_like(tau)
             found.append((gap / tau)[(tau > 0) & (gap > 0)])
         distances = torch.cat(found) if found else torch.empty(0)
         return float(distances.median()) if len(distances) else math.nan
@@ -136,9 +142,9 @@ def inspect_activations(
     except (NoKinksError, OtherPathError) as error:
         return Activations(tuple(calls), str(error), 2)
     one = torch.ones(len(x))
-    taus = kinks.network.per_call(tau)
-    for i, call, spread, share in zip(kinks.network.bent, kinks.network.calls, taus, shares, strict=True):
-        flips = _flips(call, spread, one) if call.knots else calls[i].flips
+    network, taus = kinks.network, kinks.network.per_call(tau)
+    for i, call, pre, spread, share in zip(network.bent, network.calls, network.pre, taus, shares, strict=True):
+        flips = _flips(call, pre, spread, one) if _kinked(call) else calls[i].flips
         calls[i] = replace(calls[i], flips=flips, share=share)
     return Activations(tuple(calls), "", 2 + passes, kinks, tau)
 
@@ -177,19 +183,27 @@ def _bending(kinks: Kinks, gaussian: Gaussian, z: Tensor, n_probes: int) -> tupl
     return torch.cat(taus), torch.stack(shares, 1).cpu(), len(rows) / 2 + 2 * n_probes
 
 
-def _flips(call: Call, tau: Tensor, multiple: Tensor) -> Tensor:
-    """Σ Φ(−|z − knot|/τ) over units and knots, with τ (B, units) times `multiple` (B,)."""
-    return _flip_probability(call, tau * multiple[:, None].to(tau)).sum(1).cpu()
+def _kinked(call: Call) -> bool:
+    return bool(call.knots) or call.kind == "max_pool"
 
 
-def _flip_probability(call: Call, tau: Tensor) -> Tensor:
-    """Σ Φ(−|z − knot|/τ) over the knots of each unit, (B, units)."""
-    pre = call.pre.reshape(tau.shape).to(tau)
+def _flips(call: Call, pre: Tensor, tau: Tensor, multiple: Tensor) -> Tensor:
+    """Σ Φ(−|z − knot|/τ) over units and knots, or that of windows, with τ (B, units) times `multiple` (B,)."""
+    units = pre.shape[2] if call.kind == "max_pool" else 1  # gaps of a window
+    return _flip_probability(call, pre, tau * multiple[:, None].to(tau)).sum(1).cpu() / units
+
+
+def _flip_probability(call: Call, pre: Tensor, tau: Tensor) -> Tensor:
+    """Σ Φ(−|z − knot|/τ) over the knots of each unit, (B, units); of a gap, the chance that its window switches."""
+    if call.kind == "max_pool":
+        won = moments_of_maximum(pre, tau.reshape(pre.shape))[1]
+        return won.sum(2, keepdim=True).expand_as(won).reshape(tau.shape)
+    pre = pre.reshape(tau.shape).to(tau)
     crossed = sum(torch.special.ndtr(-(pre - knot).abs() / tau) for knot, _ in call.knots)
     return torch.where(tau > 0, crossed, 0.0)
 
 
-def _nearest_knot(call: Call, tau: Tensor) -> Tensor:
-    """|z − knot| of the nearest knot of each unit, (B, units)."""
-    pre = call.pre.reshape(tau.shape).to(tau)
-    return torch.stack([(pre - knot).abs() for knot, _ in call.knots]).amin(0)
+def _nearest_knot(call: Call, pre: Tensor, tau: Tensor) -> Tensor:
+    """|z − knot| of the nearest knot of each unit, (B, units); a gap has its knot at 0."""
+    pre = pre.reshape(tau.shape).to(tau)
+    return torch.stack([(pre - knot).abs() for knot, _ in call.knots or ((0.0, 1.0),)]).amin(0)

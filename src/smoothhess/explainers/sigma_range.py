@@ -91,7 +91,7 @@ def states_of(found: Activations, own: Sequence[str], changes: GradientChanges, 
     """The state of each multiple of the grid, (B, S)."""
     height = changes.odd.mean(2).clamp_min(torch.finfo(torch.float64).tiny).log()
     (slope,) = torch.gradient(height, spacing=(MULTIPLES.log(),), dim=1)
-    only_kinks = torch.tensor([word == "zero" for word in own]) & all(c.kind != "max_pool" for c in found.calls)
+    only_kinks = torch.tensor([word == "zero" for word in own])
     states = torch.full(slope.shape, GOOD)
     states[slope < SATURATED] = SATURATES
     states[~changes.seen(changes.odd)] = NOISE

@@ -125,7 +125,8 @@ class ClosedForm:
     def by_layer(self) -> tuple[Layer, ...]:
         """The parts of H₁ from each activation call, in the order of the calls.
 
-        Layers without modelled units (max-pooling, hard-swish, …) do not contribute to H₁.
+        Layers without modelled units (hard-swish, …) do not contribute to H₁; a relu before or after max-pooling is
+        part of the layer of its windows.
 
         Returns:
             One `Layer` per activation call; their Hessians add up to H₁.
