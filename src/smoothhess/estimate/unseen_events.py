@@ -43,7 +43,10 @@ class UnseenEvents:
     @cached_property
     def agrees_with_quadratic(self) -> Tensor:
         """Where the rows are those of a quadratic function, by their values or for lack of noise, (B,)."""
-        informative, own = is_informative(self.stats), self.stats.has_own_values
+        own = self.stats.has_own_values
+        if not bool(own.any()):
+            return own
+        informative = is_informative(self.stats)
         found = is_quadratic(self.stats) & informative
         nearly = (is_quadratic(self.stats, NEARLY_QUADRATIC) | ~informative) & own & ~found
         if not bool(nearly.any()) or self.shown.prior is None or self.stats.rank <= SMALL:
