@@ -17,11 +17,12 @@ import time
 from importlib.metadata import version
 
 TORCH = ["-c", "import torch"]
+MISSING = ["--model", "nowhere.pt2", "--input", "nowhere.csv", "--sigma", "1"]
 COMMANDS = {
     "smoothhess --help": ["-m", "smoothhess", "--help"],
     "smoothhess explain --help": ["-m", "smoothhess", "explain", "--help"],
     "smoothhess --version": ["-m", "smoothhess", "--version"],
-    "smoothhess explain of a missing file": "-m smoothhess explain --model a.pt2 --input b.csv --sigma 1".split(),
+    "smoothhess explain of a missing file": ["-m", "smoothhess", "explain", *MISSING],
     "import torch, smoothhess": ["-c", "import torch, smoothhess"],
     "import torch; from smoothhess import SmoothHess": ["-c", "import torch; from smoothhess import SmoothHess"],
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 MANY = 512  # numbers per requested q-value from which only those that can decide are sorted
 SHIFT = 17  # bits of a float32 that are dropped: numbers in a bucket differ by at most 1/64
-LAST = 0x7F800000 >> SHIFT  # bucket of infinity
+FIRST = 0x35800000 >> SHIFT  # leading bits of 2⁻²⁰; smaller numbers share the first bucket
 SLACK = 1e-3  # bound of the relative error of a p-value if |t| is rounded to float32
 
 
@@ -51,11 +51,14 @@ def _by_buckets(t: Tensor, own: Tensor, p_value: Callable[[Tensor], Tensor]) -> 
     """The same: buckets of similar |t| bound the ratios, and only buckets that can hold a minimum are sorted."""
     b, n = t.shape
     bucket, of_own = _buckets(t), _buckets(own)
-    first = torch.arange(b, device=t.device)[:, None] * (LAST + 1)
-    count = torch.bincount((bucket + first).reshape(-1), minlength=b * (LAST + 1)).reshape(b, -1)
+    buckets = int(bucket.max()) + 1
+    first = torch.arange(b, device=t.device)[:, None] * buckets
+    count = torch.bincount((bucket + first).reshape(-1), minlength=b * buckets).reshape(b, -1)
     ranks = count.flip(1).cumsum(1).flip(1)  # of the smallest |t| of each bucket
-    edges = (torch.arange(LAST + 2, device=t.device, dtype=torch.int32) << SHIFT).clamp_max(0x7F800000)
-    p = p_value(edges.view(torch.float32).double().expand(b, -1))
+    bits = torch.arange(FIRST, FIRST + buckets + 1, device=t.device, dtype=torch.int32) << SHIFT
+    edges = bits.clamp_max(0x7F800000).view(torch.float32).double()  # at most infinity
+    edges[0] = 0
+    p = p_value(edges.expand(b, -1))
     low, high = (
         torch.where(count > 0, e * n / ranks.clamp_min(1), torch.inf)
         for e in (p[:, 1:] * (1 - SLACK), p[:, :-1] * (1 + SLACK))
@@ -76,7 +79,7 @@ def _by_buckets(t: Tensor, own: Tensor, p_value: Callable[[Tensor], Tensor]) -> 
 
 def _buckets(t: Tensor) -> Tensor:
     """Indices that increase with t ≥ 0: the leading bits of its float32."""
-    return (t.float().view(torch.int32) >> SHIFT).long()
+    return ((t.float().view(torch.int32) >> SHIFT) - FIRST).clamp_min_(0).long()
 
 
 def benjamini_hochberg(p: Tensor) -> Tensor:
