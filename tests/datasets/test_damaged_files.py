@@ -11,7 +11,8 @@ from safetensors.torch import save
 
 from smoothhess import Interactions
 from smoothhess.datasets import Store
-from smoothhess.model.tensor_hash import with_checksum, with_checksums
+from smoothhess.model.json_checksum import with_checksum
+from smoothhess.model.tensor_hash import with_checksums
 from tests import damage
 from tests.datasets import job
 from tests.datasets.test_explain_dataset import same_summary

@@ -16,7 +16,7 @@ from smoothhess.datasets.store import shard_reader
 from smoothhess.datasets.store.job_manifest import known_store
 from smoothhess.datasets.store.shard_files import MANIFEST, Name, numbers_in, spans
 from smoothhess.evaluate.global_interactions import record_seeds
-from smoothhess.model.tensor_hash import with_checksum
+from smoothhess.model.json_checksum import with_checksum
 from smoothhess.result.exact import Exact
 from tests.datasets import job
 

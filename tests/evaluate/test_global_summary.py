@@ -11,8 +11,8 @@ from scipy import stats
 from smoothhess.evaluate.global_interactions import global_interactions
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments
 from smoothhess.result.exact import Exact
+from smoothhess.result.false_discoveries import benjamini_hochberg
 from smoothhess.result.files import write_atomically
-from smoothhess.result.pairs import benjamini_hochberg
 
 N, D = 50, 4
 H = torch.randn(N, D, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

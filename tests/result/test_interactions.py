@@ -8,7 +8,7 @@ from torch import nn
 from smoothhess import Interactions, SmoothHess
 from smoothhess.linalg.memory import ByteLimit
 from smoothhess.result import eigenpairs
-from smoothhess.result.pairs import benjamini_hochberg
+from smoothhess.result.false_discoveries import benjamini_hochberg
 from tests.truths import OneHidden, Plain, gaussians
 
 pytestmark = pytest.mark.rounding

@@ -6,7 +6,7 @@ import torch
 from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.memory import ByteLimit
 from smoothhess.result import pairs
-from smoothhess.result.pairs import Entries, _largest, _least_from, _q_values, benjamini_hochberg, strongest_pairs
+from smoothhess.result.pairs import Entries, _largest, strongest_pairs
 
 
 def estimates(batch=5, d=9, seed=0):
@@ -48,21 +48,3 @@ def test_equals_keep_their_order():
     assert _largest(strength, 3).tolist() == [[1, 3, 0], [0, 1, 2]]
     assert _largest(strength, 6).tolist() == [[1, 3, 0, 2, 4, 5], [0, 1, 2, 3, 4, 5]]
     assert _largest(strength, 0).shape == (2, 0)
-
-
-def test_q_values_of_some_are_those_of_all():
-    p = torch.rand(3, 200, generator=torch.Generator().manual_seed(1)).double() ** 4
-    p[:, 20:40] = p[:, :1]  # equals
-    expected = torch.stack([benjamini_hochberg(row) for row in p])
-    torch.testing.assert_close(_q_values(p, p[:, ::7]), expected[:, ::7])
-
-
-@pytest.mark.parametrize("n", [1, 7, 8, 41])
-def test_the_least_from_some_places_on(monkeypatch, n):
-    numbers = torch.rand(3, n, generator=torch.Generator().manual_seed(2))
-    places = torch.arange(n).expand(3, -1)
-    expected = torch.stack([numbers[:, i:].amin(1) for i in range(n)], 1)
-    assert torch.equal(_least_from(numbers, places), expected)
-    monkeypatch.setattr(pairs, "STRETCH", 4)
-    found = torch.cat([_least_from(numbers, places[:, i : i + 1]) for i in range(n)], 1)
-    assert torch.equal(found, expected)

@@ -1,7 +1,7 @@
 """Handles Ctrl-C while the command line is still importing its packages, which takes seconds.
 
-The package imports this module first. It does nothing unless the process is the command line, and imports only the
-standard library.
+`main` imports this module first. It does nothing unless the process is the command line, and imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 INTERRUPTED = 130  # exit code; the convention of shells for Ctrl-C
@@ -34,6 +36,17 @@ def raise_on_interrupt() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again, if `exit_on_interrupt` was called."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def exit_during_imports() -> Iterator[None]:
+    """Let Ctrl-C end the process of the command line while torch is imported, which does not expect exceptions."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and is_command_line():
+        exit_on_interrupt()
+    try:
+        yield
+    finally:
+        raise_on_interrupt()
 
 
 def _exit(*_: Any) -> None:

@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from smoothhess.cli.early_interrupt import INTERRUPTED, exit_on_interrupt, is_command_line, raise_on_interrupt
+from smoothhess.cli.early_interrupt import (
+    INTERRUPTED,
+    exit_during_imports,
+    exit_on_interrupt,
+    is_command_line,
+    raise_on_interrupt,
+)
+from smoothhess.cli.explain.output_folder import Folder
 from smoothhess.cli.printable_text import one_line, replace_unencodable
 
 FAILED = 2  # exit code
@@ -31,9 +38,10 @@ def demo(*, out: Path = Path("smoothhess-demo"), seed: int = 0) -> None:
     """
     if seed < 0 or seed >= 2**32:
         raise ValueError(f"--seed must be between 0 and 2³² − 1, got {seed}.")
+    Folder(out)  # raises if it is not a folder of explanations
     print("smoothhess demo: loading the data and training two small networks", flush=True)
-    from smoothhess.cli import demo as demonstration
-
+    with exit_during_imports():
+        from smoothhess.cli import demo as demonstration
     demonstration.run(out, seed)
 
 

@@ -161,11 +161,20 @@ def _streams_per_chunk(rows: int, k: int, device: torch.device) -> int:
 
 def tau_rows(rows: int, k: int, like: Tensor = EXACT) -> torch.Tensor:
     """Standard normal rows independent of all designs and pilots, the same for every seed, (rows, k)."""
+    if rows <= FEW_TAU:
+        return _few_tau(rows, k).to(like, copy=True)
     return _stack([(0, TAU, row) for row in range(rows)], 1, k, like)[:, 0]
+
+
+@lru_cache(maxsize=2)
+def _few_tau(rows: int, k: int) -> Tensor:
+    """Cached rows: every call of an explainer draws a few."""
+    return _normals([(0, TAU, row) for row in range(rows)], 1, k)[:, 0]
 
 
 PILOT, TAU, MIXING = 2**32 - 1, 2**32 - 2, 2**32 - 3  # keys of other streams, instead of a block number
 FILLED = 8  # streams per task of a thread
+FEW_TAU = 4  # rows of `tau_rows` that are kept for the next call
 
 
 class Independent(Design):

@@ -13,7 +13,6 @@ with q_u = L⁺u; their products are in `direction_products`. The variance betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import SMALL
+from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.statistics import PROBES, Statistics
 
 DENSE_SKEW = 4096  # coordinates up to which A is stored as a matrix
@@ -77,11 +77,14 @@ class Skew:
         forth, back = (q @ rows.mT / (2 * self.n) for rows in (odd, score))
         return torch.baddbmm(forth @ score, back, odd, alpha=-1)
 
-    def diagonal(self, features: Statistics, push: Callable[[Tensor], Tensor]) -> Tensor:
+    def diagonal(self, features: Statistics, gaussian: Gaussian) -> Tensor:
         """|A q_j|² for every feature j, (B, d)."""
         if self.matrix is not None:
+            if gaussian.is_diagonal and self.k == features.k:  # q_j is a multiple of a unit vector
+                scale = gaussian.push(features.gradient.new_ones(1, self.k)).double()
+                return (self.matrix * scale).mT.contiguous().square_().sum(-1)
             eye = torch.eye(self.k, dtype=features.gradient.dtype, device=self.n.device)
-            return self.apply(push(eye).mT).square().sum(-1)  # column j of L⁺ is q_j
+            return self.apply(gaussian.push(eye).mT).square().sum(-1)  # column j of L⁺ is q_j
         a, g = features.head.score.double(), features.head.odd.double()
         odd, cross, score = self.grams
         outer = (odd @ a * a).sum(-2) + (score @ g * g).sum(-2)
@@ -164,9 +167,11 @@ class Prior:
         by_rows, weight = self._each(self.share, p.energy) * p.energy, self._weight(p)
         return torch.maximum(weight * self._shown(p) + (1 - weight) * by_rows, QUIET * by_rows)
 
-    def variance(self, uu: Products, vv: Products, uv: Products) -> Tensor:
-        """Var(uᵀĤv), bounded below by the variance that the shares QUIET and PARALLEL give."""
-        variance = uu.gram * (self.own(vv) / 4) + vv.gram * (self.own(uu) / 4)
+    def variance(self, uu: Products, vv: Products, uv: Products | None) -> Tensor:
+        """Var(uᵀĤv), bounded below by the variance that the shares QUIET and PARALLEL give; see `Pairs`."""
+        variance = torch.addcmul(vv.gram * (self.own(uu) / 4), uu.gram, self.own(vv) / 4)
+        if uv is None:  # the bound holds: `own` satisfies it
+            return variance
         share = self._each(self.share, variance)
         weight = (self._weight(uu) * self._weight(vv)).sqrt()
         mixed = weight * self._shown(uv) + (1 - weight) * share * uv.energy

@@ -22,7 +22,7 @@ class Pairs(NamedTuple):
 
     uu: Products
     vv: Products
-    uv: Products
+    uv: Products | None  # None: q_u and q_v are orthogonal
 
 
 class DirectionProducts:
@@ -52,28 +52,25 @@ class DirectionProducts:
         if self.skew is None:
             inner, gram = (m.diagonal(dim1=-2, dim2=-1) for m in self._groups)
             return Products(inner, gram, energy)
-        inner = self.skew.diagonal(self.stats, self.gaussian.push)
+        inner = self.skew.diagonal(self.stats, self.gaussian)
         gram = self.gaussian.precision_diagonal(self.stats.k).to(inner)
         return Products(inner, gram.expand_as(inner), energy)
 
     def of_entries(self) -> Pairs:
-        """The products of all pairs of features, (1 or B, d, d)."""
-        odd = self.estimate.odd
-        if self.skew is None:
-            inner, gram = self._groups
-        else:
-            eye = torch.eye(self.stats.k, dtype=odd.dtype, device=odd.device)
-            q = self.gaussian.whiten(eye).double()
-            turned = self.skew.apply(q.expand(len(self.stats), -1, -1))
-            inner, gram = turned @ turned.mT, (q @ q.mT)[None]  # the same for all examples
-        energy = self.of_features.energy
-        if self.gaussian.is_diagonal and self.skew is not None:
-            mixed = torch.diag_embed(energy)
-        else:
+        """The products of all pairs of different features, (1 or B, d, d)."""
+        odd, own, uv = self.estimate.odd, self.of_features, None
+        if self.skew is None or not self.gaussian.is_diagonal:
+            if self.skew is None:
+                inner, gram = self._groups
+            else:
+                eye = torch.eye(self.stats.k, dtype=odd.dtype, device=odd.device)
+                q = self.gaussian.whiten(eye).double()
+                turned = self.skew.apply(q.expand(len(self.stats), -1, -1))
+                inner, gram = turned @ turned.mT, (q @ q.mT)[None]  # the same for all examples
             mixed = odd.double().mT @ odd.double() / self.stats.n_head.clamp_min(1)[:, None, None]
-        own = Products(inner.diagonal(dim1=-2, dim2=-1), gram.diagonal(dim1=-2, dim2=-1), energy)
-        left, right = Products(*(p[..., None] for p in own)), Products(*(p[:, None] for p in own))
-        return Pairs(left, right, Products(inner, gram, mixed))
+            uv = Products(inner, gram, mixed)
+            own = Products(*(m.diagonal(dim1=-2, dim2=-1) for m in uv))
+        return Pairs(Products(*(p[..., None] for p in own)), Products(*(p[:, None] for p in own)), uv)
 
     def of_row(self, i: int, gram: Tensor) -> Pairs:
         """The products of feature i with every feature; `gram` (1 or B, d) is q_i·q_j."""

@@ -184,9 +184,9 @@ def missing_variance(correction: Correction, values: Values, gram: Gram, k: int)
     a = each(correction.mean)
     left, right, mixed = (w - a * g for w, g in zip(values, gram, strict=True))  # of W₀ = W − aI
     square, own = gram.mixed.square(), gram.left * gram.right
-    variance = each(correction.corrected + correction.plain) * ((1 - 4 / k) * mixed.square() + left * right)
+    variance = mixed.square().mul_(1 - 4 / k).add_(left * right).mul_(each(correction.corrected + correction.plain))
     if bool(correction.plain.any()):  # the formula for W₀ + aI minus that for W₀
         rest = (1 - 2 / k) * (2 * mixed * gram.mixed + a * square) + left * gram.right + right * gram.left + a * own
         variance = variance + each(correction.plain) * 2 * a * rest
-    variance = variance + each(correction.wobble) * (own + (1 - 2 / k) * square)
-    return variance + each(correction.radial) * k / (k + 2) * (own + 2 * square)
+    variance = variance.add_(each(correction.wobble) * (own + (1 - 2 / k) * square))
+    return variance.add_(each(correction.radial) * k / (k + 2) * (own + 2 * square))

@@ -137,5 +137,5 @@ class PooledVariance:
             found = found * (1 + (self._along_itself.reshape(-1, *[1] * (found.ndim - 1)) - 1) * cosine2)
         if correction.has_variance:
             missing = missing_variance(correction, values(), gram, self.stats.rank)
-            found = torch.maximum(found + missing, found * LEAST_SHARE)
+            found = torch.maximum(missing.add_(found), found * LEAST_SHARE)
         return self.weigh(units, found)

@@ -32,6 +32,8 @@ def rows_of_quadratic(stats: Statistics, tolerance: float = QUADRATIC) -> Tensor
     P is the number of rows of the head. Rows without a score count as agreeing: those that pad examples with fewer
     rows, and, in few dimensions, those that only the gradient and the value use.
     """
+    if not bool(stats.has_own_values.any()):
+        return torch.zeros_like(stats.head.along, dtype=torch.bool)
     value, slope, rounding = _parts(stats)
     agree = (value - slope).abs() <= tolerance * (value.abs() + slope.abs()) + rounding
     return (agree | _without_score(stats)) & stats.has_own_values[:, None]
@@ -46,6 +48,8 @@ def is_informative(stats: Statistics) -> Tensor:
 
 def shows_no_kink(stats: Statistics) -> Tensor:
     """Where all rows but a few may be those of a quadratic function: the operations have to be checked, (B,)."""
+    if not bool(stats.has_own_values.any()):
+        return stats.has_own_values
     others = (~rows_of_quadratic(stats, NEARLY_QUADRATIC)).sum(1)
     return ((others < FEW_ROWS) | ~is_informative(stats)) & stats.has_own_values
 

@@ -127,15 +127,17 @@ class RareFlipVariance:
         """V of uᵀĤv, (B, …), from w_u and w_v of each neuron, (B, m, …) each, and the products of q_u and q_v."""
         if self.is_zero:
             return 0.0
-        shape = (-1, *[1] * (max(left.ndim, right.ndim) - 2))
-        total = 0.0
-        for neuron in range(left.shape[1]):  # one at a time: all entries of all neurons may not fit
-            a, b = left[:, neuron], right[:, neuron]
-            inner = gram.left * b.square() + gram.right * a.square() + 2 * gram.mixed * (a * b)
-            inner = inner + 4 * self._along[:, neuron].reshape(shape) * (a * b).square()
-            total = total + self._weight[:, neuron].reshape(shape) / 4 * inner
-        assert isinstance(total, Tensor)
-        return total.clamp_min(0)
+        shape = (*left.shape[:2], *[1] * (left.ndim - 2))
+        weight, along = (self._weight / 4).reshape(shape), self._along.reshape(shape)
+
+        def over_neurons(a: Tensor, b: Tensor) -> Tensor:
+            """Σ a b over neurons; for all entries, (B, m, d, 1) and (B, m, 1, d), a product of matrices."""
+            return a[..., 0].mT @ b[:, :, 0] if left.ndim == 4 else (a * b).sum(1)
+
+        square = right.square()
+        total = gram.left * (weight * square).sum(1) + gram.right * (weight * left.square()).sum(1)
+        total = total + 2 * gram.mixed * over_neurons(weight * left, right)
+        return (total + over_neurons(4 * weight * along * left.square(), square)).clamp_min(0)
 
     def of_frobenius(self, gram: Tensor, lengths: Tensor) -> Tensor | float:
         """Sum of V over all entries, (B,); `gram` (B, m) is w·Gw of each neuron, `lengths` (B or 1,) the trace of G."""

@@ -43,7 +43,10 @@ class UnseenEvents:
     @cached_property
     def agrees_with_quadratic(self) -> Tensor:
         """Where the rows are those of a quadratic function, by their values or for lack of noise, (B,)."""
-        informative, own = is_informative(self.stats), self.stats.has_own_values
+        own = self.stats.has_own_values
+        if not bool(own.any()):
+            return own
+        informative = is_informative(self.stats)
         found = is_quadratic(self.stats) & informative
         nearly = (is_quadratic(self.stats, NEARLY_QUADRATIC) | ~informative) & own & ~found
         if not bool(nearly.any()) or self.shown.prior is None or self.stats.rank <= SMALL:
@@ -91,8 +94,8 @@ class UnseenEvents:
     def bounded(self, variance: Tensor, gram: Gram) -> Tensor:
         """Var(uᵀĤv), bounded below by rare events, with that of rounding; NaN where it is unknown."""
         shape = (-1, *[1] * (variance.ndim - 1))
-        both = gram.left * gram.right + gram.mixed.square()
-        variance = torch.maximum(variance, self.rare.reshape(shape) * both) + self.rounding.reshape(shape) * both
-        if self.no_kinks is not None:
-            variance = torch.where((self.unmoved & self.no_kinks).reshape(shape), 0.0, variance)
-        return torch.where(self.unknown.reshape(shape), torch.nan, variance)
+        both = torch.addcmul(gram.mixed.square(), gram.left, gram.right)
+        variance = torch.maximum(variance, self.rare.reshape(shape) * both).addcmul(self.rounding.reshape(shape), both)
+        if self.no_kinks is not None and bool((exact := self.unmoved & self.no_kinks).any()):
+            variance = torch.where(exact.reshape(shape), 0.0, variance)
+        return torch.where(self.unknown.reshape(shape), torch.nan, variance) if bool(self.unknown.any()) else variance

@@ -205,29 +205,27 @@ class Noise:
     def of_entries(self) -> Variance:
         """Variance of every entry, (B, d, d)."""
         errors, moving, lengths = self.control_errors, self._moving, self.estimate.identity.diagonal
-        if self.prior is None:
-            pairs, mixed = None, self.estimate.identity.dense()
-            own = mixed.diagonal(dim1=-2, dim2=-1)
-            gram = Gram(own[..., None], own[:, None], mixed)
-        else:
-            pairs = self.pooled.directions.of_entries()
-            gram = Gram(*(p.gram for p in pairs))
+        independent = self.white is not None and self.gaussian.is_diagonal  # then q_i·q_j = 0 for i ≠ j
+        mixed = lengths.new_zeros(1, 1, 1) if independent else self.estimate.identity.dense()
+        gram = Gram(lengths[..., None], lengths[:, None], mixed)
 
         def prior(p: Prior) -> Tensor:
-            assert pairs is not None
-            return p.variance(*pairs)
+            return p.variance(*self.pooled.directions.of_entries())
 
         def values() -> Values:
             sampled = self.estimate.sampled_dense()
             own = sampled.diagonal(dim1=-2, dim2=-1)
             return Values(own[..., None], own[:, None], sampled)
 
-        pooled = self.pooled.of_form(self.replicates.of_entries(), gram, prior, values)
+        pooled = self.pooled.of_form(self.replicates.of_entries(), gram, prior, values, parallel=not independent)
         entries = self.unseen_events.bounded(pooled, gram)
         entries = entries + errors.drift(errors.drifting[..., None], errors.drifting[:, None])
-        lengths = Gram(lengths[..., None], lengths[:, None], gram.mixed)
-        entries = entries + self.missed.of_form(lengths, lambda w: w[..., None], lambda w: w[:, :, None])
-        return Variance(torch.where(moving[:, None] & moving, entries, 0.0), self.df)
+        entries = entries + self.missed.of_form(gram, lambda w: w[..., None], lambda w: w[:, :, None])
+        if independent:
+            entries.diagonal(dim1=-2, dim2=-1).copy_(self.of_diagonal().value)
+        if not bool(moving.all()):
+            entries = torch.where(moving[:, None] & moving, entries, 0.0)
+        return Variance(entries, self.df)
 
     def of_diagonal(self) -> Variance:
         """Variance of H_ii, (B, d)."""

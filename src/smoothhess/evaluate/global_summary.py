@@ -17,9 +17,10 @@ from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
+from smoothhess.result.false_discoveries import benjamini_hochberg
 from smoothhess.result.files import REMEDY, Parts, read_checked, write_atomically
 from smoothhess.result.intervals import Estimate
-from smoothhess.result.pairs import Pair, benjamini_hochberg, labels_of
+from smoothhess.result.pairs import Pair, labels_of
 from smoothhess.result.tensor_schema import check_tensors, naming
 
 FORMAT, VERSION = "smoothhess.global", "1"

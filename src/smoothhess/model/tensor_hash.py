@@ -1,4 +1,4 @@
-"""Hashes of tensors: of one tensor, of all weights of a model, and checksums of the contents of tensor and JSON files.
+"""Hashes of tensors: of one tensor, of all weights of a model, and checksums of the contents of tensor files.
 
 Every entry is hashed, in chunks, so that a large tensor on a GPU is not copied at once.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from smoothhess.model.json_checksum import text_digest
 
 CHUNK = 1 << 22  # entries that are copied to the CPU at a time
 
@@ -40,11 +41,6 @@ def weights_digest(modules: list[nn.Module]) -> str:
                 for chunk in _chunks(weight):
                     found.update(chunk)
     return found.hexdigest()
-
-
-def text_digest(text: str) -> str:
-    """A 64-bit hash of a text."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def with_checksums(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
@@ -78,36 +74,6 @@ def check_tensor(name: str, tensor: Tensor, checksums: Mapping[str, str] | None)
     if checksums is not None and checksums.get(name) != _labelled(name, tensor):
         raise ValueError(f"the checksum of {name!r} does not match")
     return tensor
-
-
-def with_checksum(about: Mapping[str, Any]) -> dict[str, Any]:
-    """An object for a JSON file with a checksum of its other entries.
-
-    >>> parse_checked(json.dumps(with_checksum({"n": 1})))
-    {'n': 1}
-    >>> parse_checked(json.dumps(with_checksum({"n": 1})).replace("1", "2", 1))
-    Traceback (most recent call last):
-    ValueError: its checksum does not match
-    """
-    plain = json.loads(json.dumps(about))  # keys are text, as they will be read
-    plain.pop("checksum", None)
-    return {**plain, "checksum": text_digest(json.dumps(plain, sort_keys=True))}
-
-
-def parse_checked(text: str | bytes) -> Any:
-    """The object that `with_checksum` made, without its checksum; objects that were written without one are accepted.
-
-    Raises:
-        ValueError: the text is not JSON, is nested too deeply, or has changed since it was written.
-    """
-    try:
-        about = json.loads(text)
-        checksum = about.pop("checksum", None) if isinstance(about, dict) else None
-        if checksum is not None and checksum != text_digest(json.dumps(about, sort_keys=True)):
-            raise ValueError("its checksum does not match")
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    return about
 
 
 def _labelled(name: str, tensor: Tensor) -> str:

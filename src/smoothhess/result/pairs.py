@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.effective_number import effective_number
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
+from smoothhess.result.false_discoveries import q_values
 
 
 class Pair(NamedTuple):
@@ -65,7 +67,6 @@ class Columns(NamedTuple):
 
 TEMPORARIES = 16  # float64 numbers per pair that are in memory at the same time
 PAIRS_AT_ONCE = 1024  # pairs whose contributions of all rows are in memory at the same time
-STRETCH = 512  # pairs per part of a row in `_least_from`
 FEW_PAIRS = 4 * student_t.NODES  # up to this number, computing the p-values is faster than making a table
 
 
@@ -95,27 +96,32 @@ def strongest_pairs(entries: Entries, scales: Tensor, k: int, q: float, level: f
     df = df.clamp_min(0.05)
     tails = student_t.Tails.of(df) if d * (d - 1) // 2 > FEW_PAIRS else None
     step = EXAMPLE_MATRICES.items(8 * TEMPORARIES * (d * (d - 1) // 2), hessian.device)
-    every = torch.triu_indices(d, d, 1, device=hessian.device)
+    i, j = torch.triu_indices(d, d, 1, device=hessian.device)
+    every = i * d + j
     alike = [0, *(torch.nonzero((moving[1:] != moving[:-1]).any(1)).reshape(-1) + 1).tolist(), b]
     found = []
     for first, last in pairwise(alike):
-        pairs = every[:, moving[first][every].all(0)]  # frozen features are excluded
+        # frozen features are excluded
+        place = every if bool(moving[first].all()) else every[moving[first, i] & moving[first, j]]
         parts = []
         for start in range(first, last, step):
             rows = slice(start, min(start + step, last))
-            value, rank, square = (x[rows][:, pairs[0], pairs[1]].double() for x in (hessian, ranking, variance))
-            moves = scales[rows][:, pairs[0]] * scales[rows][:, pairs[1]]
-            chosen = _largest((rank * moves).abs(), min(k, len(pairs[0])))
+            products = scales[rows, :, None] * scales[rows, None]
+            index = place + d * d * torch.arange(len(products), device=place.device)[:, None]
+            matrices = (hessian[rows], ranking[rows], variance[rows], products)
+            # one dimension is the fastest to index
+            flat = (m.reshape(-1).index_select(0, index.reshape(-1)) for m in matrices)
+            value, rank, square, moves = (x.reshape(index.shape).double() for x in flat)
+            chosen = _largest((rank * moves).abs(), min(k, len(place)))
             stderr = square.sqrt()
-            # 0/0 is an exact zero, which is not significant
-            t = torch.where(value == 0, 0.0, value.abs() / stderr)
-            p = student_t.two_sided_p(t, df[rows, None]) if tails is None else tails[rows](t)
-            p = torch.where(torch.isfinite(stderr), p, 1.0)
-            value, stderr, moves, own = (x.gather(1, chosen) for x in (value, stderr, moves, p))
-            q_value = _q_values(own if entries.chosen_elsewhere else p, own)
+            # 0/0 is an exact zero, which is not significant; neither is a value whose error is unknown
+            t = (value.abs() / stderr).nan_to_num_(0.0, torch.inf)
+            value, stderr, moves, own = (x.gather(1, chosen) for x in (value, stderr, moves, t))
+            p_value = partial(student_t.two_sided_p, df=df[rows, None]) if tails is None else tails[rows]
+            q_value = q_values(own if entries.chosen_elsewhere else t, own, p_value)
             reach = torch.where(stderr == 0, 0.0, width[rows, None] * stderr)
-            i, j = pairs[0][chosen], pairs[1][chosen]
-            parts.append((i, j, value, stderr, value - reach, value + reach, value * moves, q_value, q_value <= q))
+            both = place[chosen] // d, place[chosen] % d
+            parts.append((*both, value, stderr, value - reach, value + reach, value * moves, q_value, q_value <= q))
         found.append(Columns(*(torch.cat(c) for c in zip(*parts, strict=True))))
     return found
 
@@ -128,11 +134,12 @@ def with_effective_draws(pairs: list[list[Pair]], stats: Statistics) -> list[lis
     found = []
     for example, own in enumerate(pairs):
         n = int(stats.n_head[example])
-        score = stats.head.score[example if len(stats.head.score) > 1 else 0, :n].double()
-        odd, part = stats.head.odd[example, :n].double(), []
+        score = stats.head.score[example if len(stats.head.score) > 1 else 0, :n]
+        odd, part = stats.head.odd[example, :n], []
         for start in range(0, len(own), PAIRS_AT_ONCE):
             i, j = (torch.tensor([p[k] for p in own[start : start + PAIRS_AT_ONCE]], device=odd.device) for k in (0, 1))
-            rows = (score[:, i] * odd[:, j] + score[:, j] * odd[:, i]).mT.abs()  # (pairs, n)
+            left, right, others, own_odd = (x.double() for x in (score[:, i], score[:, j], odd[:, j], odd[:, i]))
+            rows = (left * others + right * own_odd).mT.abs()  # (pairs, n)
             terms, scale = rows / max(n, 1), stats.n[example] / max(n, 1)
             if stats.tails is not None and (couples := int(stats.tails.kept[example])):
                 terms = torch.cat([terms, _tail_forms(stats.tails, example, couples, i, j) / couples], 1)
@@ -152,7 +159,7 @@ def _largest(strength: Tensor, k: int) -> Tensor:
     """
     if not k:
         return strength.new_zeros(len(strength), 0, dtype=torch.long)
-    strength = torch.where(strength.isnan(), -1.0, strength)  # strengths are not negative
+    strength = strength.nan_to_num(-1.0, torch.inf)  # strengths are not negative
     least = strength.topk(k).values[:, -1:]
     places = torch.nonzero(strength >= least)
     if len(places) > k * len(strength):  # ties beyond the k-th place
@@ -160,49 +167,6 @@ def _largest(strength: Tensor, k: int) -> Tensor:
         places = torch.nonzero(above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True))))
     places = places[:, 1].reshape(-1, k)
     return places.gather(1, strength.gather(1, places).argsort(descending=True, stable=True))
-
-
-def _q_values(p: Tensor, own: Tensor) -> Tensor:
-    """`benjamini_hochberg` of each row of (b, n), evaluated for a subset `own` (b, k) of its p-values."""
-    if not own.numel():
-        return own
-    ordered = p.sort().values
-    ranks = torch.arange(1, p.shape[1] + 1, device=p.device)
-    return _least_from(
-        (ordered * p.shape[1] / ranks).clamp_max(1), torch.searchsorted(ordered, own.contiguous(), right=True) - 1
-    )
-
-
-def _least_from(numbers: Tensor, places: Tensor) -> Tensor:
-    """Minimum of each row of (b, n) over the numbers from each of the `places` (b, k) to the end."""
-    if places.shape[1] * STRETCH > numbers.shape[1]:
-        return numbers.flip(1).cummin(1).values.flip(1).gather(1, places)
-    # cummin over single numbers is slow on a GPU: use the minima of the later stretches and the rest of the place's own
-    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % STRETCH), value=torch.inf)
-    stretches = padded.unflatten(1, (-1, STRETCH))
-    after = torch.nn.functional.pad(stretches.amin(2), (0, 1), value=torch.inf).flip(1).cummin(1).values.flip(1)
-    stretch = places // STRETCH
-    inside = stretches.gather(1, stretch[..., None].expand(-1, -1, STRETCH))
-    later = torch.arange(STRETCH, device=places.device) >= (places % STRETCH)[..., None]
-    return torch.minimum(torch.where(later, inside, torch.inf).amin(2), after.gather(1, stretch + 1))
-
-
-def benjamini_hochberg(p: Tensor) -> Tensor:
-    """q-values: the smallest false-discovery rate at which each p-value is significant.
-
-    Args:
-        p: p-values (n,).
-
-    Returns:
-        q-values (n,).
-
-    >>> benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03]))
-    tensor([0.0300, 0.0400, 0.0400])
-    """
-    order = p.argsort(descending=True)
-    ranks = torch.arange(len(p), 0, -1, device=p.device)
-    q = (p[order] * len(p) / ranks).clamp_max(1).cummin(0).values
-    return torch.empty_like(q).index_copy(0, order, q)
 
 
 def labels_of(names: Sequence[str] | None, d: int, feature_shape: tuple[int, ...]) -> Callable[[int], str]:

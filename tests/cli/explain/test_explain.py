@@ -23,7 +23,7 @@ from smoothhess.cli.explain import model_factories, output_files, output_folder,
 from smoothhess.cli.explain.folder_lock import LOCK
 from smoothhess.cli.explain.output_folder import Folder
 from smoothhess.cli.main import main
-from smoothhess.model.tensor_hash import with_checksum
+from smoothhess.model.json_checksum import with_checksum
 
 TABLE = "--model mine.py:table --input data.csv --drop label --sigma 0.25 --calls 200".split()
 
@@ -677,7 +677,10 @@ def test_groups_that_cannot_be_drawn_are_refused_before_anything_is_sampled(here
             "--model mine.py:table --input data.csv --sigma 1 --drop label --out mine.py",
             "got the file .*mine.py. Pass another",
         ),
-        ("--model mine.py:table --input data.csv --sigma 1 --drop label --classes no.txt", "no file no.txt"),
+        (
+            "--model mine.py:table --input data.csv --sigma 1 --drop label --classes no.txt",
+            "--classes no.txt does not exist",
+        ),
         ("--model mine.py:table --input grey.png --sigma 1", "cannot be run on grey.png"),
     ],
 )

@@ -54,8 +54,8 @@ def test_images_with_too_many_pixels_are_refused_from_their_header(tmp_path, rea
 
 
 def test_images_are_not_enlarged_beyond_the_limit():
-    with pytest.raises(ValueError, match="--size 100000: the limit is"):
-        image_files.parse_size("100000")
+    with pytest.raises(ValueError, match="--size 100000x100000: the limit is"):
+        image_files.check_size((100000, 100000))
 
 
 # --- arrays and tables ------------------------------------------------------------------------------------------------

@@ -122,12 +122,6 @@ def test_an_export_of_plain_pixels_gets_grey_ones(here):
     assert found.values.shape == (12, 12)
 
 
-@pytest.mark.parametrize("words", ["x", "0", "1x2x3", "-4", "4x"])
-def test_wrong_sizes_are_refused(words):
-    with pytest.raises(ValueError, match="--size must be 224 or 224x320"):
-        image_files.parse_size(words)
-
-
 def test_broken_pictures_are_refused(here):
     (here / "half.png").write_bytes((here / "colour.png").read_bytes()[:100])
     with pytest.raises(ValueError, match="not an image that pillow can read"):
@@ -354,26 +348,6 @@ def test_no_example_overwrites_another_or_the_list_of_all(tmp_path, paths, names
         np.save(tmp_path / f"{path}.npy", np.ones(3))
     found = inputs.read([tmp_path / f"{path}.npy" for path in paths], model(flat(3)), Reading(), CPU)
     assert [e.name for e in found] == names
-
-
-@pytest.mark.parametrize(("name", "words"), [("no.png", "does not exist"), (".", "folder"), ("mine.py", "got .py")])
-def test_other_files_are_refused(here, name, words):
-    with pytest.raises((ValueError, FileNotFoundError), match=words):
-        read(here / name, flat(3))
-
-
-@pytest.mark.parametrize(
-    ("words", "option", "says"),
-    [
-        (["a"], "--mean", "must be numbers"),
-        (["nan"], "--mean", "finite"),
-        (["1,0"], "--std", "positive"),
-        (["nowhere.npy"], "--std", "no file"),
-    ],
-)
-def test_wrong_normalisations_are_refused(words, option, says):
-    with pytest.raises((ValueError, FileNotFoundError), match=says):
-        normalization.read_numbers(words, option)
 
 
 def test_normalisation_from_a_file_and_by_channel(tmp_path):

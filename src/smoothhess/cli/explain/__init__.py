@@ -13,10 +13,6 @@ state_dict_files, exported_models, model_factories   weights, torch.export files
   → folder_lock         one run at a time in a folder
   → output_folder       the content of --out; finished inputs are reused, files of others are not replaced
   → run_explain         the loop over inputs
-checked_settings, explain_command, printed_summary   the options, their help, and the printed text
+option_values, checked_settings, explain_command     the options, their checks and their help, without torch
+printed_summary                                      the printed text
 """
-
-from smoothhess.cli.explain.checked_settings import Settings
-from smoothhess.cli.explain.run_explain import run
-
-__all__ = ["Settings", "run"]

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from smoothhess.cli.explain.option_values import parse_rows
 from smoothhess.linalg.memory import TABLE_BYTES
 from smoothhess.model.bounded_files import read_text
 
@@ -141,17 +142,9 @@ def chosen_rows(words: str | None, count: int, path: Path) -> list[int]:
         return list(range(min(count, FIRST_ROWS)))
     everything = range(count)
     chosen: list[int] = []
-    for part in words.split(","):
+    for part, rows in parse_rows(words):
         try:
-            if part.strip() == "all":
-                chosen += everything
-            elif ":" in part:
-                ends = [int(end) if end.strip() else None for end in part.split(":")]
-                chosen += everything[slice(*ends)]
-            else:
-                chosen.append(everything[int(part)])
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"--rows must be like 0:5, 3, 1,4,7 or all, got {words!r}.") from error
+            chosen += everything[rows] if isinstance(rows, slice) else [everything[rows]]
         except IndexError as error:
             raise ValueError(f"--rows {part}: {path} has rows 0 … {count - 1}.") from error
     if not chosen:

@@ -7,6 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from smoothhess.cli.early_interrupt import exit_during_imports
+from smoothhess.cli.explain.checked_settings import Settings
+from smoothhess.cli.explain.output_folder import Folder
+
 MODEL = Group("Model", sort_key=1)
 INPUT = Group("Inputs", sort_key=2)
 TEXT = Group("Texts (in place of --input)", sort_key=3)
@@ -109,37 +113,38 @@ def explain(
         device: cpu, cuda, cuda:1, …. Default: a GPU if available.
         seed: Seed of the noise. The same seed gives the same numbers.
     """
-    from smoothhess.cli.explain import Settings, run
-
-    run(
-        Settings(
-            model=model,
-            inputs=input or (),
-            tokens=tokens or (),
-            names=names or (),
-            layer=layer,
-            baseline=baseline,
-            weights=weights,
-            output=output,
-            target=target,
-            classes=classes,
-            radius=radius,
-            sigma=sigma,
-            segments=segments,
-            segments_noise=segments_noise,
-            step=step,
-            mean=mean,
-            std=std,
-            size=size,
-            rows=",".join(rows) if rows else None,
-            drop=drop or (),
-            standardize=standardize,
-            batched=batched,
-            tol=tol,
-            calls=calls,
-            max_calls=max_calls,
-            out=out,
-            device=device,
-            seed=seed,
-        )
+    settings = Settings(
+        model=model,
+        inputs=input or (),
+        tokens=tokens or (),
+        names=names or (),
+        layer=layer,
+        baseline=baseline,
+        weights=weights,
+        output=output,
+        target=target,
+        classes=classes,
+        radius=radius,
+        sigma=sigma,
+        segments=segments,
+        segments_noise=segments_noise,
+        step=step,
+        mean=mean,
+        std=std,
+        size=size,
+        rows=",".join(rows) if rows else None,
+        drop=drop or (),
+        standardize=standardize,
+        batched=batched,
+        tol=tol,
+        calls=calls,
+        max_calls=max_calls,
+        out=out,
+        device=device,
+        seed=seed,
     )
+    settings.check()
+    Folder(settings.out)  # raises if it is not a folder of explanations
+    with exit_during_imports():
+        from smoothhess.cli.explain.run_explain import run
+    run(settings)

@@ -76,12 +76,9 @@ def read(path: Path, device: torch.device) -> Export:
     that reading an export is safe.
 
     Raises:
-        FileNotFoundError: If there is no such file.
         ValueError: If the file is not an export, holds pickled objects, code or more than its size, or does not take
             one tensor.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path} for --model.")
     content = path.read_bytes()  # read once, so that the checked bytes are the loaded bytes
     check_unpacked_size(io.BytesIO(content), len(content), str(path))
     _refuse_code(path, content)

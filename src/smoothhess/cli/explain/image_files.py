@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from smoothhess.linalg.memory import IMAGE_PIXELS
 from smoothhess.model.bounded_files import read_image
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
@@ -63,21 +60,8 @@ def read(path: Path, size: tuple[int, int] | None = None) -> tuple[Tensor, Tenso
     return colours.contiguous(), grey_values
 
 
-def parse_size(words: str | None) -> tuple[int, int] | None:
-    """Parse "224" or "224x320" as (height, width).
-
-    >>> parse_size("224"), parse_size("20x30")
-    ((224, 224), (20, 30))
-    """
-    if words is None:
-        return None
-    parts: list[Any] = words.lower().replace("×", "x").split("x")
-    try:
-        numbers = [int(part) for part in parts]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, 2) or min(numbers) < 1:
-        raise ValueError(f"--size must be 224 or 224x320 (height x width) pixels, got {words!r}.")
-    if numbers[0] * numbers[-1] > IMAGE_PIXELS:
-        raise ValueError(f"--size {words}: the limit is {IMAGE_PIXELS} pixels. Pass a smaller size.")
-    return (numbers[0], numbers[-1])
+def check_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return the (height, width) of --size; raise if these are too many pixels."""
+    if size[0] * size[1] > IMAGE_PIXELS:
+        raise ValueError(f"--size {size[0]}x{size[1]}: the limit is {IMAGE_PIXELS} pixels. Pass a smaller size.")
+    return size

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.cli.explain import csv_files, image_files, npy_files
+from smoothhess.cli.explain.checked_settings import IMAGES, TABLES
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import Affine, normalised
 from smoothhess.cli.explain.token_files import Text
@@ -71,28 +72,19 @@ def read(paths: Sequence[Path], model: Model, how: Reading, device: torch.device
     """Read all examples of all files and give each a unique name.
 
     Raises:
-        FileNotFoundError: If a path is not a file.
         ValueError: If a file cannot be read, or the model cannot be run on it.
     """
     found: list[Example] = []
     paths = [path.expanduser() for path in paths]
     called = Counter(path.name for path in paths)
     for path in paths:
-        if not path.is_file():
-            what = "is a folder: pass its files" if path.is_dir() else "does not exist"
-            raise FileNotFoundError(f"--input {path} {what}.")
         ending = path.suffix.lower()
-        if ending in (".csv", ".tsv"):
+        if ending in TABLES:
             read_here = _of_table(path, model, how, device)
-        elif ending == ".npy":
-            read_here = _of_array(path, model, how, device)
-        elif ending in image_files.ENDINGS:
+        elif ending in IMAGES:
             read_here = [_of_picture(path, model, how, device)]
         else:
-            raise ValueError(
-                f"--input {path}: expected an image (.png, .jpg, …), a .csv or a .npy file, got "
-                f"{ending or 'no ending'}."
-            )
+            read_here = _of_array(path, model, how, device)
         # the folder distinguishes files of the same name
         folder = f"{path.resolve().parent.name}/" if called[path.name] > 1 else ""
         found += [replace(example, title=f"{folder}{example.title}") for example in read_here]

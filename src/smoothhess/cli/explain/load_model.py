@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from smoothhess.cli.explain import exported_models, model_factories, model_hash, state_dict_files
+from smoothhess.cli.explain.checked_settings import PICKLES
 from smoothhess.model.state import modules_behind
-
-PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 
 
 class OutputError(ValueError):
@@ -96,17 +95,12 @@ def load(words: str, weights: Path | None, output: str | None, device: torch.dev
         seed: Seed of the initial weights that a factory draws.
 
     Raises:
-        FileNotFoundError: If a file does not exist.
         ValueError: If the model is pickled, cannot be loaded, or takes inputs that are not float32 or float64.
     """
     path, notes = Path(words).expanduser(), []
     if path.suffix in PICKLES:
         raise ValueError(_refusal(path))
     if path.suffix == ".pt2":
-        if weights is not None:
-            raise ValueError(
-                "--weights are for --model pkg.module:factory: an export contains its weights. Omit --weights."
-            )
         export = exported_models.read(path, device)
         if export.batch is not None:
             rows = "1 row" if export.batch == 1 else f"{export.batch} rows"
@@ -118,10 +112,6 @@ def load(words: str, weights: Path | None, output: str | None, device: torch.dev
         made, shape, dtype = export.forward_func, export.shape, export.dtype
         title, known = path.name, export.digest
     else:
-        if path.suffix and ":" not in words:
-            module = path.suffix == ".py" or not path.is_file()
-            hint = f" For a module, name the network as well: {words}:factory." if module else ""
-            raise ValueError(f"--model must be file.pt2 (torch.export) or pkg.module:factory, got {words}.{hint}")
         made, shape = model_factories.make(words, seed), None
         if weights is not None:
             if not isinstance(made, nn.Module):
@@ -145,8 +135,6 @@ def load(words: str, weights: Path | None, output: str | None, device: torch.dev
 
 
 def _refusal(path: Path) -> str:
-    if not path.is_file():
-        return f"no file {path} for --model. Files of this kind are rejected: pass a .pt2 file (torch.export)."
     try:
         state_dict_files.open_plainly(path)
     except ValueError as error:

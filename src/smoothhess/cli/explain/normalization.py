@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.cli.explain.checked_settings import numbers_file
+from smoothhess.cli.explain.option_values import check_numbers, parse_numbers
 from smoothhess.model.bounded_files import read_array, read_text
 
 
@@ -62,27 +64,14 @@ def read_numbers(words: Sequence[str] | None, option: str) -> Tensor | None:
     """
     if not words:
         return None
-    path, source = Path(words[0]), option
-    if len(words) == 1 and path.suffix in (".npy", ".txt", ".csv"):
-        source = f"{option} {path}"
-        if not path.is_file():
-            raise FileNotFoundError(f"{option}: no file {path}.")
-        try:
-            numbers = torch.from_numpy(np.array(_stored(path), dtype=np.float64).reshape(-1))
-        except ValueError as error:
-            raise ValueError(f"{option}: {error}") from error
-    else:
-        try:
-            numbers = torch.tensor(
-                [float(p) for word in words for p in word.split(",") if p.strip()], dtype=torch.float64
-            )
-        except ValueError as error:
-            raise ValueError(f"{option} must be numbers, like 0.5 or 0.485,0.456,0.406, or a .npy file.") from error
-    if not len(numbers) or not torch.isfinite(numbers).all():
-        raise ValueError(f"{source} must be at least one finite number.")
-    if option == "--std" and not bool((numbers > 0).all()):
-        raise ValueError(f"{source} must be positive: inputs are divided by it.")
-    return numbers
+    if (path := numbers_file(words)) is None:
+        return torch.tensor(parse_numbers(words, option), dtype=torch.float64)
+    try:
+        numbers = np.array(_stored(path), dtype=np.float64).reshape(-1)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
+    check_numbers(numbers.tolist(), option, f"{option} {path}")
+    return torch.from_numpy(numbers)
 
 
 def _stored(path: Path) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothhess.cli.explain.folder_lock import locked
-from smoothhess.model.tensor_hash import parse_checked, with_checksum
+from smoothhess.model.json_checksum import parse_checked, with_checksum
 
 FORMAT, VERSION = "smoothhess.explain", 2
 RECORDS, INDEX = "explain.json", "index.html"
@@ -39,21 +39,21 @@ class Folder:
     """A folder of explanations with a record of the finished inputs.
 
     Raises:
-        ValueError: If `path` is a file.
+        ValueError: If `path` is a file, or holds a foreign record file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--out must be a folder, got the file {self.path}. Pass another --out.")
-        self.records: dict[str, Record] = {}
+        self.records = self._read()
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Create the folder, lock it, and read its records; remove what interrupted runs left, and an empty new folder.
 
         Raises:
-            ValueError: If the folder cannot be written to, is used by another run, or holds a foreign record file.
+            ValueError: If the folder cannot be written to, or is used by another run.
         """
         existed = self.path.exists()
         try:

@@ -23,6 +23,7 @@ from smoothhess.cli.explain.example_question import Question, ask, key
 from smoothhess.cli.explain.inputs import Reading
 from smoothhess.cli.explain.load_model import Model
 from smoothhess.cli.explain.normalization import read_numbers
+from smoothhess.cli.explain.option_values import parse_size
 from smoothhess.cli.explain.output_folder import INDEX, Folder
 from smoothhess.cli.printable_text import one_line
 from smoothhess.explainers.progress import Progress
@@ -40,7 +41,7 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
     the same command resumes after an interruption. Files that no earlier run wrote are never replaced.
 
     Args:
-        settings: The options of the command line.
+        settings: The options of the command line, after `Settings.check`.
         say: Function that prints one string.
 
     Returns:
@@ -48,16 +49,14 @@ def run(settings: Settings, say: Callable[[str], object] = printed_summary.say) 
 
     Raises:
         ValueError: If an option, a file or the model cannot be used.
-        FileNotFoundError: If a file does not exist.
         ImportError: If matplotlib is not installed.
     """
-    settings.check()
     canvas.new_figure(1, 1)  # raises at once where matplotlib is missing
     device = _device(settings.device)
     folder = Folder(settings.out)
     classes = target_class.read_classes(settings.classes)
     reading = Reading(
-        size=image_files.parse_size(settings.size),
+        size=None if settings.size is None else image_files.check_size(parse_size(settings.size)),
         rows=settings.rows,
         drop=settings.drop,
         standardize=settings.standardize,

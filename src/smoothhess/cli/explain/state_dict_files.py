@@ -27,7 +27,6 @@ def fill(network: nn.Module, path: Path) -> None:
     """Load the weights of a .safetensors, .pth or .pt file into a network.
 
     Raises:
-        FileNotFoundError: If there is no such file.
         ValueError: If the names or shapes differ from those of the network, or the file holds more than weights.
     """
     stored, expected = read(path), network.state_dict()
@@ -38,8 +37,6 @@ def fill(network: nn.Module, path: Path) -> None:
 
 def read(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file by name."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}: expected a .safetensors, .pth or .pt file.")
     if path.suffix == ".safetensors":
         return read_weights(path)[0]
     state = open_plainly(path)

@@ -29,14 +29,11 @@ def read_classes(path: Path | None) -> list[str] | None:
     If an entry is a list, like ["n01440764", "tench"], its last item is the name.
 
     Raises:
-        FileNotFoundError: If there is no such file.
         ValueError: If the file is empty or has another form.
     """
     if path is None:
         return None
     path = path.expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"--classes: no file {path}.")
     text = read_text(path)
     if path.suffix.lower() != ".json":
         lines = [line.strip() for line in text.rstrip().splitlines()]

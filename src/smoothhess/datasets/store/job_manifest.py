@@ -11,7 +11,7 @@ from smoothhess.datasets.job_settings import differences
 from smoothhess.datasets.store.shard_files import MANIFEST, found_store
 from smoothhess.datasets.store.store_folder import Store
 from smoothhess.datasets.store.writer_lock import other_writers
-from smoothhess.model.tensor_hash import text_digest
+from smoothhess.model.json_checksum import text_digest
 
 
 def known_store(path: Path) -> Store | None:

@@ -25,7 +25,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from smoothhess.model.atomic_write import atomic_write, remove_stale, sync_folder, temporary_path
-from smoothhess.model.tensor_hash import parse_checked, with_checksum
+from smoothhess.model.json_checksum import parse_checked, with_checksum
 from smoothhess.result.tensor_schema import naming
 
 FORMAT, VERSION = "smoothhess.store", 1
