@@ -16,6 +16,7 @@ FAST = [
     "howto/neurons.md",
     "howto/other-frameworks.md",
     "howto/pages.md",
+    "howto/several-inputs.md",
     "howto/text.md",
     "howto/threads.md",
 ]
