@@ -18,7 +18,9 @@ NO_CACHE = {"use_cache": False}
 
 
 def gpt2():
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32)
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
     return transformers.GPT2LMHeadModel(config), "transformer.wte"
 
 
@@ -43,14 +45,17 @@ def vit():
     return transformers.ViTForImageClassification(config), "vit.embeddings.patch_embeddings"
 
 
-def made(make, factor=3.0):
-    """A random model with larger weights, since a new one is almost linear, and its embedding layer."""
+FACTORS = {gpt2: 3.0, llama: 2.0, bert: 3.0, t5: 0.6, vit: 3.0}  # of the weights: most new models are almost linear
+
+
+def made(make):
+    """A random model, and the name of its embedding layer."""
     torch.manual_seed(0)
     model, layer = make()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1 and make is not t5:
-                parameter.mul_(factor)
+            if parameter.ndim > 1:
+                parameter.mul_(FACTORS[make])
     return model.eval(), layer
 
 
@@ -126,14 +131,14 @@ def test_patches_equal_the_exact_matrix():
 def test_padding_on_the_right_does_not_change_a_text(make):
     model, layer = made(make)
     explainer = sh.TokenSmoothHess(model, layer, output="logits")
-    ids = torch.tensor([[5, 17, 3, 44, 21, 8], [5, 17, 3, 44, 0, 0]])
+    ids = torch.tensor([[5, 17, 3, 44, 21, 8, 30, 2], [5, 17, 3, 44, 21, 8, 0, 0]])
     mask = (ids != 0).long()
-    target, plain = ([(5, 7), (3, 7)], {"use_cache": False}) if make is gpt2 else ([2, 2], {})
-    options = {"sigma": 0.01, "n_calls": 24}
+    target, plain = ([(7, 7), (5, 7)], {"use_cache": False}) if make is gpt2 else ([2, 2], {})
+    options = {"sigma": 0.01, "n_calls": 48}
     batch = explainer.attribute(ids, target, {"attention_mask": mask, **plain}, frozen=mask == 0, **options)
-    short = explainer.attribute(ids[1:, :4], target[1], plain, **options)
-    assert distance(batch.hessian[1, :4, :4], short.hessian[0].double()) <= 5e-3
-    assert not batch[1].gradient[0, 4:].any()
+    short = explainer.attribute(ids[1:, :6], target[1], plain, **options)
+    assert distance(batch.hessian[1, :6, :6], short.hessian[0].double()) <= 1e-2
+    assert not batch[1].gradient[0, 6:].any()
     if make is gpt2:
         with pytest.raises(ValueError, match="target position of a text is padding"):
             explainer.attribute(ids, (-1, 7), {"attention_mask": mask, **plain}, frozen=mask == 0, **options)
@@ -156,34 +161,27 @@ def test_a_model_output_needs_the_name_of_a_field():
         sh.TokenSmoothHess(model, layer, output="scores").attribute(IDS, 2, sigma=0.1, n_calls=12)
 
 
-def test_a_shared_embedding_of_encoder_and_decoder_runs_twice():
-    model, _ = made(t5)
-    explainer = sh.TokenSmoothHess(model, model.shared, output="logits")
-    with pytest.raises(ValueError, match="ran 2 times.*decoder_inputs_embeds"):
-        explainer.attribute(IDS, (1, 7), DECODED, sigma=0.1, n_calls=12)
-    keywords = {"decoder_inputs_embeds": model.shared(DECODED["decoder_input_ids"]).detach(), **NO_CACHE}
-    found = explainer.attribute(IDS, (1, 7), keywords, sigma=0.01, n_calls=12)
-    plain = sh.TokenSmoothHess(model, "encoder.embed_tokens", output="logits")
-    assert distance(found.hessian, plain.attribute(IDS, (1, 7), DECODED, sigma=0.01, n_calls=12).hessian.double()) < 1e-3
-
-
-def test_two_towers_of_clip():
-    text = {**TEXT, "eos_token_id": 8, "bos_token_id": 0, "pad_token_id": 1}
-    vision = {**SMALL, "image_size": 8, "patch_size": 4, "num_channels": 1}
+def test_an_image_and_a_text_of_clip():
+    """Patches × words of the similarity of two towers, against second derivatives along the same directions."""
+    text = {**TEXT, "hidden_size": 8, "intermediate_size": 16, "eos_token_id": 8, "bos_token_id": 0, "pad_token_id": 1}
+    vision = {**SMALL, "hidden_size": 8, "intermediate_size": 16, "image_size": 8, "patch_size": 4, "num_channels": 1}
     torch.manual_seed(0)
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
     model = model.double().eval()
-    words = model.text_model.embeddings.token_embedding(IDS).detach()  # (1, 6, 32)
-    pixels = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(1)).double()
-    inside = sh.Embedded(lambda ids, pixels: model(input_ids=ids, pixel_values=pixels).logits_per_image.diagonal(), model.text_model.embeddings.token_embedding)
+    layer = model.text_model.embeddings.token_embedding
+    words, pixels = 5 * layer(IDS).detach(), torch.rand(1, 1, 8, 8).double()
+    inside = sh.Embedded(lambda ids, pixels: model(ids, pixels).logits_per_image.diagonal(), layer)
 
     def similarity(pixels, words):
         return inside(words, IDS.expand(len(words), -1), pixels)
 
-    patches = torch.arange(4).reshape(2, 2).repeat_interleave(4, 0).repeat_interleave(4, 1)[None]
-    masks = (patches, 4 + torch.arange(6)[:, None].expand(6, 32))
-    moves = (pixels, words)
-    result = sh.SmoothHess(similarity).attribute(moves, sigma=(0.05, 0.01), feature_mask=masks, direction=moves)
-    assert result.between(0, 1).value.shape == (1, 4, 6)
-    assert bool((result.relative_error <= 0.1).all())
-    e, a = torch.ones(6).double(), torch.ones(4).double()
+    patches = torch.arange(4).reshape(2, 2).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    masks = (patches[None], 4 + torch.arange(6)[:, None].expand(6, 8))
+    result = sh.SmoothHess(similarity).attribute(
+        (pixels, words), sigma=(0.001, 0.0003), n_calls=224, feature_mask=masks, direction=(pixels, words), shrink=False
+    )
+    scaled = lambda u, v: similarity(pixels * u[patches], words * v[None, :, None])[0]
+    model.set_attn_implementation("eager")
+    ones = torch.ones(4).double(), torch.ones(6).double()
+    true = torch.autograd.functional.hessian(scaled, ones)[0][1]
+    assert distance(result.between(0, 1).value[0], true) <= 1e-2
