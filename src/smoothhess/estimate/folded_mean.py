@@ -1,12 +1,12 @@
-"""FoldedMean: the mean of |H| over independent estimates of H at different points, with its standard error.
+"""FoldedMean: the mean of |H| over estimates of H at independent random points, with its standard error.
 
-The absolute value of an estimate with error τ is too large on average, most where H is small. The variance of the mean
-over the points does not show this bias; it is computed from τ and added to the error.
+The absolute value of an unbiased estimate is too large on average, most where H is small; that of a denoised estimate
+is closer, and may be too small. The variance over the points shows neither. The difference between both means is
+therefore added to the error.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -19,42 +19,30 @@ class FoldedMean:
 
     >>> mean = FoldedMean()
     >>> for value in (1.0, -2.0, 3.0):
-    ...     mean = mean.with_row(torch.tensor([value]), torch.zeros(1))
-    >>> mean.value(), mean.stderr()
+    ...     mean = mean.with_row(torch.tensor([value]), torch.tensor([value]))
+    >>> mean.value, mean.stderr
     (tensor([2.], dtype=torch.float64), tensor([0.5774], dtype=torch.float64))
     """
 
     n: int = 0
-    total: Tensor | float = 0.0  # Σ|h|
-    squares: Tensor | float = 0.0  # Σ h²
-    bias: Tensor | float = 0.0  # Σ of the expected increase of |h|
+    total: Tensor | float = 0.0  # Σ|h| of denoised estimates
+    squares: Tensor | float = 0.0  # Σ h² of denoised estimates
+    unbiased: Tensor | float = 0.0  # Σ|h| of unbiased estimates
 
-    def with_row(self, value: Tensor, stderr: Tensor) -> FoldedMean:
-        """With one more estimate, and its standard errors."""
-        h = value.double().abs()
+    def with_row(self, denoised: Tensor, unbiased: Tensor) -> FoldedMean:
+        """With the estimates at one more point."""
+        h = denoised.double().abs()
         return FoldedMean(
-            self.n + 1,
-            self.total + h,
-            self.squares + h.square(),
-            self.bias + folding_bias(h, stderr.double()),
+            self.n + 1, self.total + h, self.squares + h.square(), self.unbiased + unbiased.double().abs()
         )
 
+    @property
     def value(self) -> Tensor:
-        """The mean of |h|."""
+        """The mean of |h| of the denoised estimates."""
         return torch.as_tensor(self.total / self.n)
 
+    @property
     def stderr(self) -> Tensor:
-        """The standard error of the mean over the rows, and the mean bias."""
-        variance = (torch.as_tensor(self.squares) / self.n - self.value().square()).clamp_min(0) / (self.n - 1)
-        return (variance + torch.as_tensor(self.bias / self.n).square()).sqrt()
-
-
-def folding_bias(size: Tensor, stderr: Tensor) -> Tensor:
-    """E|N(μ, τ²)| − μ for μ = `size` ≥ 0 and τ = `stderr`: √(2/π) τ exp(−μ²/2τ²) − μ erfc(μ/√2τ).
-
-    >>> folding_bias(torch.tensor([0.0, 10.0]), torch.ones(2)).round(decimals=3)
-    tensor([0.7980, 0.0000])
-    """
-    ratio = size / stderr.clamp_min(torch.finfo(stderr.dtype).tiny)
-    bias = math.sqrt(2 / math.pi) * stderr * torch.exp(-ratio.square() / 2) - size * torch.erfc(ratio / math.sqrt(2))
-    return bias.clamp_min(0)
+        """The standard error of the mean over the points, and the difference of the means of both estimates."""
+        variance = (torch.as_tensor(self.squares) / self.n - self.value.square()).clamp_min(0) / (self.n - 1)
+        return (variance + (torch.as_tensor(self.unbiased / self.n) - self.value).square()).sqrt()

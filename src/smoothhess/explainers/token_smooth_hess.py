@@ -170,8 +170,8 @@ class TokenSmoothHess:
             **options: internal_batch_size, precision and control of `SmoothHess.attribute`.
 
         Returns:
-            An `Estimate` (B, T, T). The standard errors are those of the mean over c, and contain the amount by which
-            the errors of H(c) raise the mean of its absolute values. The diagonal is that of H.
+            An `Estimate` (B, T, T) of denoised Hessians. The standard errors are those of the mean over c, and contain
+            the difference to the mean of the unbiased ones, whose absolute values are too large on average.
 
         Raises:
             TypeError, ValueError: as in `attribute`, and if there are fewer than two centres.
@@ -187,16 +187,16 @@ class TokenSmoothHess:
         text.check_target(target)
         explainer, moving = self._explainer(text), ~text.always_frozen
         gaussian = Diagonal(sigma * moving.double().cpu())
-        options = {"n_calls": 2 * max(int(moving.sum()), 1), "shrink": False, **options}
+        options = {"n_calls": 2 * max(int(moving.sum()), 1), **options}
         total = FoldedMean()
         for i in range(n_centers):
             random = evaluation_generator(seed, i).random(text.held.shape)
             gates = torch.where(text.held, 1.0, torch.as_tensor(random).to(text.gates))
             seeds = evaluation_seed(seed, i) % (1 << 63)
             found = explainer.attribute(gates, target, text.arguments, gaussian=gaussian, seed=seeds, **options)
-            total = total.with_row(found.hessian, found.stderr())
+            total = total.with_row(found.hessian, found.unshrunk().hessian)
         df = torch.full((len(text.ids),), n_centers - 1.0, dtype=torch.float64, device=text.ids.device)
-        return Estimate(total.value().to(text.gates), total.stderr().to(text.gates), df)
+        return Estimate(total.value.to(text.gates), total.stderr.to(text.gates), df)
 
     def more(
         self,
