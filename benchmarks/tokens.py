@@ -330,8 +330,10 @@ def methods(model: Answer, ids: Tensor, target: object) -> Iterator[tuple[str, T
         yield f"Integrated Hessians of the gates, {steps} step(s)", path.hessian, path.n_passes
     fused = TokenGates(model, model.model.tokens)
     single = (ids, model.model.tokens.weight.detach().mean(0)[None, None], None)
-    own = {"of": "smooth", "sigma": 0.1, "n_calls": 2 * TOKENS, "n_steps": 4}
-    path = sh.baselines.integrated_hessians(fused, torch.ones(ids.shape, device=ids.device), target, single, **own)
+    start = torch.ones(ids.shape, device=ids.device)
+    path = sh.baselines.integrated_hessians(
+        fused, start, target, single, of="smooth", n_steps=4, sigma=0.1, n_calls=2 * TOKENS
+    )
     yield "the same of SmoothHess, σ = 0.1, 4 steps", path.hessian, path.n_passes
     yield "attention weights", attention_weights(slow, ids), 0.5
 
