@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -151,9 +151,9 @@ class SmoothHess:
             UserWarning: if feature_mask sums the coordinates of embeddings, see `TokenSmoothHess`.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
-        function, parts = self.forward_func, None
+        function, parts, features = self.forward_func, None, cast(Any, inputs)
         if are_several(inputs):
-            inputs, parts = join_inputs(inputs)
+            features, parts = join_inputs(features)
             function = FunctionOfParts(function, parts)
             sigma = join_values(sigma, parts, "sigma")
             feature_mask = join_values(feature_mask, parts, "feature_mask")
@@ -177,7 +177,7 @@ class SmoothHess:
             compile=compile,
             show_progress=show_progress,
         )
-        run = Run.prepare(function, inputs, target, additional_forward_args, options, self.capacity)
+        run = Run.prepare(function, features, target, additional_forward_args, options, self.capacity)
         run = replace(run, input_parts=parts)
         if feature_mask is not None and direction is None:
             warn_summed_embeddings(self.forward_func, run.inputs, torch.as_tensor(feature_mask))
