@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/tokens.py --write     # and writes docs/benchmarks/tokens.md
 
 Gates of tokens on small transformers (small_transformers.py) in float32 with fused attention, against Hessians by
-double backward in float64 without it; and transformers trained on texts in which exactly one pair of tokens interacts.
+double backward in float64 without it; and transformers trained on texts in which few pairs of tokens interact.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from small_transformers import SHAPES, Attention, Shape, Transformer, gated, rotated, written_out
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from torch.nn import functional
 
 import smoothhess as sh
 from smoothhess.estimate.student_t import quantile
+from smoothhess.model.gradients import Oracle
 from smoothhess.model.token_gates import TokenGates
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "tokens.md"
@@ -115,30 +118,44 @@ def intervals() -> str:
 
 @dataclass(frozen=True)
 class Planted:
-    """Texts whose label depends on exactly two of their tokens, jointly."""
+    """Texts whose label depends on few of their tokens, jointly."""
 
     name: str
     classes: int
     vocabulary: int
-    draw: Callable[[int], tuple[Tensor, Tensor, Tensor]]  # n → ids (n, T), labels (n,), the two positions (n, 2)
+    draw: Callable[[int], tuple[Tensor, Tensor, Tensor]]  # n → ids (n, T), labels (n,), pairs (n, T, T)
+    causal: bool = False  # the label is the token after the text
+
+    def batch(self, n: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+        ids, label, pairs = self.draw(n)
+        return ids.to(device), label.to(device), pairs.to(device)
 
 
-def places(n: int) -> Tensor:
-    """Two different positions in each of n texts, (n, 2)."""
-    return torch.rand(n, TOKENS).argsort(1)[:, :2]
+PLANTED, UNCLEAR = 1, -1  # a pair that acts together; one that may, and is not counted
+
+
+def marked(where: Tensor, value: int = PLANTED) -> Tensor:
+    """All pairs of the positions (n, k), as (n, T, T)."""
+    chosen = functional.one_hot(where, TOKENS).sum(1)
+    return value * chosen[:, :, None] * chosen[:, None]
+
+
+def places(n: int, count: int = 2) -> Tensor:
+    """Different positions in each of n texts, (n, count)."""
+    return torch.rand(n, TOKENS).argsort(1)[:, :count]
 
 
 def xor(n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Bits, two of them marked (ids 2 and 3); the label is the exclusive or of the marked ones."""
     ids, where = torch.randint(0, 2, (n, TOKENS)), places(n)
     label = ids.gather(1, where).sum(1) % 2
-    return ids.scatter(1, where, ids.gather(1, where) + 2), label, where
+    return ids.scatter(1, where, ids.gather(1, where) + 2), label, marked(where)
 
 
 def addition(n: int, modulus: int = 7) -> tuple[Tensor, Tensor, Tensor]:
     """Two numbers 0 … 6 between ten kinds of other tokens; the label is their sum modulo 7."""
     ids, where, numbers = torch.randint(7, 17, (n, TOKENS)), places(n), torch.randint(0, modulus, (n, 2))
-    return ids.scatter(1, where, numbers), numbers.sum(1) % modulus, where
+    return ids.scatter(1, where, numbers), numbers.sum(1) % modulus, marked(where)
 
 
 def negation(n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,38 +163,109 @@ def negation(n: int) -> tuple[Tensor, Tensor, Tensor]:
     ids, where = torch.randint(8, 30, (n, TOKENS)), places(n)
     adjective, negated = torch.randint(0, 6, (n,)), torch.randint(0, 2, (n,))
     ids = ids.scatter(1, where, torch.stack([negated, adjective + 2], 1))
-    return ids, (adjective % 2) ^ (negated == 0).long(), where
+    return ids, (adjective % 2) ^ (negated == 0).long(), marked(where)
+
+
+def induction(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Five keys (ids 0 to 7) with the values (8 to 13) that follow them, and one of the keys again; its value is next.
+
+    The three pairs of the key, its value and the repeated key are planted.
+    """
+    keys, values, which = torch.rand(n, 8).argsort(1)[:, :5], torch.randint(8, 14, (n, 5)), torch.randint(0, 5, (n, 1))
+    pairs = torch.stack([keys, values], 2).reshape(n, 10)
+    ids = torch.cat([pairs, torch.full((n, 1), 14), keys.gather(1, which)], 1)
+    where = torch.cat([2 * which, 2 * which + 1, torch.full((n, 1), TOKENS - 1)], 1)
+    return ids, values.gather(1, which)[:, 0], marked(where)
+
+
+def brackets(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two pairs of brackets, nested or not, of two kinds (ids 0 to 3) between fillers; the label: all kinds match.
+
+    Brackets that do not match are planted, or both pairs if all match. Which brackets belong together depends on all
+    four of them: their other pairs are not counted.
+    """
+    where, nested = places(n, 4).sort(1).values, torch.randint(0, 2, (n, 1)).bool()
+    kinds, wrong = torch.randint(0, 2, (n, 2)), torch.randint(0, 4, (n,))  # wrong: 1 or 2, otherwise none
+    closing = kinds ^ torch.stack([wrong == 1, wrong == 2], 1).long()
+    order = torch.where(nested, torch.tensor([0, 1, 3, 2]), torch.tensor([0, 2, 1, 3]))  # of opening 0, 1, closing 2, 3
+    ids = torch.randint(4, 12, (n, TOKENS)).scatter(1, where, torch.cat([kinds, closing + 2], 1).gather(1, order))
+    pairs = marked(where, UNCLEAR)
+    places_of = where.gather(1, order.argsort(1))  # positions of opening 0, 1 and closing 2, 3
+    right = (wrong == 0) | (wrong == 3)
+    for k in (0, 1):
+        own = marked(places_of[:, [k, k + 2]]) * (right | (wrong == k + 1))[:, None, None]
+        pairs = torch.where(own == PLANTED, PLANTED, pairs)
+    return ids, right.long(), pairs
 
 
 TASKS = (
-    Planted("exclusive or of two marked bits", 2, 4, xor),
-    Planted("sum of two numbers modulo 7", 7, 17, addition),
+    Planted("exclusive or", 2, 4, xor),
+    Planted("sum modulo 7", 7, 17, addition),
     Planted("negation × adjective", 2, 30, negation),
+    Planted("induction", 15, 15, induction, causal=True),
+    Planted("brackets", 2, 12, brackets),
 )
 
 
-def trained(task: Planted, steps: int) -> tuple[Transformer, float]:
-    """A BERT-like transformer, and its accuracy on new texts."""
-    torch.manual_seed(0)
-    shape = Shape(
-        causal=False, classes=task.classes, vocabulary=task.vocabulary, length=TOKENS, width=48, norm_first=True
-    )
-    model = Transformer(shape)
+class Answer(nn.Module):
+    """Logits (N, classes) of a transformer: its own, or those of the token after the text."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = self.model(ids)
+        return logits if logits.ndim == 2 else logits[:, -1]
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The trained networks of all tasks, which are kept in a file."""
+
+    file: Path | None
+    steps: int
+    device: str
+
+    def of(self, task: Planted, seed: int) -> tuple[Answer, float]:
+        """The network of a task and a seed, and its accuracy on new texts."""
+        known = torch.load(self.file) if self.file is not None and self.file.exists() else {}
+        key = f"{task.name} {seed} {self.steps}"
+        torch.manual_seed(seed)
+        classes = None if task.causal else task.classes
+        shape = Shape(task.causal, classes=classes, vocabulary=task.vocabulary, length=TOKENS, width=48)
+        model = Answer(Transformer(shape)).to(self.device)
+        if key in known:
+            model.load_state_dict(known[key])
+        else:
+            train(model, task, self.steps, self.device)
+        if self.file is not None:
+            torch.save({**known, key: {name: v.cpu() for name, v in model.state_dict().items()}}, self.file)
+        ids, label, _ = task.batch(1000, self.device)
+        with torch.no_grad():
+            return model.eval(), float((model(ids).argmax(1) == label).double().mean())
+
+    def explained(self) -> Iterator[tuple[Planted, int, Answer, float]]:
+        """The networks of all tasks and seeds, one after the other."""
+        for task in TASKS:
+            for seed in range(SEEDS):
+                yield task, seed, *self.of(task, seed)
+
+
+def train(model: Answer, task: Planted, steps: int, device: str) -> None:
+    """Train a transformer on a task."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, steps)
     for _ in range(steps):
-        ids, label, _ = task.draw(128)
+        ids, label, _ = task.batch(128, device)
         loss = functional.cross_entropy(model(ids), label)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         schedule.step()
-    ids, label, _ = task.draw(1000)
-    with torch.no_grad():
-        return model.eval(), float((model(ids).argmax(1) == label).double().mean())
 
 
-def attention_weights(model: Transformer, ids: Tensor) -> Tensor:
+def attention_weights(model: nn.Module, ids: Tensor) -> Tensor:
     """Mean attention over layers and heads, both directions added, (N, T, T)."""
     seen: list[Tensor] = []
 
@@ -197,56 +285,90 @@ def attention_weights(model: Transformer, ids: Tensor) -> Tensor:
     return mean + mean.mT
 
 
-def auc(scores: Tensor, where: Tensor) -> Tensor:
-    """Chance that the planted pair scores higher than another pair of its text, (N,)."""
+def auc(scores: Tensor, pairs: Tensor) -> Tensor:
+    """Chance that a planted pair scores higher than another pair of its text, (N,)."""
     i, j = torch.triu_indices(TOKENS, TOKENS, 1).unbind()
-    planted = (i == where.amin(1, keepdim=True)) & (j == where.amax(1, keepdim=True))  # (N, pairs)
-    flat = scores.abs()[:, i, j]
-    own = flat[planted][:, None]
-    return ((own > flat).double() + 0.5 * (own == flat)).sub(0.5 * planted).sum(1) / (len(i) - 1)
+    found = []
+    for score, kind in zip(scores.abs().cpu()[:, i, j], pairs.cpu()[:, i, j], strict=True):
+        more = score[kind == PLANTED][:, None] - score[kind == 0]
+        found.append(((more > 0).double() + 0.5 * (more == 0)).mean())
+    return torch.stack(found)
 
 
-def methods(model: Transformer, ids: Tensor, target: object) -> Iterator[tuple[str, Tensor, Tensor]]:
+def shapley_interactions(oracle: Oracle, text: int, index: str, calls: int) -> Tensor:
+    """k-SII or FSII of order 2 from shapiq for one text of an oracle of gates, (T, T)."""
+    import shapiq
+
+    def game(coalitions: np.ndarray) -> np.ndarray:
+        gates = torch.as_tensor(coalitions, dtype=torch.float32)
+        return oracle.values(gates, torch.full((len(gates),), text)).double().numpy()
+
+    if index == "k-SII":
+        approximator: Any = shapiq.approximator.KernelSHAPIQ(n=TOKENS, max_order=2, index="k-SII", random_state=0)
+    else:
+        approximator = shapiq.approximator.RegressionFSII(n=TOKENS, max_order=2, random_state=0)
+    return torch.as_tensor(approximator.approximate(budget=calls, game=game).get_n_order_values(2))
+
+
+def methods(model: Answer, ids: Tensor, target: object) -> Iterator[tuple[str, Tensor, Tensor | float]]:
     """The name, the matrices and the passes per text of each method."""
-    slow = written_out(model)
-    gates, ones = TokenGates(slow, "tokens"), torch.ones(ids.shape, dtype=torch.float64)
-    arguments = (ids, slow.tokens.weight.detach().mean(0)[None, None], None)
-    explainer = sh.TokenSmoothHess(model, "tokens")
-    for sigma in (0.1, 0.3):
-        result = explainer.attribute(ids, target, sigma=sigma, n_calls=2 * TOKENS)
-        yield f"TokenSmoothHess, σ = {sigma:g}, 2T calls", result.hessian, result.n_passes
-    result = explainer.attribute(ids, target, sigma=0.1)
-    yield "TokenSmoothHess, σ = 0.1, defaults", result.hessian, result.n_passes
+    slow = Answer(written_out(model.model).to(ids.device))
+    gates = TokenGates(slow, slow.model.tokens)
+    ones = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
+    arguments = (ids, slow.model.tokens.weight.detach().mean(0)[None, None], None)
+    explainer = sh.TokenSmoothHess(model, model.model.tokens)
+    for calls in (2 * TOKENS, 64 * TOKENS):
+        result = explainer.attribute(ids, target, sigma=0.1, n_calls=calls)
+        yield f"TokenSmoothHess, σ = 0.1, {calls // TOKENS}T calls", result.hessian, result.n_passes
+    for centers in (8, 32, 64):
+        found = explainer.strength(ids, target, n_centers=centers, control=None)
+        yield f"TokenSmoothHess.strength, {centers} centres", found.value, centers * (2.0 * TOKENS + 2) + 0.5
     exact = sh.baselines.hessian(gates, ones, target, arguments)
     yield "Hessian of the gates at the text", exact.hessian, exact.n_passes
     for steps in (1, 16):
         path = sh.baselines.integrated_hessians(gates, ones, target, arguments, n_steps=steps)
         yield f"Integrated Hessians of the gates, {steps} step(s)", path.hessian, path.n_passes
-    fused = TokenGates(model, "tokens")
-    single = (ids, model.tokens.weight.detach().mean(0)[None, None], None)
-    for steps in (1, 4):
-        own = {"of": "smooth", "sigma": 0.1, "n_calls": 2 * TOKENS, "n_steps": steps}
-        path = sh.baselines.integrated_hessians(fused, torch.ones(ids.shape), target, single, **own)
-        yield f"the same of SmoothHess, σ = 0.1, fused attention, {steps} step(s)", path.hessian, path.n_passes
-    yield "attention weights", attention_weights(slow, ids), torch.full((len(ids),), 0.5)
+    fused = TokenGates(model, model.model.tokens)
+    single = (ids, model.model.tokens.weight.detach().mean(0)[None, None], None)
+    start = torch.ones(ids.shape, device=ids.device)
+    path = sh.baselines.integrated_hessians(
+        fused, start, target, single, of="smooth", n_steps=4, sigma=0.1, n_calls=2 * TOKENS
+    )
+    yield "the same of SmoothHess, σ = 0.1, 4 steps", path.hessian, path.n_passes
+    yield "attention weights", attention_weights(slow, ids), 0.5
 
 
-def planted(steps: int) -> str:
-    """AUC of the planted pair, per method and task."""
-    cells: dict[str, list[str]] = {}
-    head, accuracies = ["AUC of the planted pair (passes)"], []
-    for task in TASKS:
-        model, accuracy = trained(task, steps)
-        head.append(task.name)
-        accuracies.append(f"{accuracy:.3f}")
-        torch.manual_seed(1)
-        ids, label, where = task.draw(TEXTS)
+def shapley_methods(model: Answer, ids: Tensor, target: object) -> Iterator[tuple[str, Tensor, Tensor | float]]:
+    """As `methods`, for interaction indices of shapiq, from gates of 0 and 1."""
+    baseline = model.model.tokens.weight.detach().mean(0)[None, None]
+    oracle = Oracle(TokenGates(model, model.model.tokens), torch.ones(ids.shape), target, (ids, baseline, None))
+    for index in ("k-SII", "FSII"):
+        for calls in (8 * TOKENS, 64 * TOKENS):
+            found = torch.stack([shapley_interactions(oracle, b, index, calls) for b in range(len(ids))])
+            yield f"{index} of shapiq, {calls // TOKENS}T forward passes", found, calls / 2
+
+
+def planted(networks: Networks, compared: Callable[..., Iterator[tuple[str, Tensor, Tensor | float]]]) -> str:
+    """AUC of the planted pairs, per method and task, with the standard error over networks."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    passes, accuracies = dict[str, float](), dict[str, float]()
+    for task, seed, model, accuracy in networks.explained():
+        accuracies[task.name] = min(accuracies.get(task.name, 1.0), accuracy)
+        torch.manual_seed(100 + seed)
+        ids, label, pairs = task.batch(TEXTS, networks.device)
         other = model(ids).detach().scatter(1, label[:, None], -torch.inf).argmax(1)
-        for name, scores, passes in methods(model, ids, sh.contrast(label, other)):
-            found = auc(scores, where)
-            cells.setdefault(name, []).append(f"{float(found.mean()):.3f} ({float(passes.double().mean()):.0f})")
-    rows = [["*accuracy of the network*", *accuracies], *([name, *row] for name, row in cells.items())]
-    return table(head, rows)
+        for name, matrices, work in compared(model, ids, sh.contrast(label.tolist(), other.tolist())):
+            found = float(auc(matrices, pairs).mean())
+            scores.setdefault(name, {}).setdefault(task.name, []).append(found)
+            passes[name] = float(torch.as_tensor(work).double().mean())
+            print(f"{task.name}, network {seed}, {name}: {found:.3f}", flush=True)
+    rows = [["*least accuracy of the networks*", "", *(f"{a:.3f}" for a in accuracies.values())]]
+    for name, each in scores.items():
+        of = [torch.tensor(found, dtype=torch.float64) for found in each.values()]
+        rows.append([name, f"{passes[name]:.0f}", *(f"{o.mean():.3f} ± {o.std() / len(o) ** 0.5:.3f}" for o in of)])
+    where = torch.cuda.get_device_name() if networks.device == "cuda" else f"CPU ({platform.machine()})"
+    head = ["AUC of the planted pairs, three networks", "passes", *(task.name for task in TASKS)]
+    return f"On {where}, torch {torch.__version__}.\n\n{table(head, rows)}"
 
 
 def main() -> None:
@@ -254,23 +376,30 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks/tokens.md")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"), help="date of the page")
     parser.add_argument("--steps", type=int, default=1500, help="training steps of the planted interactions")
+    parser.add_argument("--device", default="cpu", help="device of the planted interactions, cpu or cuda")
+    parser.add_argument("--networks", type=Path, help="file that keeps the trained networks")
+    parser.add_argument("--parts", nargs="*", default=["exact", "intervals", "planted", "shapley"], help="tables")
     settings = parser.parse_args()
     warnings.simplefilter("ignore")
-    start, parts = time.time(), []
-    for title, make in (
-        ("The exact matrix, 2T calls", exactness),
-        ("Intervals", intervals),
-        ("Planted interactions", lambda: planted(settings.steps)),
+    start, parts = time.time(), {}
+    networks = Networks(settings.networks, settings.steps, settings.device)
+    for name, title, make in (
+        ("exact", "The exact matrix, 2T calls", exactness),
+        ("intervals", "Intervals", intervals),
+        ("planted", "Planted interactions", lambda: planted(networks, methods)),
+        ("shapley", "Planted interactions, Shapley", lambda: planted(networks, shapley_methods)),
     ):
-        parts.append(f"## {title}\n\n{make()}\n")
-        print(parts[-1], flush=True)
+        if name in settings.parts:
+            parts[title] = f"## {title}\n\n{make()}\n"
+            print(parts[title], flush=True)
     if settings.write:
         write(parts, settings.date, time.time() - start)
 
 
-def write(parts: list[str], date: str, seconds: float) -> None:
-    """Write the page; what was written by hand is kept."""
+def write(parts: dict[str, str], date: str, seconds: float) -> None:
+    """Write the page; what was written by hand, and tables that were not made, are kept."""
     old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    kept = {part.split("\n", 1)[0].strip(): f"## {part}" for part in old.partition(END)[2].split("\n## ")[1:]}
     by_hand = old.split(BEGIN, 1)[1].split(END, 1)[0].strip() if BEGIN in old and END in old else ""
     lines = [
         "# Tokens",
@@ -280,7 +409,7 @@ def write(parts: list[str], date: str, seconds: float) -> None:
         BEGIN,
         by_hand,
         END,
-        *(part.strip() for part in parts),
+        *(part.strip() for part in (kept | parts).values()),
     ]
     PAGE.write_text("\n\n".join(line for line in lines if line) + "\n", encoding="utf-8")
 

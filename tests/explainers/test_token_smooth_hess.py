@@ -428,3 +428,42 @@ def test_patches_of_a_vision_transformer():
         TokenSmoothHess(model, "patches.0").attribute(image, 0, sigma=0.01)
     with pytest.raises(ValueError, match="needs an nn.Embedding"):
         TokenSmoothHess(model, "patches", 3).attribute(image, 0, sigma=0.01)
+
+
+# --- strength between the baseline and the text -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["GPT", "BERT"])
+def test_intervals_of_the_strength_hold_the_mean_of_exact_matrices(name):
+    model, ids = transformer(name, width=16), text(5)
+    target = (2,) if model.shape.classes else (4, 5)
+    F = gated(written_out(model), ids[0], target)
+    centres = torch.rand(500, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    true = torch.func.vmap(torch.func.hessian(F), chunk_size=50)(centres).detach().abs()
+    explainer = TokenSmoothHess(model, "tokens")
+    found = [explainer.strength(ids, target, sigma=0.02, n_centers=16, seed=s) for s in range(4)]
+    z = torch.stack([
+        (f.value[0] - true.mean(0)) / (f.stderr[0].square() + true.var(0) / len(true)).sqrt() for f in found
+    ])  # fmt: skip
+    z = z[:, *torch.triu_indices(5, 5).unbind()]
+    assert 0.4 < float(z.square().mean().sqrt()) < 1.7
+    low, high = found[0].interval(0.95)
+    assert bool((low <= found[0].value).all() and (found[0].value <= high).all())
+
+
+def test_the_strength_of_frozen_tokens_is_zero_and_they_keep_their_embeddings():
+    model, ids = transformer("BERT"), text(6, 2)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[:, 5] = 0
+    explainer = TokenSmoothHess(model, "tokens")
+    options = {"n_centers": 3, "control": None}
+    found = explainer.strength(ids, [1, 2], {"attention_mask": mask}, frozen=mask == 0, **options)
+    assert found.value.shape == (2, 6, 6)
+    assert not found.value[:, 5].any()
+    assert bool((found.value[:, :5, :5] > 0).all())
+    first = explainer.strength(ids, [1, 2], {"attention_mask": mask}, frozen=[False] * 5 + [True], **options)
+    assert torch.allclose(found.value, first.value)
+    other = explainer.strength(ids, [1, 2], {"attention_mask": mask}, frozen=mask == 0, seed=1, **options)
+    assert not torch.equal(found.value, other.value)
+    with pytest.raises(ValueError, match="n_centers must be at least 2"):
+        explainer.strength(ids, 1, n_centers=1)

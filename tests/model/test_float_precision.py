@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import Interactions, SmoothHess
+from benchmarks.small_transformers import SHAPES, Shape, Transformer
+from smoothhess import Interactions, SmoothHess, TokenSmoothHess
 from smoothhess.model.gradients import Oracle
 
 pytestmark = pytest.mark.rounding
@@ -111,3 +112,25 @@ def test_gradients_that_grow_too_large_among_the_draws_go_without_the_scale():
             torch.zeros(1, 10), sigma=1.0, n_calls=80, precision="fp16", control=None, seed=seed
         )
         torch.testing.assert_close(result.hessian[0], 20 * torch.eye(10), rtol=0.02, atol=0.2)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.3])
+@pytest.mark.parametrize("name", ["GPT", "BERT", "Llama"])
+def test_the_true_error_of_half_precision_is_within_the_stated_one(name, sigma):
+    """In one block the relative error of Ĥ is that of the half-differences, which is measured on four pairs."""
+    ratios = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        shape = Shape(**{**SHAPES[name].__dict__, "width": 32, "vocabulary": 20, "length": 8})
+        model, ids = Transformer(shape).eval(), torch.randint(1, 20, (1, 8))
+        target = 1 if shape.classes else (7, 5)
+        options = {"sigma": sigma, "n_calls": 16, "control": None, "shrink": False}
+        explainer = TokenSmoothHess(model, "tokens")
+        exact = explainer.attribute(ids, target, **options).hessian
+        for precision in ("bf16", "fp16"):
+            result = explainer.attribute(ids, target, precision=precision, **options)
+            error = float((result.hessian - exact).norm() / exact.norm())
+            ratios.append(error / float(result.precision_error))
+            assert error <= max(float(result.relative_error), 1e-3)
+    assert max(ratios) < 2.5
+    assert sum(ratios) / len(ratios) < 1.5

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.model.gradients import check_inputs
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.exact import Exact
 
@@ -45,6 +46,7 @@ def smoothgrad(
     >>> found.gradient, bool(found.hessian.any())
     (tensor([[2., 2.]], dtype=torch.float64), False)
     """
+    check_inputs(inputs)
     sampled = SmoothHess(forward_func).attribute(
         inputs,
         target,

@@ -79,6 +79,8 @@ class _Recorder(OperatorMode):
         given = list(_tensors((*args, *(kwargs or {}).values())))
         if not any(t.requires_grad or _address(t) in self._dependent for t in given):
             return found
+        # positions that index a table stay independent of the input, as do masks that are computed from them later
+        given = [t for t in given if t.is_floating_point() or t.is_complex()]
         self._dependent |= {_address(t): t.untyped_storage() for t in (*given, *_tensors((found,)))}
         if namespace != "aten" or "mode" in func._schema.overload_name:  # such as division with rounding
             name = str(func)

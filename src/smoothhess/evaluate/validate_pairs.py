@@ -27,6 +27,7 @@ from smoothhess.evaluate.rank_correlation import spearman, spearman_p
 from smoothhess.linalg.memory import BATCH_INPUTS
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.gradients import Oracle, check_batch_size
+from smoothhess.model.input_parts import FunctionOfParts
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Attribution, StoredResult
 from smoothhess.result.pairs import Pair
@@ -300,8 +301,9 @@ def validate_pairs(
     embed = _embedding(result)
     u, v = embed(left), embed(right)  # (B, P, d)
     target = None if result.target is None else [tuple(t) for t in result.target.tolist()]
-    x = result.inputs
-    oracle = Oracle(forward_func, x, target, additional_forward_args, check_batch_size(internal_batch_size))
+    x, parts = result.inputs, result.input_parts
+    function = forward_func if parts is None else FunctionOfParts(forward_func, parts)
+    oracle = Oracle(function, x, target, additional_forward_args, check_batch_size(internal_batch_size))
     with borrowed(forward_func, x.device), torch.no_grad():
         table = _Differences(oracle, x)
         table.check(result)

@@ -38,6 +38,7 @@ from smoothhess.linalg.memory import GROUPED_ROWS, is_out_of_memory, release
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_inputs
+from smoothhess.model.input_parts import InputPart
 from smoothhess.result.interactions import Interactions
 
 FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per dimension if these are fewer,
@@ -64,6 +65,7 @@ class Run:
     budget: Budget
     seeds: Sequence[int]
     sums: Grouping | None = None  # groups of the result, if the rows of all features are kept for their sums
+    input_parts: tuple[InputPart, ...] | None = None  # the inputs whose features are concatenated, if there are several
 
     @staticmethod
     def prepare(
@@ -102,6 +104,7 @@ class Run:
 
     def finish(self, result: Interactions) -> Interactions:
         """The result of all or the first examples, or its sums over groups if a feature_mask was given."""
+        result = replace(result, input_parts=self.input_parts)
         if self.sums is None:
             return result
         sums = self.sums.select(torch.arange(len(result), device=result.device))

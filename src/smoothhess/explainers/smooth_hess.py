@@ -7,10 +7,10 @@ in `sampler`, and the warnings about results in `result_warnings`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from smoothhess.linalg.memory import LAYER_HESSIANS
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.input_parts import FunctionOfParts, are_several, join_inputs, join_values
 from smoothhess.model.layer_functions import Neuron
 from smoothhess.model.model_output import OutputField
 from smoothhess.model.state import borrowed
@@ -66,7 +67,7 @@ class SmoothHess:
 
     def attribute(
         self,
-        inputs: Tensor,
+        inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
         target: Any = None,
         additional_forward_args: Any = None,
         *,
@@ -92,10 +93,13 @@ class SmoothHess:
         """Estimate the interactions of features around each of B inputs.
 
         Args:
-            inputs: (B, *shape), floating point; examples in dimension 0.
+            inputs: (B, *shape), floating point; examples in dimension 0. A tuple of such tensors is passed to the model
+                as its first arguments, a dictionary as keyword arguments; their features are concatenated, and
+                `between` of the result reads the interactions of two inputs.
             target: the output to explain; see `smoothhess.model.targets`.
             additional_forward_args: further arguments of the model; a tensor with B rows is indexed with the examples.
             sigma: standard deviation of the noise, a number or one per feature. Pass one of sigma, radius, gaussian.
+                For several inputs sigma, feature_mask and direction may be tuples (or dictionaries), one for each.
             radius: radius of the neighbourhood to explain; sets sigma = radius/√d.
             gaussian: Isotropic, Diagonal, Dense or Eigenbasis, or the result of segments.noise, which shifts all
                 features of a segment by the same amount.
@@ -152,6 +156,13 @@ class SmoothHess:
             UserWarning: if feature_mask sums the coordinates of embeddings, see `TokenSmoothHess`.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
+        function, parts, features = self.forward_func, None, cast(Any, inputs)
+        if are_several(inputs):
+            features, parts = join_inputs(features)
+            function = FunctionOfParts(function, parts)
+            sigma = join_values(sigma, parts, "sigma")
+            feature_mask = join_values(feature_mask, parts, "feature_mask")
+            direction = join_values(direction, parts, "direction")
         options = Options(
             sigma=sigma,
             radius=radius,
@@ -172,16 +183,17 @@ class SmoothHess:
             compile=compile,
             show_progress=show_progress,
         )
-        run = Run.prepare(self.forward_func, inputs, target, additional_forward_args, options, self.capacity)
+        run = Run.prepare(function, features, target, additional_forward_args, options, self.capacity)
+        run = replace(run, input_parts=parts)
         if feature_mask is not None and direction is None:
             warn_summed_embeddings(self.forward_func, run.inputs, torch.as_tensor(feature_mask))
         result = None
         try:
-            with borrowed(self.forward_func, run.inputs.device), Progress(show_progress, items=len(inputs)) as bar:
+            with borrowed(self.forward_func, run.inputs.device), Progress(show_progress, items=len(run.inputs)) as bar:
                 result = run.explain(bar)
             warn_of(result, run.budget.tol)
         except KeyboardInterrupt as error:
-            raise interrupted(error, len(inputs), result) from None
+            raise interrupted(error, len(run.inputs), result) from None
         return result
 
     def closed_form(
@@ -309,8 +321,9 @@ class SmoothHess:
         plan = find_design(result.design)
         rows = rows_of_calls(n, plan, "n")
         target = None if result.target is None else [tuple(t) for t in result.target.tolist()]
+        parts = result.input_parts
         oracle = Oracle(
-            self.forward_func,
+            self.forward_func if parts is None else FunctionOfParts(self.forward_func, parts),
             result.inputs,
             target,
             additional_forward_args,

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from smoothhess.draws.gaussian import Diagonal, Gaussian
+from smoothhess.draws.seeding import evaluation_generator, evaluation_seed
+from smoothhess.estimate.folded_mean import FoldedMean
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity
@@ -22,6 +24,7 @@ from smoothhess.model.gradients import check_batch_size
 from smoothhess.model.state import borrowed
 from smoothhess.model.token_gates import TokenGates, baseline_vectors, check_ids, frozen_positions
 from smoothhess.result.interactions import Interactions
+from smoothhess.result.intervals import Estimate
 
 EMBEDDED_ROWS = 32  # texts whose embeddings are computed in one forward pass
 PROBE_PASSES = 0.5  # one forward pass, in units of a gradient call
@@ -140,6 +143,61 @@ class TokenSmoothHess:
         result = self._explainer(text).attribute(inputs, target, text.arguments, **scale, **given, **options)
         passes = result.n_passes + PROBE_PASSES
         return replace(result, names=labels, feature_kind=text.feature_kind, n_passes=passes)
+
+    def strength(
+        self,
+        input_ids: Tensor,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        sigma: float = 0.1,
+        n_centers: int = 32,
+        frozen: Any = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Estimate:
+        """Mean strength of the interactions between the baseline and the text, E|H_tu(c)| over random gates c.
+
+        `attribute` describes the neighbourhood of the text, where a model that is certain of its answer has little
+        curvature, and the sign of an interaction may change on the way to the baseline. Here H(c) is the smoothed
+        Hessian around gates c that are uniform between 0 (the baseline) and 1 (the text), independently for each
+        token, and its absolute values are averaged. It ranks pairs; it has no sign.
+
+        Args:
+            input_ids, target, additional_forward_args, frozen: as in `attribute`.
+            sigma: standard deviation of the gates around each c.
+            n_centers: number of random c, at least 2. Each takes 2T calls.
+            seed: seed of the random c and of the draws around them.
+            **options: internal_batch_size, precision and control of `SmoothHess.attribute`.
+
+        Returns:
+            An `Estimate` (B, T, T) of denoised Hessians. The standard errors are those of the mean over c, and contain
+            the difference to the mean of the unbiased ones, whose absolute values are too large on average.
+
+        Raises:
+            TypeError, ValueError: as in `attribute`, and if there are fewer than two centres.
+
+        >>> words, head = nn.Embedding(100, 8), nn.Linear(8, 2)
+        >>> explainer = TokenSmoothHess(lambda ids: head(words(ids).mean(1).tanh()), words)
+        >>> explainer.strength(torch.tensor([[3, 14, 15, 92, 65, 35]]), 1, n_centers=4).value.shape
+        torch.Size([1, 6, 6])
+        """
+        if n_centers < 2:
+            raise ValueError(f"n_centers must be at least 2, for a standard error of their mean, got {n_centers}.")
+        text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
+        text.check_target(target)
+        explainer, moving = self._explainer(text), ~text.always_frozen
+        gaussian = Diagonal(sigma * moving.double().cpu())
+        options = {"n_calls": 2 * max(int(moving.sum()), 1), **options}
+        total = FoldedMean()
+        for i in range(n_centers):
+            random = evaluation_generator(seed, i).random(text.held.shape)
+            gates = torch.where(text.held, 1.0, torch.as_tensor(random).to(text.gates))
+            seeds = evaluation_seed(seed, i) % (1 << 63)
+            found = explainer.attribute(gates, target, text.arguments, gaussian=gaussian, seed=seeds, **options)
+            total = total.with_row(found.hessian, found.unshrunk().hessian)
+        df = torch.full((len(text.ids),), n_centers - 1.0, dtype=torch.float64, device=text.ids.device)
+        return Estimate(total.value.to(text.gates), total.stderr.to(text.gates), df)
 
     def more(
         self,

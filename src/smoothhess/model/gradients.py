@@ -18,6 +18,7 @@ from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity, InputKind
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
 from smoothhess.model.float_precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
+from smoothhess.model.input_parts import are_several
 from smoothhess.model.random_operations import call_without_random_operations
 from smoothhess.model.state import is_opaque
 
@@ -278,6 +279,11 @@ class Oracle:
 
 def check_inputs(inputs: Any, or_ids: bool = False) -> None:
     """Raise an error unless `inputs` is one batch of finite floating-point examples, or of token ids if `or_ids`."""
+    if are_several(inputs):
+        raise TypeError(
+            f"inputs must be one torch tensor here, got {type(inputs).__name__}: several inputs are supported by "
+            "SmoothHess.attribute. Pass further inputs as additional_forward_args."
+        )
     if not isinstance(inputs, Tensor):
         raise TypeError(
             f"inputs must be one torch tensor with examples in dimension 0, got {type(inputs).__name__}. Use "

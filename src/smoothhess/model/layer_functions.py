@@ -169,7 +169,7 @@ class Neuron:
         self.selector = selector
         self.attribute_to_neuron_input = attribute_to_neuron_input
 
-    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
+    def __call__(self, *args: Any, **keywords: Any) -> Tensor:
         """The value of the neuron for each row."""
         seen: list[Any] = []
         thread = threading.get_ident()
@@ -190,7 +190,7 @@ class Neuron:
             else self.layer.register_forward_hook(after)
         )
         try:
-            self.forward_func(inputs, *args)
+            self.forward_func(*args, **keywords)
         finally:
             handle.remove()
         if len(seen) != 1:

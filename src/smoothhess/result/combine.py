@@ -141,6 +141,7 @@ def differences(a: Result, b: Result) -> list[str]:
             "design": r.design,
             "feature shape": r.feature_shape,
             "input shape": tuple(r.inputs.shape[1:]),
+            "inputs": r.input_parts and [(part.name, part.shape) for part in r.input_parts],
             "dtype": r.dtype,
             "shrink": r.shrink,
             "precision": r.precision,

@@ -6,11 +6,14 @@ Functions of this module turn indices and vectors of any accepted shape into fla
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from smoothhess.model.input_parts import InputPart
+from smoothhess.result.pairs import labels_of
 
 Result = Any  # a `Result`: its methods call these functions
 
@@ -72,6 +75,34 @@ def matrix_product(result: Result, v: Tensor) -> Tensor:
     raise ValueError(
         f"v must be a vector of {d} features, {features} or with {b} examples in front, got {tuple(v.shape)}."
     )
+
+
+def find_part(result: Result, name: int | str) -> InputPart:
+    """One of several inputs, by its name or position."""
+    parts = result.feature_parts
+    if parts is None:
+        why = "this result has one input" if result.input_parts is None else "a group contains features of two inputs"
+        raise ValueError(f"{why}, so there are no pairs between inputs. Explain a tuple of inputs, (a, b).")
+    for part in parts:
+        if part.name == name:
+            return part
+    raise ValueError(f"there is no input {name!r}. The inputs are {', '.join(repr(part.name) for part in parts)}.")
+
+
+def pairs_between(result: Result, a: int | str, b: int | str) -> Tensor:
+    """Whether a pair of features belongs to the inputs a and b, (d, d), symmetric."""
+    first, second = find_part(result, a), find_part(result, b)
+    allowed = torch.zeros(result.shape[1:], dtype=torch.bool, device=result.device)
+    allowed[first.features, second.features] = allowed[second.features, first.features] = True
+    return allowed
+
+
+def label_of(result: Result, names: Sequence[str] | None) -> Callable[[int], str]:
+    """A function from the index of a feature to its name: the given name, or its place in its input."""
+    parts = result.feature_parts
+    if names is not None or parts is None:
+        return labels_of(names, result.shape[1], result.feature_shape)
+    return lambda i: next((part.label(i) for part in parts if part.start <= i < part.features.stop), str(i))
 
 
 def example_indices(index: int | slice | Sequence[int] | Tensor, count: int) -> Tensor:

@@ -23,6 +23,7 @@ from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.shrinkage import Shrunk
 from smoothhess.estimate.statistics import DrawRange, Statistics
 from smoothhess.model.atomic_write import atomic_write
+from smoothhess.model.input_parts import place_parts
 from smoothhess.model.tensor_hash import check_tensor, checksums_of, with_checksums
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.tensor_schema import check_tensors, naming
@@ -135,6 +136,8 @@ def common_parts(result: Any) -> Parts:
         about["names"] = result.names
     if result.feature_kind:
         about["feature_kind"] = result.feature_kind
+    if result.input_parts is not None:
+        about["input_parts"] = [[part.name, part.shape] for part in result.input_parts]
     if result.target is not None:
         tensors["target"] = result.target
     if result.grouping is not None:
@@ -245,6 +248,8 @@ def _check_parts(parts: Parts) -> None:
         raise ValueError(f"'statistics.total' of {int(n.max())} rows is missing: the head has {rows.shape[1]}")
     if about["groups"] is not None and "statistics.skew" in tensors and "statistics.gram" not in tensors:
         raise ValueError("'statistics.gram' of the groups is missing")
+    if "input_parts" in about and place_parts(about["input_parts"])[-1].features.stop != sizes["d"]:
+        raise ValueError(f"expected 'input_parts' of {sizes['d']} features")
     for name in ("status", "stream", "seeds", "names"):
         if name in about and len(about[name]) != len(inputs):
             raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
@@ -276,6 +281,7 @@ def _common_fields(parts: Parts) -> dict[str, Any]:
         "estimator_version": about.get("estimator_version", 1),  # files written before version numbers
         "names": tuple(tuple(map(str, names)) for names in about["names"]) if "names" in about else None,
         "feature_kind": about.get("feature_kind", ""),  # older files have none
+        "input_parts": place_parts(about["input_parts"]) if "input_parts" in about else None,
     }
 
 

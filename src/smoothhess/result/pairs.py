@@ -79,11 +79,13 @@ class Entries(NamedTuple):
     chosen_elsewhere: bool = False  # whether `ranking` is independent of `hessian`
 
 
-def strongest_pairs(entries: Entries, scales: Tensor, k: int, q: float, level: float) -> list[Columns]:
+def strongest_pairs(
+    entries: Entries, scales: Tensor, k: int, q: float, level: float, allowed: Tensor | None = None
+) -> list[Columns]:
     """The k pairs i < j of each example with the largest |ranking_ij| σ_i σ_j, and their intervals.
 
     There is one item for each run of consecutive examples in which the same features have σ > 0. q-values count all
-    pairs, or only the k pairs if they were chosen from independent draws.
+    pairs, or only the k pairs if they were chosen from independent draws. `allowed` (d, d) excludes pairs.
     """
     hessian, ranking, variance, df = entries.hessian, entries.ranking, entries.variance.value, entries.variance.df
     if k < 1 or not 0 < q < 1:
@@ -97,6 +99,8 @@ def strongest_pairs(entries: Entries, scales: Tensor, k: int, q: float, level: f
     tails = student_t.Tails.of(df) if d * (d - 1) // 2 > FEW_PAIRS else None
     step = EXAMPLE_MATRICES.items(8 * TEMPORARIES * (d * (d - 1) // 2), hessian.device)
     i, j = torch.triu_indices(d, d, 1, device=hessian.device)
+    if allowed is not None:
+        i, j = (place[allowed[i, j]] for place in (i, j))
     every = i * d + j
     alike = [0, *(torch.nonzero((moving[1:] != moving[:-1]).any(1)).reshape(-1) + 1).tolist(), b]
     found = []

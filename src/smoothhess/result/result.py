@@ -21,11 +21,12 @@ from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
 from smoothhess.estimate.variance import Variance, Variances
+from smoothhess.model.input_parts import InputPart, grouped_parts, join_values
 from smoothhess.result import eigenpairs, export, features, files, text
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.intervals import Estimate
-from smoothhess.result.pairs import Columns, Entries, Pair, labels_of, strongest_pairs, with_effective_draws
+from smoothhess.result.pairs import Columns, Entries, Pair, strongest_pairs, with_effective_draws
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -48,6 +49,7 @@ class Result(ABC):
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
     names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example, such as tokens
     feature_kind: str = ""  # "token" or "patch": the positions of an input; "" for the numbers of other inputs
+    input_parts: tuple[InputPart, ...] | None = None  # the inputs whose features are concatenated, if there are several
 
     @property
     @abstractmethod
@@ -73,6 +75,13 @@ class Result(ABC):
     def feature_shape(self) -> tuple[int, ...]:
         """Shape of the features of one example: the shape of an input, or (K,) for K groups."""
         return tuple(self.inputs.shape[1:]) if self.grouping is None else (self.grouping.count,)
+
+    @property
+    def feature_parts(self) -> tuple[InputPart, ...] | None:
+        """The features, or groups, of each of several inputs; None for one input, or if a group is part of two."""
+        if self.input_parts is None or self.grouping is None:
+            return self.input_parts
+        return grouped_parts(self.input_parts, self.grouping.mask)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -261,6 +270,35 @@ class Result(ABC):
         value = self.source.unbiased.diagonal().to(self.dtype)
         return self._estimate(value.reshape(len(self), *self.feature_shape), self.noise.of_diagonal())
 
+    def between(self, a: int | str, b: int | str) -> Estimate:
+        """Interactions of the features of two inputs of a model with several inputs.
+
+        Args:
+            a: position of the first input in the tuple that was explained, or its name in the dictionary.
+            b: that of the second input.
+
+        Returns:
+            An `Estimate` of H_ij for the features i of `a` and j of `b`, (B, *shape of a, *shape of b); their groups
+            for a result of groups.
+
+        Raises:
+            ValueError: if there is no such input, if a group contains features of two inputs, or if there are too many
+                features for a dense matrix.
+
+        >>> from smoothhess import SmoothHess
+        >>> f = lambda a, b: 2 * a[:, 0] * b[:, 1] + a[:, 1] * b[:, 0] + b.prod(1)
+        >>> result = SmoothHess(f).attribute((torch.ones(1, 3), torch.ones(1, 2)), sigma=0.5, n_calls=10)
+        >>> result.between(0, 1).value.round(decimals=3).abs()
+        tensor([[[0., 2.],
+                 [1., 0.],
+                 [0., 0.]]])
+        """
+        first, second = (features.find_part(self, name) for name in (a, b))
+        entries = self._entries()
+        where = (slice(None), first.features, second.features)
+        value = entries.hessian[where].reshape(len(self), *first.shape, *second.shape).to(self.dtype)
+        return self._estimate(value, Variance(entries.variance.value[where], entries.variance.df))
+
     def bilinear(self, u: Tensor, v: Tensor) -> Estimate:
         """uᵀHv, the second derivative of h along the directions u and v.
 
@@ -321,7 +359,8 @@ class Result(ABC):
         A diagonal entry sums all ordered pairs inside the group, H_ii included. No d × d matrix is made.
 
         Args:
-            feature_mask: integer group ids with the shape of one input, or of the batch.
+            feature_mask: integer group ids with the shape of one input, or of the batch; a tuple or dictionary with a
+                mask for each of several inputs.
             direction: weights v of the features, so that each term is v_i H_ij v_j. With v = x − baseline an entry is
                 the effect of removing both groups beyond the sum of the effects of removing each.
 
@@ -333,6 +372,9 @@ class Result(ABC):
             ValueError: if an id is negative, or a shape does not fit the inputs.
         """
         shape = (len(self), *self.feature_shape)
+        if self.feature_parts is not None:
+            feature_mask = join_values(feature_mask, self.feature_parts, "feature_mask")
+            direction = join_values(direction, self.feature_parts, "direction")
         return self.grouped(Grouping.make(feature_mask, direction, shape, self.feature_scales[0], self.inputs))
 
     @abstractmethod
@@ -348,6 +390,7 @@ class Result(ABC):
         level: float = 0.95,
         scales: Tensor | None = None,
         selection: Literal["all", "split"] = "all",
+        between: tuple[int | str, int | str] | None = None,
     ) -> list[list[Pair]]:
         """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
 
@@ -367,6 +410,8 @@ class Result(ABC):
             scales: typical change of each feature, which replaces the σ_i of the Gaussian; (d,).
             selection: "all" to choose pairs with all draws, "split" to choose them with one half and to measure them
                 with the other. Without sampling error both are the same.
+            between: two inputs of a model with several inputs, as in the method `between`: only pairs of a feature of
+                one with a feature of the other are ranked and counted.
 
         Returns:
             A list of `Pair` for each example, strongest first.
@@ -379,19 +424,26 @@ class Result(ABC):
         if selection not in ("all", "split"):
             raise ValueError(f'selection must be "all" or "split", got {selection!r}.')
         given = [names] * len(self) if names is not None or self.names is None else self.names
-        labels = iter([labels_of(n, self.shape[1], self.feature_shape) for n in given])
-        found = self.strongest_pairs_of(k, q, level, scales, selection == "split")
+        labels = iter([features.label_of(self, n) for n in given])
+        found = self.strongest_pairs_of(k, q, level, scales, selection == "split", between)
         pairs = [pairs for part in found for pairs in part.named(labels)]
         return with_effective_draws(pairs, self.source.features) if isinstance(self.source, HessianEstimate) else pairs
 
     def strongest_pairs_of(
-        self, k: int, q: float = 0.05, level: float = 0.95, scales: Tensor | None = None, split: bool = False
+        self,
+        k: int,
+        q: float = 0.05,
+        level: float = 0.95,
+        scales: Tensor | None = None,
+        split: bool = False,
+        between: tuple[int | str, int | str] | None = None,
     ) -> list[Columns]:
         """The strongest pairs as tensors; for modules of this package."""
         self.refuse_dense()
         given = self.feature_scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
         entries = self.split_entries() if split else self._entries()
-        return strongest_pairs(entries, given.expand(len(self), -1), k, q, level)
+        allowed = None if between is None else features.pairs_between(self, *between)
+        return strongest_pairs(entries, given.expand(len(self), -1), k, q, level, allowed)
 
     def _entries(self) -> Entries:
         return Entries(self.source.unbiased.dense(), self.noise.of_entries(), self.hessian)

@@ -62,6 +62,9 @@ def describe_gaussian(gaussian: Any, d: int) -> str:
 
 def _size(result: Any) -> str:
     b, d, _ = result.shape
+    if result.input_parts is not None:
+        inputs = ", ".join(f"{part.name} {part.shape}" for part in result.feature_parts or result.input_parts)
+        return f"{b} example(s) × {d} {'features' if result.grouping is None else 'groups'} of inputs {inputs}"
     what = f"{d} groups" if result.grouping is not None else f"{d} features {result.feature_shape}"
     return f"{b} example(s) × {what}"
 
