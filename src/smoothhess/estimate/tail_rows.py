@@ -45,9 +45,17 @@ class TailRows:
     def of(strata: TailStrata, score: Tensor, odd: Tensor, even: Tensor, value: Tensor) -> TailRows:
         """Couples (B, c, 2, k), (B, c, k) and (B, c) of examples that all have strata."""
         count = torch.full((len(odd),), odd.shape[1], device=odd.device)
-        means = even.mean(1, dtype=torch.float64), value.mean(1, dtype=torch.float64)
-        kept = (t[:, :KEPT] for t in (score, odd, even, value))
-        return TailRows(strata, *kept, count, 1 / count.double(), *means)
+        return TailRows(
+            strata,
+            score[:, :KEPT],
+            odd[:, :KEPT],
+            even[:, :KEPT],
+            value[:, :KEPT],
+            n=count,
+            square=1 / count.double(),
+            even_mean=even.mean(1, dtype=torch.float64),
+            value_mean=value.mean(1, dtype=torch.float64),
+        )
 
     def among(self, index: Tensor, strata: TailStrata) -> TailRows:
         """As the examples at `index` of more examples, which have `strata`."""
