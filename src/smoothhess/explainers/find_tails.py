@@ -61,9 +61,6 @@ def with_tails(sampler: Sampler, choice: Choice, seeds: Sequence[int], calls: in
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    explored: (
-        Sampler  # whose oracle does not report infinite gradients: far inputs may be outside of the model's domain
-    )
     given: Sampler
     near: Tensor  # (B, P, k) odd parts of what is sampled at usual draws
     far: Tensor  # (B, S, k) the same at other draws times `scales`
@@ -73,14 +70,13 @@ class _Search:
     @staticmethod
     def of(sampler: Sampler, choice: Choice, seeds: Sequence[int], scales: Sequence[float]) -> _Search:
         everyone = torch.arange(len(sampler.inputs), device=sampler.inputs.device)
-        explored = replace(sampler, oracle=sampler.oracle.select(everyone))
         pilot, first, count = choice.pilot, pilot_pairs(sampler.rank), len(scales)
         drawn = pilot_stack(seeds, first + count + NEAR_PAIRS, sampler.rank, sampler.inputs)[:, first:]
         times = torch.tensor(scales, dtype=torch.float64, device=drawn.device)
-        far = _odd_at(explored, drawn[:, :count] * times[:, None].to(drawn), everyone)
-        near = _odd_at(explored, drawn[:, count:], everyone) if pilot is None else pilot.left_over(sampler.control)
+        far = _odd_at(sampler, drawn[:, :count] * times[:, None].to(drawn), everyone)
+        near = _odd_at(sampler, drawn[:, count:], everyone) if pilot is None else pilot.left_over(sampler.control)
         pairs = count + (NEAR_PAIRS if pilot is None else 0)
-        return _Search(explored, sampler, near.double(), far.double(), times, pairs)
+        return _Search(sampler, near.double(), far.double(), times, pairs)
 
     def _each(self) -> float | Tensor:
         """Passes of a ± pair, (B,) or for all examples."""
@@ -122,8 +118,8 @@ class _Search:
             best = left.argmax(1)
             towards.append(unit[torch.arange(len(index), device=index.device), best])
             left = torch.where((unit @ towards[-1][..., None])[..., 0].abs() < SAME, left, 0.0)
-        first = _Lines.along(self.explored, index, torch.stack(towards, 1)).best()
-        second = _Lines.along(self.explored, index, first.normals())
+        first = _Lines.along(self.given, index, torch.stack(towards, 1)).best()
+        second = _Lines.along(self.given, index, first.normals())
         return first.better(second)
 
 
@@ -131,18 +127,18 @@ class _Search:
 class _Lines:
     """What is sampled along CANDIDATES directions of b examples."""
 
-    explored: Sampler
+    given: Sampler
     index: Tensor  # (b,)
     direction: Tensor  # (b, m, k) unit vectors, float64
     odd: Tensor  # (b, m, R, k) at the distances REACHES
     pairs: float  # ± pairs that were evaluated
 
     @staticmethod
-    def along(explored: Sampler, index: Tensor, direction: Tensor) -> _Lines:
+    def along(given: Sampler, index: Tensor, direction: Tensor) -> _Lines:
         reaches = torch.tensor(REACHES, dtype=torch.float64, device=direction.device)
         points = direction[:, :, None] * reaches[:, None]
-        odd = _odd_at(explored, points.flatten(1, 2), index).unflatten(1, points.shape[1:3])
-        return _Lines(explored, index, direction, odd.double(), float(points.shape[1] * len(REACHES)))
+        odd = _odd_at(given, points.flatten(1, 2), index).unflatten(1, points.shape[1:3])
+        return _Lines(given, index, direction, odd.double(), float(points.shape[1] * len(REACHES)))
 
     @property
     def energy(self) -> Tensor:
@@ -178,26 +174,27 @@ class _Lines:
         """The strata of directions with a considerable share of the energy; `usual` (b,) is that of usual draws."""
         reaches = torch.tensor(REACHES, dtype=torch.float64, device=self.odd.device)
         size, within = self.odd.square().sum(-1), -_beyond(EDGES, self.odd).diff()
-        added, energy = (_from_there_on(t * within) for t in (size.sqrt(), size))
-        # the farthest distance beyond which is most of what the direction adds to the estimate, or else to its variance
-        place, farther = ((t >= INSIDE * t[..., :1]).sum(2) - 1 for t in (added, energy))
-        place = torch.where(place > 0, place, farther)
+        growth = size.sqrt() - size[..., :1].sqrt() * reaches / REACHES[0]  # beyond that of a linear function
+        added, energy = (_from_there_on(t * within) for t in (growth.clamp_min(0), size))
+        # the farthest distance beyond which is most of what the direction adds to the estimate
+        place = (added >= INSIDE * added[..., :1]).sum(2) - 1
         low, high = torch.cat([reaches.new_tensor([EDGES[0]]), reaches])[place], reaches[place]
         there = size.gather(2, place[..., None])[..., 0]
         for _ in range(STEPS):
             middle = (low + high) / 2
-            odd = _odd_at(self.explored, self.direction * middle[..., None], self.index).double()
+            odd = _odd_at(self.given, self.direction * middle[..., None], self.index).double()
             large = odd.square().sum(-1) > there / 2
             low, high = torch.where(large, low, middle), torch.where(large, middle, high)
         margin = low - SLACK
         kept = (energy[..., 0] > SHARE * (usual[:, None] + energy[..., 0])) & (margin >= LEAST_MARGIN)
+        kept &= added[..., 0] > 0
         cosine = (self.direction[:, :1] * self.direction).sum(-1).abs()
         kept[:, 1:] &= ~kept[:, :1] | (cosine[:, 1:] < SAME)
         farther = (energy > HEAVY * energy.gather(2, place[..., None])) & (reaches - 0.5 > margin[..., None] + APART)
         margins = torch.cat([margin[..., None], reaches.expand_as(energy) - 0.5], 2)  # (b, m, 1 + R)
         kept = torch.cat([kept[..., None], farther & kept[..., None]], 2)
         direction = torch.where(kept[..., None], self.direction[:, :, None], 0.0).flatten(1, 2)
-        return TailStrata(direction.to(self.explored.inputs), torch.where(kept, margins, NEVER).flatten(1))
+        return TailStrata(direction.to(self.given.inputs), torch.where(kept, margins, NEVER).flatten(1))
 
 
 def _from_there_on(t: Tensor) -> Tensor:
@@ -211,7 +208,6 @@ def _beyond(distances: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _odd_at(sampler: Sampler, z: Tensor, index: Tensor) -> Tensor:
-    """Odd parts of what is sampled at z (b, r, k); zero where the gradient is infinite or NaN."""
+    """Odd parts of what is sampled at z (b, r, k)."""
     z = z.to(sampler.inputs)
-    odd = sampler.sampled_at(z, torch.ones_like(z[..., 0]), index).odd
-    return torch.where(odd.isfinite().all(-1, keepdim=True), odd, 0.0)
+    return sampler.sampled_at(z, torch.ones_like(z[..., 0]), index).odd

@@ -220,7 +220,6 @@ class Sampler:
         streams = [(p.seed, p.start) for p in (stats.next_row(i) for i in chosen.tolist())]
         z, weight = sampled.couples(streams, count)
         found = self.sampled_at(z.flatten(1, 2), weight.flatten(1, 2), own)
-        self.oracle.refuse_infinite()
         shape = (count, 2)
         score, odd = z * weight[..., None], found.odd.unflatten(1, shape)
         even, value = (t.unflatten(1, shape).mean(2) for t in (found.even, found.value))
@@ -236,11 +235,17 @@ class Sampler:
         extension.add_tails(rows_of.among(chosen, strata), full)
 
     def sampled_at(self, z: Tensor, weight: Tensor, index: Tensor) -> Sampled:
-        """What is sampled at ±z (b, r, k) of the examples at `index`, without the control variate's expectation."""
+        """What is sampled at ±z (b, r, k) of the examples at `index`, without the control variate's expectation.
+
+        It is zero where values or gradients are infinite or NaN: such inputs may be outside of the model's domain.
+        """
+        exploring = replace(self, oracle=self.oracle.select(torch.arange(self.oracle.batch, device=z.device)))
         subtraction = None if self.control is None else self.control.among(index)
         step = self._chunk_rows(len(index), 1)
-        parts = [self._sampled_chunk(z[:, i], weight[:, i], index, subtraction) for i in _slices(z.shape[1], step)]
-        return Sampled(*(torch.cat(some, 1) for some in zip(*parts, strict=True)))
+        parts = [exploring._sampled_chunk(z[:, i], weight[:, i], index, subtraction) for i in _slices(z.shape[1], step)]
+        found = Sampled(*(torch.cat(some, 1) for some in zip(*parts, strict=True)))
+        finite = found.odd.isfinite().all(-1) & found.even.isfinite().all(-1) & found.value.isfinite()
+        return found if bool(finite.all()) else found.where_finite(finite)
 
     def _sampled_chunk(self, z: Tensor, weight: Tensor, index: Tensor, subtraction: Subtraction | None) -> Sampled:
         x = self.inputs[index].flatten(1)

@@ -64,8 +64,9 @@ class FunctionOfParts:
 
 
 def are_several(inputs: Any) -> bool:
-    """Whether inputs are given as a tuple, a list or a dictionary of tensors."""
-    return isinstance(inputs, tuple | list | Mapping)
+    """Whether inputs are given as a tuple or a dictionary of tensors; lists of numbers are a common mistake."""
+    tensors = isinstance(inputs, list) and any(isinstance(part, Tensor) for part in inputs)
+    return tensors or isinstance(inputs, tuple | Mapping)
 
 
 def place_parts(named: Iterable[tuple[int | str, Sequence[int]]]) -> tuple[InputPart, ...]:

@@ -53,7 +53,7 @@ def test_settings_with_all_files_are_accepted(here):
         ({"inputs": [Path("data.csv"), Path("no.png")]}, "--input no.png does not exist"),
         ({"inputs": [Path()]}, "folder: pass its files"),
         ({"inputs": [Path("mine.py")]}, "got .py"),
-        ({"inputs": []}, "got none"),
+        ({"inputs": []}, "pass --input, at least one image"),
         ({"size": "4x"}, "--size must be 224"),
         ({"rows": "x"}, "--rows must be like 0:5"),
         ({"mean": ["a"]}, "must be numbers"),
