@@ -162,7 +162,7 @@ def measured(case: Case, tails: str | None, seeds: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks/rare_events.md")
     given = parser.parse_args()
