@@ -58,6 +58,18 @@ class TailStrata:
         """Which strata contain each of z, (B, P, m)."""
         return (z.to(self.direction) @ self.direction.mT).abs().double() > self.margin[:, None]
 
+    def same_as(self, other: TailStrata) -> bool:
+        """Whether both have the same strata, up to rounding."""
+        if self.margin.shape != other.margin.shape:
+            return False
+        close = torch.allclose(self.margin, other.margin, atol=1e-4)
+        return close and torch.allclose(self.direction, other.direction.to(self.direction), atol=1e-4)
+
+    def plus(self, other: TailStrata) -> TailStrata:
+        """With the strata of both."""
+        direction = torch.cat([self.direction, other.direction.to(self.direction)], 1)
+        return TailStrata(direction, torch.cat([self.margin, other.margin], 1))
+
     def select(self, index: Tensor) -> TailStrata:
         """The strata of the examples at `index`."""
         return TailStrata(self.direction[index], self.margin[index])

@@ -58,7 +58,8 @@ def without_computed_flips(white: Statistics) -> Statistics:
         energy = torch.where(complete & ~white.is_uncontrolled[:, None], residual, energy)
         flipped = white.rare.flipped(white.draws(), find_design(white.design).mirrored) & complete
     if white.tails is not None:
-        flipped = flipped | white.tails.strata.contain(white.draws())
+        apart = white.tails.strata.contain(white.draws()) & (white.tails.share == 1)[:, None]
+        flipped = flipped | apart
     usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & (energy > 0)).sum(1).clamp_min(1)
     energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
     return replace(white, head=replace(head, energy=energy))
@@ -85,7 +86,9 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     if stats.tails is not None:
         tails = TailVariance(stats.tails)
         few = (tails.effective < ENOUGH_COUPLES) & (tails.effective < HEALTHY_SHARE * stats.tails.n)
-        if not grouped:
+        if grouped:  # rows in strata cannot be told apart
+            found = found & ~stats.tails.strata.exist
+        else:
             few = few & (tails.of_frobenius > LITTLE * _row_variance(stats))
         found = found | few
     return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart

@@ -39,6 +39,8 @@ class Halves:
         size = find_design(stats.design).replicate_rows(stats.rank)
         cuts = [_cut(stats.stream[b], rows[b], kept[b], size) for b in range(len(stats))]
         self.cut = torch.tensor(cuts, device=stats.n.device)  # (B,) rows of the first part; 0: fewer than two blocks
+        if stats.tails is not None:  # whose couples must be cut as well
+            self.cut = torch.where(stats.tails.stored == stats.tails.n, self.cut, 0)
         self.share = torch.where(self.cut > 0, self.cut.double() / stats.n.clamp_min(1), 0.5)  # of the first part, (B,)
 
     @cached_property
@@ -56,8 +58,8 @@ class Halves:
         score, odd = self.stats.head.score, self.estimate.odd
         weight = self._weight[:, None].to(rows)
         found = ((rows @ odd.mT * weight) @ score + (rows @ score.mT * weight) @ odd) / 2
-        if self.stats.known is not None:
-            found = found + self.stats.known.product(rows)
+        if self.stats.added is not None:
+            found = found + self.stats.added.product(rows)
         if self.stats.tails is not None:
             score, odd = self.stats.tails.first_half_change(self.share)
             found = found + ((rows @ odd.mT) @ score + (rows @ score.mT) @ odd) / 2
@@ -68,8 +70,8 @@ class Halves:
     def _first_dense(self) -> Tensor:
         score, odd = self.stats.head.score.double(), self.estimate.odd.double()
         found = symmetric((score * self._weight[..., None]).mT @ odd)
-        if self.stats.known is not None:
-            found = found + self.stats.known.dense().double()
+        if self.stats.added is not None:
+            found = found + self.stats.added.dense().double()
         if self.stats.tails is not None:
             score, odd = self.stats.tails.first_half_change(self.share)
             found = found + symmetric(score.double().mT @ odd.double())
@@ -101,6 +103,12 @@ class Halves:
         short = torch.nonzero(self.cut == 0).reshape(-1).tolist()
         if not short:
             return ""
+        tails = self.stats.tails
+        if tails is not None and bool((tails.stored < tails.n).any()):
+            return (
+                f"{len(short)} of {len(self.stats)} example(s), the first at index {short[0]}, have more draws from "
+                f"tail strata than the {int(tails.stored.max())} that are kept. Pass fewer calls, or tails=None."
+            )
         design = find_design(self.stats.design)
         calls = 2 * design.replicate_rows(self.stats.rank) * design.calls_per_row
         return (

@@ -272,10 +272,10 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
         error2 = torch.maximum(error2, least)
     if m < FIRST_BLOCK:  # too few rows for an estimate of the error: use the energy of the gradients
         error2 = torch.maximum(error2, basis.energy * precisions.mean().square())
-    part = Part(basis, constant, damped, risk, stats.known, error2, error2, error2, error2)
+    part = Part(basis, constant, damped, risk, stats.added, error2, error2, error2, error2)
     norm2, explained = _norms(part, gaussian, d, precisions)
     true2 = norm2 + error2  # the squared norm of a shrunk estimate is on average too small by its error
-    if common is not None and stats.known is None:  # ‖H‖² = ‖Ĥ − H‖² + 2⟨Ĥ, H⟩ − ‖Ĥ‖²
+    if common is not None and stats.added is None:  # ‖H‖² = ‖Ĥ − H‖² + 2⟨Ĥ, H⟩ − ‖Ĥ‖²
         found = error2 + 2 * common - norm2
         true2 = torch.where(found > LEAST_SIGNAL * true2, torch.minimum(found, true2), 0.0)
     # The part of ‖Ĥ‖² that is error beyond the risk of the rule does not explain anything.

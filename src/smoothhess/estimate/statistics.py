@@ -205,9 +205,17 @@ class Statistics:
         return self._with_known(self.head.sum())
 
     def _with_known(self, total: Tensor) -> Tensor:
-        if self.known is None:
+        if self.added is None:
             return total
-        return torch.addcmul(total, self.known.dense().double(), self.n[:, None, None].double())
+        return torch.addcmul(total, self.added.dense().double(), self.n[:, None, None].double())
+
+    @cached_property
+    def added(self) -> Known | None:
+        """What is added to the mean over the rows: the control variate's expectation, and the part of tail strata."""
+        if self.tails is None:
+            return self.known
+        tails = Known(self.tails.hessian.to(self.gradient))
+        return tails if self.known is None else self.known.plus(tails)
 
     @property
     def is_uncontrolled(self) -> Tensor:
@@ -222,7 +230,7 @@ class Statistics:
     @property
     def is_factored(self) -> bool:
         """Whether the head and the factors of the control variate's expectation determine the estimate."""
-        return self.total is None and (self.known is None or self.known.is_thin)
+        return self.total is None and (self.added is None or self.added.is_thin)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Rows S and G, (B, r, k) each, with Ĥ = sym SᵀG, for a factored estimate."""
@@ -357,12 +365,6 @@ class Extension:
             skew=skew if skew is None or chunk.skew is None else skew + chunk.skew,
         )
 
-    def add_tails(self, couples: TailRows, hessian: Tensor) -> None:
-        """Set the couples that go with the rows to add, and their mean `hessian` (b, k, k); before the first `add`."""
-        mean = Known(hessian.to(self.stats.gradient if self.known is None else self.known.core))
-        self.known = mean if self.known is None else self.known.plus(mean)
-        self.tails = couples
-
     def statistics(self) -> Statistics:
         """The statistics of all rows so far."""
         stats, sums = self.stats, self._sums
@@ -390,8 +392,7 @@ class Extension:
         before, new = self.stats.tails, self.tails
         if new is None or not added:
             return before
-        before = TailRows.none(new.strata, self.stats.gradient) if before is None else before
-        return before.with_couples(self.stats.n, new, added)
+        return new if before is None else before.with_couples(new)
 
 
 def unmoved(stats: Statistics) -> Tensor:

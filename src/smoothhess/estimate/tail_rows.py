@@ -1,8 +1,8 @@
 """What was sampled in tail strata: its part of the estimates.
 
 Rows of the design inside the strata (`smoothhess.draws.tail_strata`) are set to zero, and the mean over couples of
-draws from the strata is added: to the Hessian with the expectation of the control variate (`Statistics.known`), to
-gradient and value from here. The first KEPT couples are stored; the variance is estimated from them in `tail_variance`.
+draws from the strata is added to the Hessian, the gradient and the value. All couples have the same weight in these
+means. Some are stored; the variance is estimated from them in `tail_variance`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from smoothhess.draws.tail_strata import NEVER, TailStrata
 
-KEPT = 256  # couples that are stored
+STORED, LEAST_STORED = 2**18, 256  # numbers of a tensor of couples that are stored, and the least number of couples
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,31 +28,49 @@ class TailRows:
     even: Tensor  # (B, c, k) mean over the couple, with weights
     value: Tensor  # (B, c) likewise
     n: Tensor  # (B,) number of couples
-    square: Tensor  # (B,) Σω²; float64
-    even_mean: Tensor  # (B, k) that is added to the gradient, float64
-    value_mean: Tensor  # (B,) that is added to the value, float64
+    stored: Tensor  # (B,) number of couples that are stored
+    share: Tensor  # (B,) share of the rows that are zero inside the strata; below 1 after a merge with other runs
+    hessian: Tensor  # (B, k, k) mean of the symmetric part of s γᵀ over all couples, float64
+    even_mean: Tensor  # (B, k) float64
+    value_mean: Tensor  # (B,) float64
 
     @staticmethod
     def none(strata: TailStrata, gradient: Tensor) -> TailRows:
         """No couples yet, of examples with gradients (B, k) in the coordinates of the statistics."""
         count, k = gradient.shape
         zero = torch.zeros(count, dtype=torch.float64, device=gradient.device)
-        rows = gradient.new_zeros(count, 0, 2, k)
-        even = torch.zeros_like(gradient, dtype=torch.float64)
-        return TailRows(strata, rows, rows, rows[:, :, 0], rows[:, :, 0, 0], zero.long(), zero, even, zero)
+        rows, even = gradient.new_zeros(count, 0, 2, k), torch.zeros_like(gradient, dtype=torch.float64)
+        return TailRows(
+            strata,
+            score=rows,
+            odd=rows,
+            even=rows[:, :, 0],
+            value=rows[:, :, 0, 0],
+            n=zero.long(),
+            stored=zero.long(),
+            share=torch.ones_like(zero),
+            hessian=even.new_zeros(count, k, k),
+            even_mean=even,
+            value_mean=zero,
+        )
 
     @staticmethod
     def of(strata: TailStrata, score: Tensor, odd: Tensor, even: Tensor, value: Tensor) -> TailRows:
         """Couples (B, c, 2, k), (B, c, k) and (B, c) of examples that all have strata."""
-        count = torch.full((len(odd),), odd.shape[1], device=odd.device)
+        batch, couples, k = len(odd), odd.shape[1], odd.shape[-1]
+        kept = min(couples, most_stored(k))
+        product = score.flatten(1, 2).double().mT @ odd.flatten(1, 2).double() / (2 * couples)
+        count = torch.full((batch,), couples, device=odd.device)
         return TailRows(
             strata,
-            score[:, :KEPT],
-            odd[:, :KEPT],
-            even[:, :KEPT],
-            value[:, :KEPT],
+            score=score[:, :kept],
+            odd=odd[:, :kept],
+            even=even[:, :kept],
+            value=value[:, :kept],
             n=count,
-            square=1 / count.double(),
+            stored=torch.full_like(count, kept),
+            share=torch.ones_like(count, dtype=torch.float64),
+            hessian=(product + product.mT) / 2,
             even_mean=even.mean(1, dtype=torch.float64),
             value_mean=value.mean(1, dtype=torch.float64),
         )
@@ -63,44 +81,44 @@ class TailRows:
             name: (t := getattr(self, name)).new_zeros(len(strata.margin), *t.shape[1:]).index_copy(0, index, t)
             for name in _NAMES
         }
-        return TailRows(strata, **full)
+        return TailRows(strata, **{**full, "share": torch.ones_like(full["share"])})
 
-    def with_couples(self, before: Tensor, new: TailRows, added: int) -> TailRows:
-        """With the `new` couples, which go with `added` rows after the first `before` rows (B,) of the design."""
-        share = before / (before + added)
-        return self._mean(new, share, 1 - share)
+    def with_couples(self, new: TailRows) -> TailRows:
+        """With further couples from the same strata."""
+        total = (self.n + new.n).clamp_min(1)
+        means = {}
+        for name in ("hessian", "even_mean", "value_mean"):
+            mine, other = getattr(self, name), getattr(new, name)
+            shape = (-1, *[1] * (mine.ndim - 1))
+            means[name] = (self.n.reshape(shape) * mine + new.n.reshape(shape) * other) / total.reshape(shape)
+        most = most_stored(self.odd.shape[-1])
+        room = torch.minimum(self.stored + new.stored, torch.full_like(self.n, most))
+        first = torch.where(self.stored + new.stored <= most, self.stored, (room * self.n / total).long())
+        first = torch.maximum(torch.minimum(first, self.stored), room - new.stored)
+        rows = {name: _appended(getattr(self, name), first, getattr(new, name), room) for name in _ROWS}
+        return replace(self, **rows, **means, n=self.n + new.n, stored=room)
 
-    def _mean(self, other: TailRows, own: Tensor, others: Tensor) -> TailRows:
-        """The mean with weights `own` and `others`, (B,) each."""
-        grown = {}
-        for name in ("score", "odd", "even", "value"):
-            grown[name] = _appended(getattr(self, name), self.kept, getattr(other, name), other.kept)
-        return replace(
-            self,
-            **grown,
-            n=self.n + other.n,
-            square=own.square() * self.square + others.square() * other.square,
-            even_mean=own[:, None] * self.even_mean + others[:, None] * other.even_mean,
-            value_mean=own * self.value_mean + others * other.value_mean,
-        )
+    def weighted(self, factor: Tensor) -> TailRows:
+        """With all contributions times `factor`, (B,)."""
 
-    @property
-    def kept(self) -> Tensor:
-        """Number of stored couples, (B,)."""
-        return self.n.clamp_max(KEPT)
+        def times(t: Tensor) -> Tensor:
+            return t * factor.reshape(-1, *[1] * (t.ndim - 1)).to(t)
+
+        names = ("score", "even", "value", "hessian", "even_mean", "value_mean")
+        return replace(self, **{name: times(getattr(self, name)) for name in names})
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> TailRows:
         """In other coordinates."""
         score, odd = (linear(t.flatten(1, 2)).unflatten(1, t.shape[1:3]) for t in (self.score, self.odd))
-        mean = linear(self.even_mean.to(self.even)).double()
-        return replace(self, score=score, odd=odd, even=linear(self.even), even_mean=mean)
+        hessian = linear(linear(self.hessian.to(self.even)).mT).mT.double()
+        mean = linear(self.even_mean[:, None].to(self.even))[:, 0].double()
+        return replace(self, score=score, odd=odd, even=linear(self.even), hessian=hessian, even_mean=mean)
 
     def select(self, index: Tensor) -> TailRows:
         """The examples at `index`."""
-        most = int(self.kept[index].max()) if len(index) else 0
-        cut = {name: getattr(self, name)[index, :most] for name in ("score", "odd", "even", "value")}
-        own = {name: getattr(self, name)[index] for name in ("n", "square", "even_mean", "value_mean")}
-        return TailRows(self.strata.select(index), **cut, **own)
+        most = int(self.stored[index].max()) if len(index) else 0
+        own = {name: getattr(self, name)[index] for name in _NAMES}
+        return TailRows(self.strata.select(index), **{**own, **{name: own[name][:, :most] for name in _ROWS}})
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; the inverse of `from_tensors`."""
@@ -123,48 +141,30 @@ class TailRows:
         if like is None:
             return None
         filled = [like._nothing(n) if p is None else p for p, n in zip(parts, sizes, strict=True)]
-        couples, strata = (
-            max(dims) for dims in zip(*((p.odd.shape[1], p.strata.margin.shape[1]) for p in filled), strict=True)
-        )
+        couples = max(p.odd.shape[1] for p in filled)
+        number = max(p.strata.margin.shape[1] for p in filled)
         joined = {
-            name: torch.cat(
-                [_padded(getattr(p, name), couples) if name in _STORED else getattr(p, name) for p in filled]
-            )
+            name: torch.cat([_padded(getattr(p, name), couples) if name in _ROWS else getattr(p, name) for p in filled])
             for name in _NAMES
         }
-        direction = torch.cat([_padded(p.strata.direction, strata) for p in filled])
-        margin = torch.cat([_padded(p.strata.margin, strata, NEVER) for p in filled])
+        direction = torch.cat([_padded(p.strata.direction, number) for p in filled])
+        margin = torch.cat([_padded(p.strata.margin, number, NEVER) for p in filled])
         return TailRows(TailStrata(direction, margin), **joined)
 
     @staticmethod
     def merged(a: TailRows | None, n_a: Tensor, b: TailRows | None, n_b: Tensor) -> TailRows | None:
-        """Of the mean over n_a rows of one run and n_b rows of another, (B,) each, of which one may have no strata.
-
-        Strata are those of the first. If they differ, the scatter of all couples is larger than that of each run.
-        """
-        like = b if a is None else a
-        if like is None:
-            return None
-        share, nothing = n_a / (n_a + n_b).clamp_min(1), like._nothing(len(like.n))
-        first, second = (nothing if part is None else part for part in (a, b))
-        return replace(first._mean(second, share, 1 - share), strata=like.strata)
-
-    @staticmethod
-    def difference(a: TailRows | None, b: TailRows | None) -> TailRows | None:
-        """Of a − b: variances are added, as those of independent couples."""
-        like = b if a is None else a
-        if like is None:
-            return None
-        first, second = (like._nothing(len(like.n)) if part is None else part for part in (a, b))
-        one = torch.ones_like(like.square)
-        even, value = first.even_mean - second.even_mean, first.value_mean - second.value_mean
-        return replace(first._mean(second, one, one), strata=like.strata, even_mean=even, value_mean=value)
-
-    def scaled(self, score: float, odd: float, even: float) -> TailRows:
-        """With rows in other units."""
-        return replace(
-            self, score=self.score * score, odd=self.odd * odd, even=self.even * even, even_mean=self.even_mean * even
-        )
+        """Of the mean over n_a rows of one run and n_b rows of another, (1,) each, of which one may have no strata."""
+        share = n_a.double() / (n_a + n_b).clamp_min(1)
+        if a is None or b is None:
+            only, weight = (b, 1 - share) if a is None else (a, share)
+            return None if only is None else replace(only.weighted(weight), share=only.share * weight)
+        if a.strata.same_as(b.strata) and bool(((a.share == 1) & (b.share == 1)).all()):
+            return a.with_couples(b)
+        total = (a.n + b.n).double().clamp_min(1)  # the weights of all couples become equal
+        first, second = (p.weighted(w * total / p.n.clamp_min(1)) for p, w in ((a, share), (b, 1 - share)))
+        mixed = torch.full_like(a.share, 0.5)  # rows of one run may count inside the strata of the other
+        strata = a.strata.plus(b.strata)
+        return replace(first.with_couples(second), strata=strata, share=mixed)
 
     def _nothing(self, count: int) -> TailRows:
         own = {name: (t := getattr(self, name)).new_zeros(count, *t.shape[1:]) for name in _NAMES}
@@ -177,30 +177,35 @@ class TailRows:
     def first_half_change(self, share: Tensor) -> tuple[Tensor, Tensor]:
         """Rows S and G, (B, r, k) each, of the change if only the first `share` (B,) of the couples is used.
 
-        sym SᵀG is the difference of both means. It is zero if not all couples are stored.
+        sym SᵀG is the difference of both means, if all couples are stored.
         """
-        kept = self.kept
-        first = (share * kept).round().clamp_min(1)
-        index = torch.arange(self.odd.shape[1], device=kept.device)
-        inside = (index < first[:, None]) / first[:, None] - (index < kept[:, None]) / kept.clamp_min(1)[:, None]
-        inside = inside * (kept == self.n)[:, None] / 2
-        return (self.score * inside[..., None, None].to(self.score)).flatten(1, 2), self.odd.flatten(1, 2)
+        first = (share * self.stored).round().clamp_min(1)
+        index = torch.arange(self.odd.shape[1], device=first.device)
+        inside = (index < first[:, None]) / first[:, None]
+        inside = inside - (index < self.stored[:, None]) / self.stored.clamp_min(1)[:, None]
+        return (self.score * (inside / 2)[..., None, None].to(self.score)).flatten(1, 2), self.odd.flatten(1, 2)
 
 
-def _appended(a: Tensor, kept_a: Tensor, b: Tensor, kept_b: Tensor) -> Tensor:
-    """The stored couples of a and then of b, KEPT at most, where examples may have different numbers of them."""
-    most = min(int((kept_a + kept_b).max()), KEPT)
+def most_stored(k: int) -> int:
+    """Number of couples of k coordinates that are stored."""
+    return max(LEAST_STORED, STORED // k)
+
+
+def _appended(a: Tensor, kept: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """The first `kept` (B,) couples of a and then those of b, `total` (B,) in all."""
+    most = int(total.max())
     found = _padded(a[:, :most], most).clone()
-    for example, (before, new) in enumerate(zip(kept_a.tolist(), kept_b.tolist(), strict=True)):
-        after = min(before + new, most)
+    for example, (before, after) in enumerate(zip(kept.tolist(), total.tolist(), strict=True)):
         found[example, before:after] = b[example, : after - before]
+        found[example, after:] = 0
     return found
 
 
 def _padded(t: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """With `size` entries along dimension 1."""
-    return torch.cat([t, t.new_full((t.shape[0], size - t.shape[1], *t.shape[2:]), value)], 1)
+    """With at least `size` entries along dimension 1."""
+    missing = max(size - t.shape[1], 0)
+    return torch.cat([t, t.new_full((t.shape[0], missing, *t.shape[2:]), value)], 1)
 
 
-_STORED = ("score", "odd", "even", "value")
-_NAMES = (*_STORED, "n", "square", "even_mean", "value_mean")
+_ROWS = ("score", "odd", "even", "value")
+_NAMES = (*_ROWS, "n", "stored", "share", "hessian", "even_mean", "value_mean")

@@ -1,7 +1,7 @@
 """Variance of what was sampled in tail strata.
 
-The couples of draws are independent, so the variance of a mean over them is that of single couples times Σω², with ω
-the weight of each couple in the mean. It is estimated from the couples that `tail_rows` stores.
+The couples of draws are independent and have equal weights, so the variance of a mean over them is that of single
+couples over their number. It is estimated from the couples that `tail_rows` stores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TailVariance:
     @cached_property
     def effective(self) -> Tensor:
         """Effective number of couples, (Σe)²/Σe² of their contributions e, (B,); infinite without couples."""
-        found = effective_number(self.contributions) * self.rows.n / self.rows.kept.clamp_min(1)
+        found = effective_number(self.contributions) * self.rows.n / self.rows.stored.clamp_min(1)
         return torch.where(found > 0, found, torch.inf)
 
     @property
@@ -42,7 +42,7 @@ class TailVariance:
 
     @property
     def _freedom(self) -> Tensor:
-        return (self.rows.kept - 1).clamp_min(1).double()
+        return (self.rows.stored - 1).clamp_min(1).double()
 
     def of_form(self, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]) -> Tensor | float:
         """Variance of uᵀĤv, (B, …); `left` and `right` map rows (B, r, k) to their products with u and v, (B, r, …)."""
@@ -61,10 +61,10 @@ class TailVariance:
         """Sum of the variances of all entries, (B,)."""
         score, odd = self.rows.score, self.rows.odd
         if not odd.shape[1]:
-            return torch.zeros_like(self.rows.square)
+            return torch.zeros_like(1 / self.rows.n.clamp_min(1))
         each = pair_norm(score.flatten(0, 1), odd.flatten(0, 1)).reshape(odd.shape[:2]).sum(1) / 4
-        mean = pair_norm(score.flatten(1, 2), odd.flatten(1, 2)) / 4 / self.rows.kept.clamp_min(1)
-        return ((each - mean) / self._freedom).clamp_min(0) * self.rows.square
+        mean = pair_norm(score.flatten(1, 2), odd.flatten(1, 2)) / 4 / self.rows.stored.clamp_min(1)
+        return ((each - mean) / self._freedom).clamp_min(0) / self.rows.n.clamp_min(1)
 
     def of_gradient(self) -> Tensor:
         """Variance of the part of the gradient, (B, k)."""
@@ -75,7 +75,9 @@ class TailVariance:
         return self._of_mean(self.rows.value.double().sum(1), self.rows.value.double().square().sum(1))
 
     def _of_mean(self, total: Tensor, square: Tensor) -> Tensor:
-        """Σω² times the variance of single couples, from the sum and the sum of squares of the stored ones."""
+        """The variance of single couples over their number, from the sum and the sum of squares of the stored ones."""
         shape = (-1, *[1] * (total.ndim - 1))
-        kept, df, weight = (t.reshape(shape) for t in (self.rows.kept.clamp_min(1), self._freedom, self.rows.square))
+        kept, df, weight = (
+            t.reshape(shape) for t in (self.rows.stored.clamp_min(1), self._freedom, (1 / self.rows.n.clamp_min(1)))
+        )
         return (square - total.square() / kept).clamp_min(0) / df * weight

@@ -115,8 +115,8 @@ class Unbiased:
         return self._cached_matrix.get(self._matrix)
 
     def sampled_dense(self) -> Tensor:
-        """The estimate without the control variate's expectation, (B, d, d) float64."""
-        known = self.stats.known
+        """The estimate without what is added to it, (B, d, d) float64."""
+        known = self.stats.added
         return self.dense() if known is None else self.dense() - known.dense().double()
 
     @property
@@ -142,24 +142,24 @@ class Unbiased:
         return found + self.constant[:, None, None].to(found) * self.identity.product(rows)
 
     def sampled_product(self, rows: Tensor) -> Tensor:
-        """Ĥ without the control variate's expectation, applied to each row of (B, n, d), float64."""
-        known = self.stats.known
+        """Ĥ without what is added to it, applied to each row of (B, n, d), float64."""
+        known = self.stats.added
         found = self.product(rows).double()
         return found if known is None else found - known.product(rows).double()
 
     @cached_property
     def sampled_diagonal(self) -> Tensor:
-        """The diagonal of Ĥ without the control variate's expectation, (B, d) float64."""
+        """The diagonal of Ĥ without what is added to it, (B, d) float64."""
         stats = self.stats
         if stats.total is not None or self._cached_matrix.value is not None:
-            known = 0.0 if stats.known is None else stats.known.diagonal().double()
+            known = 0.0 if stats.added is None else stats.added.diagonal().double()
             return self.dense().diagonal(dim1=-2, dim2=-1) - known
         found = (stats.head.score.double() * self.odd.double()).sum(1) / stats.n.clamp_min(1)[:, None]
         return found + self.constant[:, None] * self.identity.diagonal if self.needs_correction else found
 
     def diagonal(self) -> Tensor:
         """Ĥ_ii, (B, d) float64."""
-        known = self.stats.known
+        known = self.stats.added
         return self.sampled_diagonal if known is None else self.sampled_diagonal + known.diagonal().double()
 
     @cached_property
@@ -171,8 +171,8 @@ class Unbiased:
 
     @cached_property
     def sampled_squared_norm(self) -> Tensor:
-        """Squared Frobenius norm of Ĥ without the control variate's expectation, (B,)."""
-        if self.stats.known is None:
+        """Squared Frobenius norm of Ĥ without what is added to it, (B,)."""
+        if self.stats.added is None:
             return self.squared_norm
         if self.stats.total is not None:
             return self.sampled_dense().square().sum((-1, -2))

@@ -23,8 +23,7 @@ from smoothhess.draws.seeding import fixed_normal
 from smoothhess.estimate import student_t
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
-from smoothhess.estimate.tail_rows import TailRows
-from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.linalg.low_rank import Known
 from smoothhess.model.gradients import check_inputs
 from smoothhess.result.interactions import Interactions, SampledResult
@@ -240,6 +239,8 @@ def sweep(
     arguments = {"additional_forward_args": additional_forward_args, **options}
     if target is not None:
         arguments["target"] = target
+    if isinstance(explainer, SmoothHess | NeuronSmoothHess):
+        arguments.setdefault("tails", None)  # draws from tail strata are not shared between scales
     return Sweep(tuple(explainer.attribute(inputs, gaussian=g, **arguments) for g in gaussians))
 
 
@@ -274,6 +275,8 @@ def _unit_vector(result: Interactions, index: int | tuple[int, ...]) -> Tensor:
 
 
 def _difference(a: Interactions, b: Interactions) -> Change:
+    if a.statistics.tails is not None or b.statistics.tails is not None:
+        raise ValueError("draws from tail strata are not shared between scales. Explain both with tails=None.")
     c = _ratio(b.gaussian, a.gaussian, a.inputs)  # L_b = c L_a; all statistics are in the coordinates of a
     shared = _shared_rows(a, b)
     left, right = _restated(a, 1.0, shared), _restated(b, c, shared)
@@ -346,7 +349,6 @@ def _restated(result: Interactions, c: float, shared: Tensor | None) -> Statisti
         known=None if stats.known is None else stats.known.scaled(torch.full((len(stats),), of_hessian)),
         drift=_times(stats.drift, of_odd),
         rare=None,  # they have other margins at another scale
-        tails=None if stats.tails is None else stats.tails.scaled(of_score, of_odd, of_gradient),
         drift_norm2=_times(stats.drift_norm2, c**-4),
         even_sum=stats.even_sum * of_gradient,
         gradient=stats.gradient * of_gradient,
@@ -409,7 +411,6 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         known=_known_change(a.known, b.known),
         drift=drift,
         rare=None,
-        tails=TailRows.difference(a.tails, b.tails),
         drift_norm2=None if drift is None else drift.double().square().sum(-1).mean(-1),
         even_sum=a.even_sum - b.even_sum,
         value_sum=a.value_sum - b.value_sum,

@@ -29,9 +29,12 @@ LEAST_CALLS = 400  # budget below which the search would be too large a part of 
 SCALES = (2.5, 3.5, 4.0, 5.0, 6.0, 8.0)  # of the far draws, one ± pair each,
 TWICE_CALLS = 1000  # or two, from this budget on
 NEAR_PAIRS = 4  # draws that these are compared with, if there is no pilot
-GROWTH, OUTLIER = 4.0, 30.0  # squared growth, beyond that of a linear function, of far and near draws that is followed
-CANDIDATES, FOLLOWED = 4, 2  # directions of an example that are tried, and that are refined
-SAME = 0.8  # |cosine| of directions that count as one
+GROWTH, OUTLIER = (
+    4.0,
+    30.0,
+)  # squared growth, beyond that of a quadratic gradient, of far and near draws that is followed
+CANDIDATES, FOLLOWED = 6, 3  # directions of an example that are tried, and that are refined
+SAME = 0.95  # |cosine| of directions that count as one
 REACHES = (1.5, 2.5, 3.5, 4.5, 6.0)  # distances at which the gradient is evaluated along a direction,
 EDGES = (1.0, 2.0, 3.0, 4.0, 5.2, 40.0)  # and the limits of the distances that each stands for
 STEPS = 4  # bisections of the distance at which it changes
@@ -40,6 +43,7 @@ APART = 0.6  # least distance between the margins of two strata of one direction
 HEAVY = 0.5  # share of the energy of a stratum that lies farther out, above which there is another stratum
 SHARE = 0.5  # least share of the energy of the rows that is beyond the margin
 LEAST_MARGIN = 2.2  # strata that more than 3 % of the draws reach need no separate sample
+BEGUN = 0.1  # share of the change at which it has begun
 SLACK = 0.05  # by which the margin is smaller than the distance that was found
 ROUNDING = 1e4  # units in the last place of the gradient below which a change counts as none
 
@@ -90,7 +94,7 @@ class _Search:
         usual = near.median(1).values  # which one draw in a stratum does not change
         eps = ROUNDING * torch.finfo(self.given.inputs.dtype).eps
         least = eps**2 * (self.given.unperturbed.whitened.double().square().sum(1) + far.amax(1))
-        size = torch.cat([far / self.scales.square() / GROWTH, near / OUTLIER], 1)
+        size = torch.cat([far / self.scales.pow(3) / GROWTH, near / OUTLIER], 1)
         found = size.amax(1) > usual + least
         index = torch.nonzero(found).reshape(-1)
         if not len(index):
@@ -178,18 +182,22 @@ class _Lines:
         added, energy = (_from_there_on(t * within) for t in (growth.clamp_min(0), size))
         # the farthest distance beyond which is most of what the direction adds to the estimate
         place = (added >= INSIDE * added[..., :1]).sum(2) - 1
+        there, linear = size.sqrt().gather(2, place[..., None]), size[..., :1].sqrt() / REACHES[0]
+        begun = size.sqrt() > linear * reaches + BEGUN * (there - linear * reaches).clamp_min(0)
+        place = begun.long().argmax(2)  # the first distance at which the change has begun
         low, high = torch.cat([reaches.new_tensor([EDGES[0]]), reaches])[place], reaches[place]
-        there = size.gather(2, place[..., None])[..., 0]
         for _ in range(STEPS):
             middle = (low + high) / 2
             odd = _odd_at(self.given, self.direction * middle[..., None], self.index).double()
-            large = odd.square().sum(-1) > there / 2
+            own = linear[..., 0] * middle
+            large = odd.square().sum(-1).sqrt() > own + BEGUN * (there[..., 0] - own).clamp_min(0)
             low, high = torch.where(large, low, middle), torch.where(large, middle, high)
         margin = low - SLACK
         kept = (energy[..., 0] > SHARE * (usual[:, None] + energy[..., 0])) & (margin >= LEAST_MARGIN)
         kept &= added[..., 0] > 0
-        cosine = (self.direction[:, :1] * self.direction).sum(-1).abs()
-        kept[:, 1:] &= ~kept[:, :1] | (cosine[:, 1:] < SAME)
+        alike = (self.direction @ self.direction.mT).abs() >= SAME
+        for m in range(1, kept.shape[1]):
+            kept[:, m] &= ~(alike[:, m, :m] & kept[:, :m]).any(1)
         farther = (energy > HEAVY * energy.gather(2, place[..., None])) & (reaches - 0.5 > margin[..., None] + APART)
         margins = torch.cat([margin[..., None], reaches.expand_as(energy) - 0.5], 2)  # (b, m, 1 + R)
         kept = torch.cat([kept[..., None], farther & kept[..., None]], 2)

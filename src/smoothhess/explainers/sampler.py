@@ -22,7 +22,7 @@ from smoothhess.draws.designs import Design, pilot_stack
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.tail_strata import TailStrata
 from smoothhess.estimate.grouping import Grouping, probes
-from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, own_slopes, symmetric
+from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, own_slopes
 from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
 from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.explainers.progress import Progress
@@ -223,16 +223,11 @@ class Sampler:
         shape = (count, 2)
         score, odd = z * weight[..., None], found.odd.unflatten(1, shape)
         even, value = (t.unflatten(1, shape).mean(2) for t in (found.even, found.value))
-        rows_of = TailRows.of(sampled, score, odd, even, value)
+        couples = TailRows.of(sampled, score, odd, even, value)
         if self.grouping is not None:
             grouping = self.grouping.select(own)
-            rows_of = rows_of.map(lambda v: grouping.sum(self.gaussian.push(v)))
-            score, odd = (grouping.sum(self.gaussian.push(t.flatten(1, 2))) for t in (score, odd))
-        else:
-            score, odd = score.flatten(1, 2), odd.flatten(1, 2)
-        hessian = symmetric(score.double().mT @ odd.double()) / (2 * count)
-        full = hessian.new_zeros(len(index), *hessian.shape[1:]).index_copy(0, chosen, hessian)
-        extension.add_tails(rows_of.among(chosen, strata), full)
+            couples = couples.map(lambda v: grouping.sum(self.gaussian.push(v)))
+        extension.tails = couples.among(chosen, strata)
 
     def sampled_at(self, z: Tensor, weight: Tensor, index: Tensor) -> Sampled:
         """What is sampled at ±z (b, r, k) of the examples at `index`, without the control variate's expectation.

@@ -145,7 +145,7 @@ def with_effective_draws(pairs: list[list[Pair]], stats: Statistics) -> list[lis
             left, right, others, own_odd = (x.double() for x in (score[:, i], score[:, j], odd[:, j], odd[:, i]))
             rows = (left * others + right * own_odd).mT.abs()  # (pairs, n)
             terms, scale = rows / max(n, 1), stats.n[example] / max(n, 1)
-            if stats.tails is not None and (couples := int(stats.tails.kept[example])):
+            if stats.tails is not None and (couples := int(stats.tails.stored[example])):
                 terms = torch.cat([terms, _tail_forms(stats.tails, example, couples, i, j) / couples], 1)
             number = effective_number(terms.square()) * scale
             index = tail_index(rows, torch.full((len(rows),), n, device=rows.device))
