@@ -41,7 +41,7 @@ def test_where_many_units_flip_the_passes_go_into_rows(x):
     pilot, closed = 2 + 1 + pilot_passes(20), 20 / 2
     check = 1 + 4  # that kinks depend on each other
     assert near.n_passes.tolist() == [200 + pilot + closed + 100 * FLIPS_PER_PAIR + check] * 3
-    search = 2 * 12  # for tails, with a budget of 1000 calls
+    search = 2 * 9  # for tails, from 400 calls on
     assert between.n_passes.tolist() == [1000 + pilot + closed + check + search] * 3
     assert far.control is None
     assert "not worth 10 passes" in far.control_note

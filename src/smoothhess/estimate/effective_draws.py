@@ -25,6 +25,7 @@ HEALTHY_SHARE = 0.25  # share of effective rows above which the rows are alike e
 SMALL_SHARE, SMALL_NUMBER = 0.1, 20  # tails are heavy below this share of effective rows, if there are fewer than that
 TINY_SHARE, ENOUGH = 0.02, 100  # the same for an even smaller share
 HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
+NOTHING = 1e-20  # energy of a row, relative to the largest, that is rounding
 LITTLE = 0.1  # variance of draws from tail strata, relative to that of the rows, below which they do not matter
 ENOUGH_COUPLES = 30  # effective draws from tail strata above which their tails are not heavy
 LEAST_ROWS = 20  # rows below which nothing is said about tails
@@ -60,7 +61,8 @@ def without_computed_flips(white: Statistics) -> Statistics:
     if white.tails is not None:
         apart = white.tails.strata.contain(white.draws()) & (white.tails.share == 1)[:, None]
         flipped = flipped | apart
-    usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & (energy > 0)).sum(1).clamp_min(1)
+    moved = energy > NOTHING * energy.amax(1, keepdim=True) if energy.shape[1] else energy > 0
+    usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & moved).sum(1).clamp_min(1)
     energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
     return replace(white, head=replace(head, energy=energy))
 

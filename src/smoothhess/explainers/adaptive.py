@@ -27,7 +27,7 @@ from smoothhess.estimate.quadratic_rows import shows_no_kink
 from smoothhess.estimate.statistics import Extension, Statistics, head_rows, most_rows, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
-from smoothhess.explainers.find_tails import TWICE_CALLS, with_tails
+from smoothhess.explainers.find_tails import with_tails
 from smoothhess.explainers.interrupted import STATUS, Interrupted
 from smoothhess.explainers.no_kinks import KinkChecks, check_kinks
 from smoothhess.explainers.options import Options, seeds_of
@@ -169,10 +169,7 @@ class Run:
         rows = self.options.rows
         if self.options.tails is None or (self.options.n_calls is not None and rows > self._most_rows):
             return sampler  # more rows than can be kept are refused
-        calls = rows * sampler.plan.calls_per_row
-        if self.options.n_calls is None:  # an adaptive run may stop early
-            calls = min(calls, TWICE_CALLS - 1)
-        return with_tails(sampler, choice, self.seeds, calls)
+        return with_tails(sampler, choice, self.seeds, rows * sampler.plan.calls_per_row)
 
     @property
     def _most_rows(self) -> int:

@@ -26,8 +26,7 @@ from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.memory import reraise_out_of_memory
 
 LEAST_CALLS = 400  # budget below which the search would be too large a part of a run
-SCALES = (2.5, 3.5, 4.0, 5.0, 6.0, 8.0)  # of the far draws, one ± pair each,
-TWICE_CALLS = 1000  # or two, from this budget on
+SCALES = (2.5, 3.5, 4.0, 5.0, 6.0, 6.0, 8.0, 8.0, 8.0)  # of the far draws, one ± pair each
 NEAR_PAIRS = 4  # draws that these are compared with, if there is no pilot
 GROWTH, OUTLIER = (
     4.0,
@@ -55,7 +54,7 @@ def with_tails(sampler: Sampler, choice: Choice, seeds: Sequence[int], calls: in
     if sampler.rank > CONTROL_LIMIT:
         return sampler
     try:
-        return _Search.of(sampler, choice, seeds, SCALES if calls < TWICE_CALLS else 2 * SCALES).sampler()
+        return _Search.of(sampler, choice, seeds).sampler()
     except OtherPathError:
         raise
     except Exception as error:  # the model may refuse inputs that the draws of the run do not reach
@@ -72,11 +71,11 @@ class _Search:
     pairs: int  # ± pairs that were evaluated
 
     @staticmethod
-    def of(sampler: Sampler, choice: Choice, seeds: Sequence[int], scales: Sequence[float]) -> _Search:
+    def of(sampler: Sampler, choice: Choice, seeds: Sequence[int]) -> _Search:
         everyone = torch.arange(len(sampler.inputs), device=sampler.inputs.device)
-        pilot, first, count = choice.pilot, pilot_pairs(sampler.rank), len(scales)
+        pilot, first, count = choice.pilot, pilot_pairs(sampler.rank), len(SCALES)
         drawn = pilot_stack(seeds, first + count + NEAR_PAIRS, sampler.rank, sampler.inputs)[:, first:]
-        times = torch.tensor(scales, dtype=torch.float64, device=drawn.device)
+        times = torch.tensor(SCALES, dtype=torch.float64, device=drawn.device)
         far = _odd_at(sampler, drawn[:, :count] * times[:, None].to(drawn), everyone)
         near = _odd_at(sampler, drawn[:, count:], everyone) if pilot is None else pilot.left_over(sampler.control)
         pairs = count + (NEAR_PAIRS if pilot is None else 0)

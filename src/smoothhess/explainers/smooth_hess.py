@@ -123,8 +123,8 @@ class SmoothHess:
                 directions by default, and is exact with as many directions as the rank.
             tails: "auto" searches, from 400 calls on, for directions in which the gradient changes strongly where few
                 draws go, such as a kink at three standard deviations or the steep part of a saturated output, and draws
-                from these regions separately; the estimate is unbiased. The search takes at most 29 passes if there is
-                none, and four more calls for every eight where there are some. None never does.
+                from these regions separately; the estimate is unbiased. The search takes about 30 passes, or 150 where
+                the gradient grows fast, and the regions four calls for every sixteen. None never does.
             shrink: denoise the Hessian that `hessian`, `@`, `eigh` and `taylor` of the result return, and report the
                 relative_error of the denoised Hessian. Intervals, pairs, rows and stderr() always belong to the
                 unbiased estimate.
