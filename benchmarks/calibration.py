@@ -3,11 +3,12 @@
     python benchmarks/calibration.py --out before.jsonl --label before
     python benchmarks/calibration.py --quick --only "block: *"
     python benchmarks/calibration.py --table before.jsonl after.jsonl
+    python benchmarks/calibration.py --table before.jsonl after.jsonl --write docs/benchmarks/calibration.md
 
-In each case SmoothHess runs once per seed, and the intervals of every quantity are compared with the truth (see
-calibration_cases). The oracle's interval is ±1.96 standard deviations of the same unbiased estimate between the seeds;
-with 2–4 independent replicates (blocks, ± pairs, draws or scramblings) it has Student's t instead of 1.96. A quantity
-passes if
+In each case SmoothHess runs once for each seed, 25 seeds in a batch, which does not change the numbers. The intervals
+of every quantity are compared with the truth (see calibration_problems). The oracle's interval is ±1.96 standard
+deviations of the same unbiased estimate between the seeds; with 2–4 independent replicates (blocks, ± pairs, draws or
+scramblings) it has Student's t instead of 1.96. A quantity passes if
 
 - the seeds that neither warn nor report an infinite or undefined width have coverage ≥ .92 and a median width of at
   most 1.5 times the oracle's, and
@@ -20,7 +21,7 @@ pairs are those with the largest estimates, so that even an oracle's intervals c
 "selected" where an oracle is below .92 on the same pairs too, and they are within .1 of it. The relative
 error passes if its median is at least .67 of the true one (sums over groups: also at most 1.5), false discoveries if
 their rate is at most q + 2 standard errors, sums over groups if their error is at most 1.2 times that of the better of
-the unbiased and the denoised sums. Finished cases in --out are not run again. PYTHONPATH chooses another checkout.
+the unbiased and the denoised sums. Finished cases in --out are not run again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from calibration_cases import Case, all_cases
+from calibration_page import page
 from calibration_problems import Problem, randn
 from numpy.typing import NDArray
 from scipy.stats import t as student_t
@@ -752,6 +754,9 @@ def main() -> None:
     parser.add_argument("--label", default="after", help="goes into the file; tables have a column for each")
     parser.add_argument("--out", type=Path, help="JSON lines; cases that are in it are not run again")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="print a table of files, run nothing")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="with --table: a page of the last label, and of the first one if two"
+    )
     parser.add_argument("--failures", action="store_true", help="table of what does not pass (in the last label) only")
     parser.add_argument("--list", action="store_true", help="names of the cases")
     options = parser.parse_args()
@@ -761,6 +766,12 @@ def main() -> None:
     if options.quick:
         options.seeds = 20
     lines = [line for path in options.table for line in _lines(path)] if options.table else run(options)
+    if options.write:
+        first, last = lines[0]["label"], lines[-1]["label"]
+        before = [line for line in lines if line["label"] == first != last]
+        now = {line["case"]: line for line in lines if line["label"] == last}  # of two runs of a case the later one
+        options.write.write_text(page(list(now.values()), before, options.write), encoding="utf-8")
+        return
     if options.failures:
         last = lines[-1]["label"]
         bad = {
