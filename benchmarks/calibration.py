@@ -3,11 +3,12 @@
     python benchmarks/calibration.py --out before.jsonl --label before
     python benchmarks/calibration.py --quick --only "block: *"
     python benchmarks/calibration.py --table before.jsonl after.jsonl
+    python benchmarks/calibration.py --table before.jsonl after.jsonl --write docs/benchmarks/calibration.md
 
-In each case SmoothHess runs once per seed, and the intervals of every quantity are compared with the truth (see
-calibration_cases). The oracle's interval is ±1.96 standard deviations of the same unbiased estimate between the seeds;
-with 2–4 independent replicates (blocks, ± pairs, draws or scramblings) it has Student's t instead of 1.96. A quantity
-passes if
+In each case SmoothHess runs once for each seed, 25 seeds in a batch, which does not change the numbers. The intervals
+of every quantity are compared with the truth (see calibration_problems). The oracle's interval is ±1.96 standard
+deviations of the same unbiased estimate between the seeds; with 2–4 independent replicates (blocks, ± pairs, draws or
+scramblings) it has Student's t instead of 1.96. A quantity passes if
 
 - the seeds that neither warn nor report an infinite or undefined width have coverage ≥ .92 and a median width of at
   most 1.5 times the oracle's, and
@@ -20,7 +21,7 @@ pairs are those with the largest estimates, so that even an oracle's intervals c
 "selected" where an oracle is below .92 on the same pairs too, and they are within .1 of it. The relative
 error passes if its median is at least .67 of the true one (sums over groups: also at most 1.5), false discoveries if
 their rate is at most q + 2 standard errors, sums over groups if their error is at most 1.2 times that of the better of
-the unbiased and the denoised sums. Finished cases in --out are not run again. PYTHONPATH chooses another checkout.
+the unbiased and the denoised sums. Finished cases in --out are not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
@@ -44,12 +45,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from calibration_cases import Case, Problem, all_cases, randn
+from calibration_cases import Case, all_cases
+from calibration_page import page
+from calibration_problems import Problem, randn
 from numpy.typing import NDArray
 from scipy.stats import t as student_t
 from torch import Tensor
 
 import smoothhess as sh
+from smoothhess.explainers.result_warnings import warn_of
 
 LEAST_COVERAGE, MOST_WIDTH, MOST_FLAGGED = 0.92, 1.5, 0.05
 RATIOS = 0.67, 1.5  # of reported to true relative error
@@ -57,13 +61,16 @@ SUMS = 1.2  # error of served sums over that of the better of two estimates
 ROUNDING = 1e-9  # of the largest entry
 EXACT_WIDTH = 0.1  # half-width, as a share of the largest entry, of estimates that are exact
 REPORTED = 10  # pairs
+EIGENVALUES = 4
+BATCH = 25  # seeds in one call
 SELECTED = 0.1  # coverage of reported pairs below that of an oracle, where the oracle is below LEAST_COVERAGE itself
-Q = 0.05  # false-discovery rate
+DISCOVERIES = {"discoveries": 0.05, "discoveries, q = .2": 0.2}  # accepted false-discovery rates
 KINDS = {
     "budget": ("max_calls",),
     "zero": ("distinguished from zero",),
     "jump": ("jump", "discontinu", "not the derivatives of"),
     "closed form": ("the closed form of",),
+    "few": ("carry the estimate",),
     "unknown": ("no gradient of", "changed the gradient", "crossed a kink"),
 }
 
@@ -81,7 +88,7 @@ class Seed(NamedTuple):
     """What one run said."""
 
     warned: tuple[str, ...]  # kinds
-    readings: dict[str, Reading]
+    intervals: dict[str, Reading]
     numbers: dict[str, tuple[float, ...]]
     calls: int
     status: str
@@ -124,7 +131,6 @@ def targets(problem: Problem) -> dict[str, Target]:
     H, E = truth.hessian, truth.hessian_error
     size = float(H.abs().max())
     i, j = torch.triu_indices(d, d, 1)
-    u, v = directions(problem)
     value_error = torch.tensor([truth.value_error], dtype=torch.float64) if truth.value_error else None
 
     def sums(left: Tensor, right: Tensor, pairs: bool) -> tuple[Tensor, Tensor | None]:
@@ -140,11 +146,14 @@ def targets(problem: Problem) -> dict[str, Target]:
         "diagonal": target(H.diagonal(), None if E is None else E.diagonal(), size, scale),
         "off-diagonal": target(H[i, j], None if E is None else E[i, j], size, scale),
         "row": target(H[d // 2], None if E is None else E[d // 2], size, scale),
-        "bilinear": target(*sums(u, v, True), unit=scale),
+        "bilinear": target(*sums(*directions(problem, "bilinear"), True), unit=scale),
         "gradient": target(truth.gradient, truth.gradient_error),
         "value": target(torch.tensor([truth.value], dtype=torch.float64), value_error),
         "hessian": target(H, E, size, scale),
+        "eigenvalues": target(torch.linalg.eigvalsh(H).flip(0), None, size, scale),
     }
+    if problem.inside is not None:
+        found["along"] = target(*sums(problem.inside, problem.inside, True), unit=scale)
     if problem.mask is not None:
         P = indicator(problem.mask)
         value, error = sums(P.T, P.T, False)
@@ -158,9 +167,12 @@ def targets(problem: Problem) -> dict[str, Target]:
 
 
 @cache
-def directions(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Pairs of directions for bilinear forms: random, random with themselves, indicators, and the problem's own."""
+def directions(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
+    """Pairs of directions: random, random with themselves, indicators, and those of the problem; or these only."""
     d = problem.d
+    if name == "along":
+        assert problem.inside is not None
+        return problem.inside, problem.inside
     u, v = randn(501, 4, d) / d**0.5, randn(502, 4, d) / d**0.5
     marks = (randn(503, 3, d) > 0).double()
     left = [u, u[:2], marks[:2], marks[:1]]
@@ -200,25 +212,17 @@ def reading(interval: Interval, target: Target, place: Tensor | None = None) -> 
     )
 
 
-def estimate_of(result: sh.Interactions, name: str) -> Interval:
-    """The interval of `gradient` or `value`."""
-    if hasattr(result, f"{name}_estimate"):
-        return Interval.of(getattr(result, f"{name}_estimate")())
-    value, stderr = getattr(result, name), getattr(result, f"{name}_stderr")
-    df = result.diagonal().df.numpy().clip(0.05)
-    reach = torch.from_numpy(student_t.ppf(0.975, df)).to(stderr) * stderr
-    return Interval(value, value - reach, value + reach)
-
-
-def pair_intervals(result: sh.Interactions) -> tuple[Interval, list[sh.Pair], Tensor]:
-    """All pairs in the order of the upper triangle, the pairs as reported, and their places in that order."""
-    d = result.shape[1]
-    pairs = result.top_pairs(d * (d - 1) // 2, q=Q)[0]
+def _columns(pairs: Sequence[sh.Pair], d: int) -> tuple[Tensor, Tensor]:
+    """Values and ends of intervals, (n, 3), and the places of the pairs in the order of the upper triangle."""
     i, j = torch.tensor([p.i for p in pairs]), torch.tensor([p.j for p in pairs])
-    place = i * (2 * d - i - 1) // 2 + j - i - 1
-    order = place.argsort()
-    columns = torch.tensor([[p.value, p.low, p.high] for p in pairs], dtype=torch.float64)[order]
-    return Interval(*columns.T), pairs, place
+    columns = torch.tensor([[p.value, p.low, p.high] for p in pairs], dtype=torch.float64)
+    return columns, i * (2 * d - i - 1) // 2 + j - i - 1
+
+
+def eigenvalue_places(values: Tensor, d: int) -> Tensor:
+    """The places, in descending order, of the eigenvalues that reported `values` (k,) stand for."""
+    positive = values >= 0
+    return torch.where(positive, positive.cumsum(0) - 1, d - (~positive).cumsum(0))
 
 
 def relative(estimate: Tensor, target: Target) -> float:
@@ -231,54 +235,92 @@ def relative(estimate: Tensor, target: Target) -> float:
     return math.sqrt(max(off, 0.0) / norm)
 
 
-def read(case: Case, problem: Problem, result: Any) -> tuple[dict[str, Reading], dict[str, tuple[float, ...]]]:
-    """Everything that a case is judged by."""
+class Readings(NamedTuple):
+    """What is read off one run."""
+
+    intervals: dict[str, Reading]
+    numbers: dict[str, tuple[float, ...]]
+
+
+def read(case: Case, problem: Problem, result: Any) -> list[Readings]:
+    """Everything that a case is judged by, for each example of a result."""
     true = targets(problem)
-    readings: dict[str, Reading] = {}
-    numbers: dict[str, tuple[float, ...]] = {}
+    examples = [Readings({}, {}) for _ in range(len(result.hessian))]
+
+    def put(name: str, interval: Interval, target: Target) -> None:
+        for example, *own in zip(examples, *interval, strict=True):
+            example.intervals[name] = reading(Interval(*own), target)
+
     if case.how == "closed_form":
-        off = relative(result.hessian[0].double(), true["hessian"])
-        error, stderr = result.error.double(), result.error_stderr.double()
-        target = Target(torch.tensor([off], dtype=torch.float64), None, 1e-6)
-        return {"closed form": reading(Interval(error, error - 1.96 * stderr, error + 1.96 * stderr), target)}, numbers
+        error, reach = result.error.double(), 1.96 * result.error_stderr.double()
+        off = torch.tensor([relative(result.hessian[0].double(), true["hessian"])], dtype=torch.float64)
+        put("closed form", Interval(error, error - reach, error + reach), Target(off, None, 1e-6))
+        return examples
+    if "off-diagonal" in case.read:
+        for example, pairs in zip(examples, result.top_pairs(problem.d * (problem.d - 1) // 2), strict=True):
+            _read_pairs(example, case, problem, pairs)
+    if "split pairs" in case.read:
+        for example, pairs in zip(examples, result.top_pairs(REPORTED, selection="split"), strict=True):
+            columns, place = _columns(pairs, problem.d)
+            example.intervals["split pairs"] = reading(Interval(*columns.T), true["off-diagonal"], place)
+    if "eigenvalues" in case.read:
+        values, estimate = result.eigh(EIGENVALUES).values, Interval.of(result.eigh(EIGENVALUES).estimate)
+        for example, found, *own in zip(examples, values, *estimate, strict=True):
+            target = true["eigenvalues"]
+            chosen = target._replace(value=target.value[eigenvalue_places(found, problem.d)])
+            example.intervals["eigenvalues"] = reading(Interval(*own), chosen)
     for name in case.read:
         if name == "diagonal":
-            readings[name] = reading(Interval.of(result.diagonal()), true[name])
-        elif name == "off-diagonal":
-            every, pairs, place = pair_intervals(result)
-            readings[name] = reading(every, true[name])
-            if "top pairs" in case.read:
-                first = place[:REPORTED]
-                readings["top pairs"] = reading(Interval(*(end[first] for end in every)), true[name], first)
-            if "discoveries" in case.read:
-                assert problem.zeros is not None
-                found = [p for p in pairs if p.significant]
-                numbers["discoveries"] = float(sum(bool(problem.zeros[p.i, p.j]) for p in found)), float(len(found))
+            put(name, Interval.of(result.diagonal()), true[name])
         elif name == "row":
-            readings[name] = reading(Interval.of(result.row(problem.d // 2)), true[name])
-        elif name == "bilinear":
-            forms = [Interval.of(result.bilinear(a, b)) for a, b in zip(*directions(problem), strict=True)]
-            readings[name] = reading(Interval(*map(torch.cat, zip(*forms, strict=True))), true[name])
-        elif name in ("gradient", "value"):
-            readings[name] = reading(estimate_of(result, name), true[name])
+            put(name, Interval.of(result.row(problem.d // 2)), true[name])
+        elif name in ("bilinear", "along"):
+            pairs = zip(*directions(problem, name), strict=True)
+            forms = [Interval.of(result.bilinear(u, v)) for u, v in pairs]
+            put(name, Interval(*(torch.stack(end, 1) for end in zip(*forms, strict=True))), true[name])
+        elif name == "gradient":
+            put(name, Interval.of(result.gradient_estimate()), true[name])
+        elif name == "value":
+            put(name, Interval.of(result.value_estimate()), true[name])
         elif name == "relative error":
-            numbers[name] = float(result.relative_error[0]), relative(result.hessian[0], true["hessian"])
+            for example, error, hessian in zip(examples, result.relative_error, result.hessian, strict=True):
+                example.numbers[name] = float(error), relative(hessian, true["hessian"])
     if "groups" in case.read or "masked" in case.read:
-        masked = "masked" in case.read
-        mask = problem.mask
-        assert mask is not None
-        name = "masked" if masked else "groups"
-        grouped = result if masked else result.groups(mask)
-        readings[name] = reading(pair_intervals(grouped)[0], true["groups"])
-        readings[f"{name} diagonal"] = reading(Interval.of(grouped.diagonal()), true["groups diagonal"])
-        served = relative(grouped.hessian[0], true["sums"])
-        numbers["masked error" if masked else "group error"] = float(grouped.relative_error[0]), served
-        sums = [served, relative(grouped.unshrunk().hessian[0], true["sums"])]
+        _read_groups(examples, case, problem, result, put)
+    return examples
+
+
+def _read_pairs(example: Readings, case: Case, problem: Problem, pairs: Sequence[sh.Pair]) -> None:
+    """All entries above the diagonal, the pairs that are reported first, and false discoveries."""
+    target = targets(problem)["off-diagonal"]
+    columns, place = _columns(pairs, problem.d)
+    example.intervals["off-diagonal"] = reading(Interval(*columns[place.argsort()].T), target)
+    if "top pairs" in case.read:
+        example.intervals["top pairs"] = reading(Interval(*columns[:REPORTED].T), target, place[:REPORTED])
+    for name, q in DISCOVERIES.items():
+        if name in case.read:
+            assert problem.zeros is not None
+            found = [p for p in pairs if p.q_value <= q]
+            example.numbers[name] = float(sum(bool(problem.zeros[p.i, p.j]) for p in found)), float(len(found))
+
+
+def _read_groups(examples: Sequence[Readings], case: Case, problem: Problem, result: Any, put: Callable[..., None]):
+    """Sums over groups of features, their errors, and those of the unbiased and of the denoised sums."""
+    true, mask, masked = targets(problem), problem.mask, "masked" in case.read
+    assert mask is not None
+    name, P = "masked" if masked else "groups", indicator(mask)
+    grouped = result if masked else result.groups(mask)
+    unshrunk, k = grouped.unshrunk().hessian, P.shape[1]
+    for b, (example, pairs) in enumerate(zip(examples, grouped.top_pairs(k * (k - 1) // 2), strict=True)):
+        columns, place = _columns(pairs, k)
+        example.intervals[name] = reading(Interval(*columns[place.argsort()].T), true["groups"])
+        served = relative(grouped.hessian[b], true["sums"])
+        example.numbers["masked error" if masked else "group error"] = float(grouped.relative_error[b]), served
+        sums = [served, relative(unshrunk[b], true["sums"])]
         if not masked:
-            P = indicator(mask)
-            sums.append(relative(P.T @ result.hessian[0].double() @ P, true["sums"]))
-        numbers["sums"] = tuple(sums)
-    return readings, numbers
+            sums.append(relative(P.T @ result.hessian[b].double() @ P, true["sums"]))
+        example.numbers["sums"] = tuple(sums)
+    put(f"{name} diagonal", Interval.of(grouped.diagonal()), true["groups diagonal"])
 
 
 def replicates_of(case: Case, problem: Problem, calls: int) -> int:
@@ -292,36 +334,57 @@ def replicates_of(case: Case, problem: Problem, calls: int) -> int:
     return rows // block
 
 
-def run_seed(case: Case, problem: Problem, seed: int) -> Seed:
-    """One call of SmoothHess, its warnings and what is read off the result."""
+def run_seeds(case: Case, problem: Problem, seeds: Sequence[int]) -> list[Seed]:
+    """One call of SmoothHess with an example for each seed; the warnings are those of each example."""
     options = dict(case.options)
     if "masked" in case.read:
         options["feature_mask"] = problem.mask
-    explainer = sh.SmoothHess(problem.model)
+    model: Any = problem.model
+    explainer: Any = sh.TokenSmoothHess(model, problem.layer) if problem.layer else sh.SmoothHess(model)
 
-    def attribute(seed: int) -> sh.Interactions:
-        return explainer.attribute(problem.x[None], problem.target, gaussian=problem.gaussian, seed=seed, **options)
+    def attribute(seeds: Sequence[int]) -> sh.Interactions:
+        inputs = problem.x.expand(len(seeds), *problem.x.shape)
+        return explainer.attribute(inputs, problem.target, gaussian=problem.gaussian, seed=list(seeds), **options)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if case.how == "closed_form":
-            result: Any = explainer.closed_form(
-                problem.x[None], problem.target, gaussian=problem.gaussian, seed=seed, **options
-            )
-            calls, status, control = int(options["check_calls"]), "calls", ""
-        else:
-            if case.how == "merge":
-                result = attribute(1000 * seed)
+    if case.how == "attribute":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = attribute(seeds)
+            readings = read(case, problem, result)
+        return [_seed(case, problem, result[b], found, ()) for b, found in enumerate(readings)]
+    every = []
+    for seed in seeds:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if case.how == "closed_form":
+                result: Any = explainer.closed_form(
+                    problem.x[None], problem.target, gaussian=problem.gaussian, seed=seed, **options
+                )
+            elif case.how == "merge":
+                result = attribute([1000 * seed])
                 for part in range(1, case.parts):
-                    result = result.merge(attribute(1000 * seed + part))
+                    result = result.merge(attribute([1000 * seed + part]))
             else:
-                result = attribute(seed)
-                if case.how == "more":
-                    result = explainer.more(result, case.parts * int(options["n_calls"]))
-            calls, status, control = int(result.n_calls[0]), result.status[0], str(result.control)
-        readings, numbers = read(case, problem, result)
+                result = explainer.more(attribute([seed]), case.parts * int(options["n_calls"]))
+            [found] = read(case, problem, result)
+        every.append(_seed(case, problem, result, found, caught))
+    return every
+
+
+def _seed(
+    case: Case, problem: Problem, result: Any, found: Readings, caught: Sequence[warnings.WarningMessage]
+) -> Seed:
+    """What one run reported; a run that was part of a batch is asked for its warnings separately."""
+    if case.how == "attribute":
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_of(result, None)
     kinds = tuple(sorted({kind_of(str(w.message)) for w in caught if issubclass(w.category, UserWarning)}))
-    return Seed(kinds, readings, numbers, calls, status, control, replicates_of(case, problem, calls))
+    if case.how == "closed_form":
+        calls, status, control = int(case.options["check_calls"]), "calls", ""
+    else:
+        calls, status, control = int(result.n_calls[0]), result.status[0], str(result.control)
+    return Seed(kinds, *found, calls, status, control, replicates_of(case, problem, calls))
 
 
 def run_chunk(name: str, seeds: Sequence[int]) -> tuple[list[Seed], float]:
@@ -330,7 +393,8 @@ def run_chunk(name: str, seeds: Sequence[int]) -> tuple[list[Seed], float]:
     started = time.perf_counter()
     case = all_cases()[name]
     problem = case.problem()
-    return [run_seed(case, problem, seed) for seed in seeds], time.perf_counter() - started
+    found = [s for start in range(0, len(seeds), BATCH) for s in run_seeds(case, problem, seeds[start : start + BATCH])]
+    return found, time.perf_counter() - started
 
 
 def prepare(name: str) -> str:
@@ -357,12 +421,13 @@ def in_doubt(seed: Seed) -> bool:
 
 def judge_intervals(case: Case, problem: Problem, name: str, seeds: Sequence[Seed]) -> dict[str, Any]:
     """Coverage, width, warnings and verdict of one quantity."""
-    every = [s.readings[name] for s in seeds]
-    source = "off-diagonal" if name == "top pairs" else name.replace("masked", "groups")
+    every = [s.intervals[name] for s in seeds]
+    chosen = name in ("top pairs", "split pairs")
+    source = "off-diagonal" if chosen else name.replace("masked", "groups")
     target = None if name == "closed form" else targets(problem)[source]
     rounding = 1e-6 if target is None else target.rounding
-    errors = np.stack([s.readings["off-diagonal" if name == "top pairs" else name].error for s in seeds]).astype(float)
-    sd = np.nanstd(errors, 0, ddof=1)
+    errors = np.stack([s.intervals["off-diagonal" if chosen else name].error for s in seeds]).astype(float)
+    sd = np.nanstd(errors, 0, ddof=1) * (math.sqrt(2) if name == "split pairs" else 1.0)
     known = case.uses_pair_sd and problem.pair_sd is not None and name in ("diagonal", "off-diagonal")
     if known and problem.pair_sd is not None:
         i, j = torch.triu_indices(problem.d, problem.d, 1)
@@ -416,6 +481,7 @@ def judge_intervals(case: Case, problem: Problem, name: str, seeds: Sequence[See
     found: dict[str, Any] = {
         "coverage": clean,
         "coverage_error": spread,
+        "worst_seed": float(coverage[good].min()) if n else math.nan,
         "coverage_all": float(coverage.mean()),
         "coverage_all_error": float(coverage.std(ddof=1) / math.sqrt(len(seeds))) if len(seeds) > 1 else math.nan,
         "width": width,
@@ -484,12 +550,12 @@ def _finite_median(values: NDArray[Any]) -> float:
     return float(np.median(finite)) if len(finite) else math.nan
 
 
-def judge_discoveries(seeds: Sequence[Seed]) -> dict[str, Any]:
+def judge_discoveries(name: str, seeds: Sequence[Seed]) -> dict[str, Any]:
     """Mean share of pairs among those marked significant that are exactly zero."""
-    both = np.array([s.numbers["discoveries"] for s in seeds])
+    both = np.array([s.numbers[name] for s in seeds])
     share = both[:, 0] / both[:, 1].clip(1)
     error = float(share.std(ddof=1) / math.sqrt(len(share))) if len(share) > 1 else 0.0
-    verdict = "pass" if share.mean() <= Q + 2 * error else "FAIL"
+    verdict = "pass" if share.mean() <= DISCOVERIES[name] + 2 * error else "FAIL"
     return {
         "rate": float(share.mean()),
         "rate_error": error,
@@ -517,10 +583,10 @@ def judge(case: Case, seeds: Sequence[Seed]) -> dict[str, Any]:
     problem = case.problem()
     quantities: dict[str, Any] = {}
     for name in case.read:
-        if name in seeds[0].readings:
+        if name in seeds[0].intervals:
             quantities[name] = judge_intervals(case, problem, name, seeds)
-        elif name == "discoveries":
-            quantities[name] = judge_discoveries(seeds)
+        elif name in DISCOVERIES:
+            quantities[name] = judge_discoveries(name, seeds)
         elif name in seeds[0].numbers:
             quantities[name] = judge_relative(case, name, seeds)
     if "sums" in seeds[0].numbers:
@@ -688,6 +754,9 @@ def main() -> None:
     parser.add_argument("--label", default="after", help="goes into the file; tables have a column for each")
     parser.add_argument("--out", type=Path, help="JSON lines; cases that are in it are not run again")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="print a table of files, run nothing")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="with --table: a page of the last label, and of the first one if two"
+    )
     parser.add_argument("--failures", action="store_true", help="table of what does not pass (in the last label) only")
     parser.add_argument("--list", action="store_true", help="names of the cases")
     options = parser.parse_args()
@@ -697,6 +766,12 @@ def main() -> None:
     if options.quick:
         options.seeds = 20
     lines = [line for path in options.table for line in _lines(path)] if options.table else run(options)
+    if options.write:
+        first, last = lines[0]["label"], lines[-1]["label"]
+        before = [line for line in lines if line["label"] == first != last]
+        now = {line["case"]: line for line in lines if line["label"] == last}  # of two runs of a case the later one
+        options.write.write_text(page(list(now.values()), before, options.write), encoding="utf-8")
+        return
     if options.failures:
         last = lines[-1]["label"]
         bad = {
