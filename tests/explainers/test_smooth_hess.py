@@ -94,8 +94,9 @@ EXACT = {"rtol": 1e-9, "atol": 1e-12}
 def test_more_equals_one_run(first, second, design):
     """Also across the border where the factored form becomes dense."""
     explainer, x = Plain(OneHidden(5)), batch()
-    whole = explainer.attribute(x, sigma=0.3, n_calls=first + second, design=design)
-    parts = explainer.more(explainer.attribute(x, sigma=0.3, n_calls=first, design=design), second)
+    options = {"sigma": 0.3, "design": design, "tails": None}  # of tail strata, further calls have other draws
+    whole = explainer.attribute(x, n_calls=first + second, **options)
+    parts = explainer.more(explainer.attribute(x, n_calls=first, **options), second)
     same(whole, parts, **EXACT)
 
 

@@ -44,9 +44,14 @@ def head_rows(rank: int) -> int:
     return HEAD_LEAST if rank > DENSE_LIMIT else max(HEAD_LEAST, HEAD_FACTOR * rank)
 
 
+def must_be_factored(features: int) -> bool:
+    """Whether a dense matrix of the features is too large."""
+    return features > DENSE_LIMIT
+
+
 def most_rows(rank: int, features: int) -> int:
     """Maximum number of rows of an estimate with `rank` dimensions and the given number of features."""
-    return head_rows(rank) if features > DENSE_LIMIT else 1 << 62
+    return head_rows(rank) if must_be_factored(features) else 1 << 62
 
 
 class DrawRange(NamedTuple):

@@ -24,7 +24,7 @@ from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.quadratic_rows import shows_no_kink
-from smoothhess.estimate.statistics import Extension, Statistics, head_rows, most_rows, unmoved
+from smoothhess.estimate.statistics import Extension, Statistics, head_rows, most_rows, must_be_factored, unmoved
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
 from smoothhess.explainers.find_tails import with_tails
@@ -166,15 +166,10 @@ class Run:
         return replace(result, **precision)
 
     def _with_tails(self, sampler: Sampler, choice: Choice) -> Sampler:
-        rows = self.options.rows
-        if self.options.tails is None or (self.options.n_calls is not None and rows > self._most_rows):
-            return sampler  # more rows than can be kept are refused
-        return with_tails(sampler, choice, self.seeds, rows * sampler.plan.calls_per_row)
-
-    @property
-    def _most_rows(self) -> int:
-        d = self.inputs[0].numel()
-        return most_rows(self.gaussian.rank(d), 1 if self.grouping is not None else d)
+        features = 1 if self.grouping is not None else self.inputs[0].numel()
+        if self.options.tails is None or must_be_factored(features):  # the part of the strata is a dense matrix
+            return sampler
+        return with_tails(sampler, choice, self.seeds, self.options.rows * sampler.plan.calls_per_row)
 
     def _sampled(self, sampler: Sampler, bar: Progress, note: str) -> Interactions:
         start = sampler.begin(self.seeds)

@@ -285,8 +285,8 @@ class SmoothHess:
     ) -> Interactions:
         """Add `n` further gradient calls to every example of a result.
 
-        n₁ calls followed by more(n₂) equal one run of n₁ + n₂ calls with the same control variate; under control="auto"
-        a run of n₁ + n₂ calls may choose another one.
+        n₁ calls followed by more(n₂) equal one run of n₁ + n₂ calls with the same control variate and tails=None; under
+        control="auto" a run of n₁ + n₂ calls may choose another one, and tail strata are those of `result`.
 
         Args:
             result: a sampled result of the same model.
