@@ -26,7 +26,7 @@ SMALL_SHARE, SMALL_NUMBER = 0.1, 20  # tails are heavy below this share of effec
 TINY_SHARE, ENOUGH = 0.02, 100  # the same for an even smaller share
 HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
 NOTHING = 1e-20  # energy of a row, relative to the largest, that is rounding
-LITTLE = 0.1  # variance of draws from tail strata, relative to that of the rows, below which they do not matter
+LITTLE = 0.3  # variance of draws from tail strata, relative to that of the rows, below which they do not matter
 ENOUGH_COUPLES = 30  # effective draws from tail strata above which their tails are not heavy
 LEAST_ROWS = 20  # rows below which nothing is said about tails
 LEAST_TAIL = 5  # rows in the tail that a fit needs
@@ -90,9 +90,7 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
         few = (tails.effective < ENOUGH_COUPLES) & (tails.effective < HEALTHY_SHARE * stats.tails.n)
         if grouped:  # rows in strata cannot be told apart
             found = found & ~stats.tails.strata.exist
-        else:
-            few = few & (tails.of_frobenius > LITTLE * _row_variance(stats))
-        found = found | few
+        found = found | (few & (tails.of_frobenius > LITTLE * _row_variance(stats)))
     return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart
 
 
@@ -102,16 +100,15 @@ def carrying_rows(stats: Statistics, grouped: bool) -> Tensor:
         return effective_rows(stats)
     rows = effective_rows(stats if grouped else without_computed_flips(stats))
     tails = TailVariance(stats.tails)
-    number = tails.effective
-    if not grouped:
-        number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats), number, torch.inf)
+    number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats), tails.effective, torch.inf)
     return torch.where(rows > 0, torch.minimum(rows, number), rows)
 
 
-def _row_variance(white: Statistics) -> Tensor:
-    """‖·‖²_F of the error of whitened statistics if their rows were independent, (B,)."""
-    square = (white.head.along.double().square() + white.head.across.double()).sum(1) / white.n_head.clamp_min(1)
-    return square * white.rank**2 / (2 * white.n.clamp_min(1))
+def _row_variance(stats: Statistics) -> Tensor:
+    """‖·‖²_F of the error of the Hessian if its rows were independent, (B,)."""
+    score, odd = stats.head.score.double(), stats.head.odd.double()
+    square = score.square().sum(-1) * odd.square().sum(-1) + (score * odd).sum(-1).square()
+    return square.sum(1) / stats.n_head.clamp_min(1) / (2 * stats.n.clamp_min(1))
 
 
 def row_tail_index(stats: Statistics) -> Tensor:
