@@ -125,10 +125,10 @@ def silent(lines: Sequence[dict[str, Any]]) -> list[str]:
         f"runs of a stratum on average ({warned:.0%} give a warning of any kind). The worst of the seeds covers "
         f"{np.median(worst):.0%} of its intervals in the median of the {len(worst)} strata for which it was recorded.",
         "",
-        f"### Coverage below {VERY_LOW:g} without a warning",
+        f"## Coverage below {VERY_LOW:g} without a warning",
         "",
         *_table(heads, _coverage_rows(very_low, limit)),
-        f"### Coverage from {VERY_LOW:g} to {LOW:g} without a warning",
+        f"## Coverage from {VERY_LOW:g} to {LOW:g} without a warning",
         "",
         *_table(heads, _coverage_rows([s for s in low if s not in very_low], limit)),
     ]
