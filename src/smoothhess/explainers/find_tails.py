@@ -23,7 +23,7 @@ from smoothhess.draws.designs import pilot_stack
 from smoothhess.draws.tail_strata import NEVER, TailStrata
 from smoothhess.explainers.choose_control import Choice
 from smoothhess.explainers.sampler import Sampler
-from smoothhess.linalg.memory import reraise_out_of_memory
+from smoothhess.linalg.memory import CLOSED_FORMS, reraise_out_of_memory
 
 LEAST_CALLS = 400  # budget below which the search would be too large a part of a run
 SCALES = (2.5, 3.5, 4.0, 5.0, 6.0, 6.0, 8.0, 8.0, 8.0)  # of the far draws, one ± pair each
@@ -51,7 +51,8 @@ def with_tails(sampler: Sampler, choice: Choice, seeds: Sequence[int], calls: in
     """The sampler with tail strata, if there are any, for a run of at most `calls` calls; it counts the passes."""
     if calls < LEAST_CALLS or not sampler.plan.mirrored or sampler.oracle.precision != "float32":
         return sampler
-    if sampler.rank > CONTROL_LIMIT:
+    size = 16 * len(sampler.inputs) * sampler.rank**2  # of the matrices of all examples
+    if sampler.rank > CONTROL_LIMIT or size > CLOSED_FORMS.on(sampler.inputs.device):
         return sampler
     try:
         return _Search.of(sampler, choice, seeds).sampler()
