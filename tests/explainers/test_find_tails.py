@@ -267,3 +267,19 @@ def test_strata_that_do_not_exist_are_marked():
     f, _, _, _ = far_kink(3.0, 400.0)
     margin = explained(black_box(f)).statistics.tails.strata.margin
     assert bool((margin == NEVER).any())
+
+
+def test_more_of_a_merge_with_a_run_without_strata_is_unbiased():
+    f, hessian, gradient, _ = far_kink(3.0, 400.0)
+    explainer, zero = sh.SmoothHess(black_box(f)), torch.zeros(40, DIM, dtype=D)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = explainer.attribute(zero, sigma=SIGMA, n_calls=800, seed=range(40))
+        second = explainer.attribute(zero, sigma=SIGMA, n_calls=2000, seed=range(100, 140), tails=None)
+        longer = explainer.more(first.merge(second), 800).unshrunk()
+    own = torch.einsum("i,bij,j->b", W[0], longer.hessian - hessian, W[0])
+    assert abs(float(own.mean())) < 4 * float(own.std()) / len(own) ** 0.5
+    slope = (longer.gradient - gradient) @ W[0]
+    assert abs(float(slope.mean())) < 4 * float(slope.std()) / len(slope) ** 0.5
+    share = longer.statistics.tails.share
+    torch.testing.assert_close(share, torch.full_like(share, 1600 / 3600))

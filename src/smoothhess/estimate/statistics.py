@@ -397,7 +397,7 @@ class Extension:
         before, new = self.stats.tails, self.tails
         if new is None or not added:
             return before
-        return new if before is None else before.with_couples(new)
+        return TailRows.merged(before, self.stats.n, new, torch.full_like(self.stats.n, added))
 
 
 def unmoved(stats: Statistics) -> Tensor:

@@ -153,18 +153,21 @@ class TailRows:
 
     @staticmethod
     def merged(a: TailRows | None, n_a: Tensor, b: TailRows | None, n_b: Tensor) -> TailRows | None:
-        """Of the mean over n_a rows of one run and n_b rows of another, (1,) each, of which one may have no strata."""
+        """Of the mean over n_a rows of one run and n_b rows of another, (B,) each, of which one may have no strata."""
         share = n_a.double() / (n_a + n_b).clamp_min(1)
         if a is None or b is None:
             only, weight = (b, 1 - share) if a is None else (a, share)
             return None if only is None else replace(only.weighted(weight), share=only.share * weight)
-        if a.strata.same_as(b.strata) and bool(((a.share == 1) & (b.share == 1)).all()):
+        same = a.strata.same_as(b.strata)
+        if same and bool(((a.share == 1) & (b.share == 1)).all()):
             return a.with_couples(b)
         total = (a.n + b.n).double().clamp_min(1)  # the weights of all couples become equal
         first, second = (p.weighted(w * total / p.n.clamp_min(1)) for p, w in ((a, share), (b, 1 - share)))
-        mixed = torch.full_like(a.share, 0.5)  # rows of one run may count inside the strata of the other
-        strata = a.strata.plus(b.strata)
-        return replace(first.with_couples(second), strata=strata, share=mixed)
+        both = share * a.share + (1 - share) * b.share
+        if same:
+            return replace(first.with_couples(second), share=both)
+        # rows of one run count inside the strata of the other
+        return replace(first.with_couples(second), strata=a.strata.plus(b.strata), share=both / 2)
 
     def _nothing(self, count: int) -> TailRows:
         own = {name: (t := getattr(self, name)).new_zeros(count, *t.shape[1:]) for name in _NAMES}
