@@ -2,8 +2,8 @@
 
 A kink far from the input, or the steep part of a saturated output, changes the gradient along one direction: a function
 that is continuous has jumps of its gradient along the normal of the kink. Draws at several times σ reach it often in
-any number of dimensions. Where their gradients are too large for a linear function, the gradient is followed along its
-own direction ê to find the distance t at which it changes, and |ê·z| > t becomes a stratum (`draws.tail_strata`).
+any number of dimensions. Where their gradients grow faster than usual with the distance, the gradient is followed along
+its own direction ê to find the distance t at which it changes, and |ê·z| > t becomes a stratum (`draws.tail_strata`).
 
 The search uses gradients only, so it also serves models that cannot be frozen. What it finds does not bias the
 estimate, since it is independent of the draws of the run; what it does not find is sampled as before.
@@ -11,27 +11,25 @@ estimate, since it is independent of the draws of the run; what it does not find
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import CONTROL_LIMIT, FLIPS_PER_PAIR, pilot_pairs
 from smoothhess.draws.designs import pilot_stack
 from smoothhess.draws.tail_strata import NEVER, TailStrata
 from smoothhess.explainers.choose_control import Choice
-from smoothhess.explainers.sampler import Sampler
-from smoothhess.linalg.memory import CLOSED_FORMS, reraise_out_of_memory
+from smoothhess.explainers.sampler import FarInputError, Sampler
+from smoothhess.linalg.memory import CLOSED_FORMS
 
 LEAST_CALLS = 400  # budget below which the search would be too large a part of a run
 SCALES = (2.5, 3.5, 4.0, 5.0, 6.0, 6.0, 8.0, 8.0, 8.0)  # of the far draws, one ± pair each
 NEAR_PAIRS = 4  # draws that these are compared with, if there is no pilot
-GROWTH, OUTLIER = (
-    4.0,
-    30.0,
-)  # squared growth, beyond that of a quadratic gradient, of far and near draws that is followed
+GROWTH = 4.0  # squared size of a far draw over the cube of its scale, relative to the usual one, that is followed
+OUTLIER = 30.0  # squared size of a near draw, relative to the usual one, that is followed
 CANDIDATES, FOLLOWED = 6, 3  # directions of an example that are tried, and that are refined
 SAME = 0.95  # |cosine| of directions that count as one
 REACHES = (1.5, 2.5, 3.5, 4.5, 6.0)  # distances at which the gradient is evaluated along a direction,
@@ -56,10 +54,12 @@ def with_tails(sampler: Sampler, choice: Choice, seeds: Sequence[int], calls: in
         return sampler
     try:
         return _Search.of(sampler, choice, seeds).sampler()
-    except OtherPathError:
-        raise
-    except Exception as error:  # the model may refuse inputs that the draws of the run do not reach
-        reraise_out_of_memory(error)
+    except FarInputError as error:
+        warnings.warn(
+            f"the model raises an error at inputs farther away than the draws of the run ({error}): regions that few "
+            "draws reach were not searched. Pass tails=None to omit the search.",
+            stacklevel=2,
+        )
         return sampler
 
 

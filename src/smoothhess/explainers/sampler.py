@@ -27,7 +27,7 @@ from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
 from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.explainers.progress import Progress
 from smoothhess.linalg.low_rank import Known
-from smoothhess.linalg.memory import PERTURBED_INPUTS
+from smoothhess.linalg.memory import PERTURBED_INPUTS, reraise_out_of_memory
 from smoothhess.model.float_precision import AGREEMENT
 from smoothhess.model.gradients import Oracle
 
@@ -38,6 +38,10 @@ PRECISION_PASSES = 4 * PRECISION_PAIRS
 FIRST_COUPLES, ROWS_PER_COUPLE = 16, 8  # couples of draws from tail strata: a number, and one for so many rows
 COUPLE_CALLS = 4
 CENTRE_PASSES = 2  # passes at the input itself: one separately, one in a batch with the first rows
+
+
+class FarInputError(RuntimeError):
+    """The model raised an error at an input that the draws of a design hardly reach."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +223,10 @@ class Sampler:
         count = max(1, _couples(before + rows) - (_couples(before) if before else 0))
         streams = [(p.seed, p.start) for p in (stats.next_row(i) for i in chosen.tolist())]
         z, weight = sampled.couples(streams, count)
-        found = self.sampled_at(z.flatten(1, 2), weight.flatten(1, 2), own)
+        try:
+            found = self.sampled_at(z.flatten(1, 2), weight.flatten(1, 2), own)
+        except FarInputError as error:  # draws of the run: the error is the model's, as for any other draw
+            raise error.__cause__ or error from None
         shape = (count, 2)
         score, odd = z * weight[..., None], found.odd.unflatten(1, shape)
         even, value = (t.unflatten(1, shape).mean(2) for t in (found.even, found.value))
@@ -246,7 +253,11 @@ class Sampler:
         x = self.inputs[index].flatten(1)
         delta = self.gaussian.colour(z)
         points = x[:, None, None] + torch.stack([delta, -delta], 2)  # (b, r, 2, d)
-        value, gradient = self._call(points, index)
+        try:
+            value, gradient = self._call(points, index)
+        except Exception as error:  # of the model, at inputs that the draws of a design do not reach
+            reraise_out_of_memory(error)
+            raise FarInputError(f"{type(error).__name__}: {error}") from error
         gradient = self.gaussian.pull(gradient)
         even = gradient.mean(2) - self.unperturbed.whitened[index, None]
         risen = value.mean(2) - self.unperturbed.value[index, None]

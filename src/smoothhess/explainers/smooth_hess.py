@@ -153,6 +153,7 @@ class SmoothHess:
         Warns:
             UserWarning: if an example stopped at max_calls, if H cannot be distinguished from zero, if the gradients
                 are not the derivatives of the values, or if the model fails only while its activations are recorded.
+            UserWarning: if the model raises an error at the far inputs of the search that `tails` makes.
             UserWarning: if feature_mask sums the coordinates of embeddings, see `TokenSmoothHess`.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
