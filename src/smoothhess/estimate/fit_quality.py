@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from smoothhess.estimate.fit_rows import fitted
 from smoothhess.estimate.statistics import symmetric
 from smoothhess.estimate.unbiased_hessian import corrected_rows
 from smoothhess.estimate.variance import Noise
@@ -30,8 +31,9 @@ def explained(noise: Noise) -> Tensor:
     It is 1 − E‖g − Ĝ − Ĥδ‖² / E‖g − G‖². By Stein's identity Cov(g, δ) = HΣ, so the numerator is
     V − 2⟨HL, ĤL⟩ + ‖ĤL‖² + ‖Ĝ − G‖²; with E⟨HL, ĤL⟩ = E‖ĤL‖² − noise no held-out gradients are needed.
     """
-    white, features = noise.white, noise.features
-    assert white is not None
+    features = noise.features
+    assert noise.white is not None
+    white = fitted(noise.white, noise.fit)
     push, precisions = noise.gaussian.push, noise.gaussian.precisions(features.k)
     total = precisions.sum().double().to(features.n.device)
     lifted = noise.estimate.needs_correction

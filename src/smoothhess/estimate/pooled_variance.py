@@ -26,10 +26,16 @@ LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a shar
 
 
 class PooledVariance:
-    """The weighted mean of both variances; `white` holds the whitened statistics (None for group sums)."""
+    """The weighted mean of both variances; `white` holds the whitened statistics (None for group sums).
 
-    def __init__(self, white: Statistics | None, estimate: Unbiased) -> None:
+    The noise of a fitted estimate is in the antisymmetric half of other rows: `skewed`, whitened and as in `estimate`.
+    """
+
+    def __init__(
+        self, white: Statistics | None, estimate: Unbiased, skewed: tuple[Statistics, Statistics] | None = None
+    ) -> None:
         self.white, self.estimate, self.stats = white, estimate, estimate.stats
+        self._skewed = (white, estimate.stats) if skewed is None else skewed
 
     @cached_property
     def replicates(self) -> Replicates:
@@ -39,7 +45,8 @@ class PooledVariance:
     @cached_property
     def skew(self) -> Skew | None:
         """The antisymmetric half of a whitened estimate; None for group sums and designs without blocks."""
-        return Skew(self.white) if self.white is not None and self.replicates.has_blocks else None
+        white = self._skewed[0]
+        return Skew(white) if white is not None and self.replicates.has_blocks else None
 
     @cached_property
     def prior(self) -> Prior | None:
@@ -53,13 +60,13 @@ class PooledVariance:
     @cached_property
     def directions(self) -> DirectionProducts:
         """Products of the directions of features or groups."""
-        return DirectionProducts(self.estimate, self.skew)
+        return DirectionProducts(self.estimate, self.skew, self._skewed[1])
 
     @property
     def df(self) -> Tensor:
         """Degrees of freedom of the Hessian's variances, (B,); fewer than the effective rows."""
         found = self.replicates.df if self.prior is None else self.replicates.df + self._prior_df
-        return bounded_df(self.stats if self.white is None else without_computed_flips(self.white), found)
+        return bounded_df(self.estimate.own if self.white is None else without_computed_flips(self.white), found)
 
     @cached_property
     def _prior_df(self) -> Tensor:

@@ -233,6 +233,18 @@ def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
     return Denoised(tuple(parts))
 
 
+def row_matrix(stats: Statistics, gaussian: Gaussian, grams: Grams) -> tuple[Tensor, Tensor]:
+    """C (b, m, m) and a (b,) of BMBᵀ = RᵀCR, with rows R = γ − a z, for whitened statistics of m < k rows.
+
+    `grams` are the inner products of the rows. The multiple of the identity is not contained.
+    """
+    basis = FactoredBasis(stats, gaussian.has_mean_curvature, grams)
+    half, skew = symmetric(basis.estimate), (basis.estimate - basis.estimate.mT) / 2
+    correction = correct(stats)
+    damped = _damp(half, skew, correction.corrected + correction.plain, correction.radial, stats.k)[0]
+    return basis.combine @ damped @ basis.combine.mT, basis.offset
+
+
 def _points(stats: Statistics) -> Tensor:
     """z of each row of the head: denoising is used for designs with s = w z, or s = z and w = 1."""
     weight = stats.head.weight[..., None]
@@ -425,12 +437,13 @@ class DenseBasis(_Basis):
 class FactoredBasis(_Basis):
     """As `DenseBasis`, as combinations Q of rows γ − a z, if these are fewer than k; no k × k matrix is made."""
 
-    def __init__(self, stats: Statistics, centred: bool) -> None:
+    def __init__(self, stats: Statistics, centred: bool, grams: Grams | None = None) -> None:
         self.k = stats.k
         n = stats.n.double()
         self.odd, self.z = stats.head.odd, _points(stats)
-        # (b, m, m) each; those of the statistics are reused if the antisymmetric half is stored as rows
-        odd, cross, square = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
+        if grams is None:  # those of the statistics are reused if the antisymmetric half is stored as rows
+            grams = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
+        odd, cross, square = grams  # (b, m, m) each
         self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k * centred
         a = self.offset[:, None, None]
         weight = stats.head.weight.double()  # s = w z

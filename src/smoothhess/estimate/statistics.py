@@ -26,6 +26,7 @@ from torch import Tensor
 
 from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.draws.designs import SMALL
+from smoothhess.estimate.cross_fit import CrossFit
 from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.linalg.gram import Grams
@@ -115,6 +116,7 @@ class Statistics:
     gram: Tensor | None = None  # (1 or B, K, K) group sums only: q_I·q_J of the groups' whitened directions
     rare: RareFlips | None = None  # neurons that few rows flip; None: not known
     tails: TailRows | None = None  # draws from tail strata, where rows of the design count as zero; None: no strata
+    fit: CrossFit | None = None  # group sums only: the fitted rows of an incomplete block, and what is added to them
     values_belong: bool = True  # False for differences between scales, whose values are not those of the gradients
 
     @staticmethod
@@ -257,6 +259,7 @@ class Statistics:
             drift=None if self.drift is None else linear(self.drift),
             rare=None if self.rare is None else self.rare.map(linear),
             tails=None if self.tails is None else self.tails.map(linear),
+            fit=None if self.fit is None else self.fit.map(linear),
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
         )
@@ -283,6 +286,7 @@ class Statistics:
             drift_norm2=None if self.drift_norm2 is None else self.drift_norm2[index],
             rare=None if self.rare is None else self.rare.select(index),
             tails=None if self.tails is None else self.tails.select(index),
+            fit=None if self.fit is None else self.fit.select(index, rows),
             skew=None if self.skew is None else self.skew[index],
             gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
         )
@@ -299,6 +303,7 @@ class Statistics:
         own |= {} if self.known is None else self.known.tensors()
         own |= {} if self.rare is None or self.rare.is_empty else self.rare.tensors()
         own |= {} if self.tails is None else self.tails.tensors()
+        own |= {} if self.fit is None else self.fit.tensors()
         return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
     @staticmethod
@@ -314,11 +319,12 @@ class Statistics:
         own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
         factor = own.pop("known.factor", None)
         known = Known(own.pop("known"), factor) if "known" in own else None
-        rare, tails = RareFlips.from_tensors(own), TailRows.from_tensors(own)
+        rare, tails, fit = RareFlips.from_tensors(own), TailRows.from_tensors(own), CrossFit.from_tensors(own)
         total = own.pop("total", None)
         if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
             own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
-        values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, "tails": tails, **own}
+        values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, **own}
+        values |= {"tails": tails, "fit": fit}
         return Statistics(design=design, stream=stream, rank=rank, **values)
 
 
@@ -390,6 +396,7 @@ class Extension:
             skew=sums.skew,
             known=mean(stats.known, stats.n, self.known, torch.full_like(stats.n, added)) if before else self.known,
             tails=self.grown_tails(added),
+            fit=None if added else stats.fit,
         )
 
     def grown_tails(self, added: int) -> TailRows | None:
@@ -459,6 +466,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         drift_norm2=_cat_or_zero([p.drift_norm2 for p in parts], [*map(len, parts)]),
         rare=RareFlips.cat([p.rare for p in parts], [*map(len, parts)]),
         tails=TailRows.cat([p.tails for p in parts], [*map(len, parts)]),
+        fit=_fits(parts, rows),
         skew=_cat([p.skew for p in parts]),
         gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )
@@ -503,6 +511,7 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
         known=mean(a.known, a.n, b.known, b.n),
         rare=RareFlips.merged(a.rare, a.n, b.rare, b.n),
         tails=TailRows.merged(a.tails, a.n, b.tails, b.n),
+        fit=None,  # the rows are no longer those of one block
         **_mean_drift(a, b),
     )
 
@@ -521,6 +530,21 @@ def _mean_drift(a: Statistics, b: Statistics) -> dict[str, Tensor]:
 def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:
     """The examples at `index`; a tensor that all examples share stays shared."""
     return rows if len(rows) == 1 and batch > 1 else rows[index]
+
+
+def _fits(parts: Sequence[Statistics], rows: int) -> CrossFit | None:
+    """The fits of all examples; the rows of parts without one are their own."""
+    if all(p.fit is None for p in parts):
+        return None
+    return CrossFit.cat([_no_fit(p) if p.fit is None else p.fit for p in parts], rows)
+
+
+def _no_fit(stats: Statistics) -> CrossFit:
+    """A fit of group sums that changes nothing."""
+    none = Known(stats.gradient.new_zeros(len(stats), stats.k, stats.k))
+    zero = torch.zeros_like(stats.n, dtype=torch.float64)
+    head = stats.head
+    return CrossFit(head.odd, head.odd, head.along, head.across, none, zero, stats.skew)
 
 
 def _known(parts: Sequence[Statistics]) -> Known | None:

@@ -22,7 +22,9 @@ from smoothhess.draws.seeding import torch_generator
 from smoothhess.estimate.antisymmetric_variance import Prior, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
+from smoothhess.estimate.cross_fit import CrossFit
 from smoothhess.estimate.effective_draws import bounded_df, without_computed_flips
+from smoothhess.estimate.fit_rows import with_noise_of
 from smoothhess.estimate.incomplete_blocks import Gram, Values
 from smoothhess.estimate.mean_variance import MeanVariance
 from smoothhess.estimate.missed_variance import MissedVariance
@@ -84,7 +86,8 @@ class Noise:
     """Variances of one sampled result, with the interface `Variances`.
 
     `white` holds the whitened statistics (None for group sums), `features` those in the coordinates of features or
-    groups. `no_kinks` (B,) marks examples of which no draw can cross a kink; None: of none this is known.
+    groups. `no_kinks` (B,) marks examples of which no draw can cross a kink; None: of none this is known. The Hessian
+    is that of the rows of `fit` if there is one; the value, the gradient and unseen events are judged by the own rows.
     """
 
     def __init__(
@@ -93,22 +96,41 @@ class Noise:
         features: Statistics,
         gaussian: Gaussian,
         no_kinks: Tensor | None = None,
+        fit: CrossFit | None = None,
     ) -> None:
         self.white, self.features, self.gaussian = white, features, gaussian
-        self.no_kinks = no_kinks
-        self.estimate = Unbiased(features, gaussian, grouped=white is None)
+        self.no_kinks, self.fit = no_kinks, fit  # in the coordinates of `white`, or of group sums
+        self._of_features = fit if fit is None or white is None else fit.map(gaussian.push)
+        self.estimate = Unbiased(features, gaussian, white is None, self._of_features)
 
     # --- the parts that the variances are composed of -------------------------------------------------------------
 
     @cached_property
     def pooled(self) -> PooledVariance:
         """Variances of the Hessian that the rows show."""
-        return PooledVariance(self.white, self.estimate)
+        if self.white is None or self.fit is None:
+            return PooledVariance(self.white, self.estimate)
+        return PooledVariance(self.white, self.estimate, (with_noise_of(self.white, self.fit), self._sampled.stats))
+
+    @cached_property
+    def _sampled(self) -> Unbiased:
+        """The estimate from the rows that show its noise: those of the estimate itself if there is no fit."""
+        if self._of_features is None:
+            return self.estimate
+        rows = with_noise_of(self.features, self._of_features)
+        return Unbiased(rows, self.gaussian, self.white is None, correction=self.estimate.correction)
+
+    @cached_property
+    def own(self) -> PooledVariance:
+        """The same of the own rows, without a fit."""
+        if self.fit is None:
+            return self.pooled
+        return PooledVariance(self.white, Unbiased(self.features, self.gaussian, self.white is None))
 
     @cached_property
     def unseen_events(self) -> UnseenEvents:
         """Errors that no row shows."""
-        return UnseenEvents(self.pooled, self.no_kinks)
+        return UnseenEvents(self.own, self.no_kinks)
 
     @cached_property
     def control_errors(self) -> ControlErrors:
@@ -159,7 +181,7 @@ class Noise:
 
     def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
         """Variance of the mean of a quantity with one value per row; see `MeanVariance.of_mean`."""
-        value, df = MeanVariance(self.replicates).of_mean(rows, exact)
+        value, df = MeanVariance(self.own.replicates).of_mean(rows, exact)
         return Variance(
             value, bounded_df(self.features if self.white is None else without_computed_flips(self.white), df)
         )
@@ -167,7 +189,7 @@ class Noise:
     def of_value(self) -> Variance:
         """Variance of the smoothed value, (B,)."""
         exact = None
-        if self.replicates.has_blocks and self.features.rank > SMALL:
+        if self.own.replicates.has_blocks and self.features.rank > SMALL:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
             exact = exact * self.features.has_own_values[:, None]
         found, tails = self.of_mean(self.features.head.value_even, exact), self.missed.tails
@@ -213,7 +235,7 @@ class Noise:
             return p.variance(*self.pooled.directions.of_entries())
 
         def values() -> Values:
-            sampled = self.estimate.sampled_dense()
+            sampled = self._sampled.sampled_dense()
             own = sampled.diagonal(dim1=-2, dim2=-1)
             return Values(own[..., None], own[:, None], sampled)
 
@@ -235,7 +257,7 @@ class Noise:
             return p.variance(*[self.pooled.directions.of_features] * 3)
 
         def values() -> Values:
-            return Values(*[self.estimate.sampled_diagonal] * 3)
+            return Values(*[self._sampled.sampled_diagonal] * 3)
 
         rows = self.features.head.score * self.estimate.odd
         gram = Gram(lengths, lengths, lengths)
@@ -258,8 +280,8 @@ class Noise:
             return p.variance(*self.pooled.directions.of_row(i, gram.mixed))
 
         def values() -> Values:
-            own = self.estimate.sampled_diagonal
-            row = self.estimate.sampled_product(unit.expand(len(self.features), 1, -1))[:, 0]
+            own = self._sampled.sampled_diagonal
+            row = self._sampled.sampled_product(unit.expand(len(self.features), 1, -1))[:, 0]
             return Values(own[:, i, None], own, row)
 
         value = self._of_form(rows, gram, prior, values)
@@ -282,7 +304,7 @@ class Noise:
             return p.variance(*self.pooled.directions.of_bilinear(both, products))
 
         def values() -> Values:
-            sampled = estimate.sampled_product(both).double() @ both.double().mT
+            sampled = self._sampled.sampled_product(both).double() @ both.double().mT
             return Values(sampled[:, 0, 0], sampled[:, 1, 1], sampled[:, 0, 1])
 
         value = self._of_form(rows, gram, prior, values)
@@ -310,7 +332,7 @@ class Noise:
             return (kappa * total + kappa * mixed / energy.clamp_min(1e-300)) / 2
 
         def values() -> Values:
-            trace, norm = estimate.sampled_diagonal.sum(-1), estimate.sampled_squared_norm.clamp_min(0).sqrt()
+            trace, norm = self._sampled.sampled_diagonal.sum(-1), self._sampled.sampled_squared_norm.clamp_min(0).sqrt()
             return Values(trace, trace, norm)
 
         # sums over all pairs of products are products of sums, or squared norms
@@ -325,7 +347,7 @@ class Noise:
 
     def operator_norms(self) -> tuple[Tensor, Tensor]:
         """‖Ĥ‖₂ and the typical ‖Ĥ − H‖₂, (B,) each."""
-        stats = self.features
+        stats = self.estimate.stats
         raw = stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)
         size = torch.linalg.eigvalsh(self.estimate.dense()).abs().amax(-1)
         if self.prior is not None and bool((self.replicates.df < LEAST_UNITS).any()):
