@@ -39,8 +39,9 @@ class Halves:
         size = find_design(stats.design).replicate_rows(stats.rank)
         cuts = [_cut(stats.stream[b], rows[b], kept[b], size) for b in range(len(stats))]
         self.cut = torch.tensor(cuts, device=stats.n.device)  # (B,) rows of the first part; 0: fewer than two blocks
-        if stats.tails is not None:  # whose couples must be cut as well
-            self.cut = torch.where(stats.tails.stored == stats.tails.n, self.cut, 0)
+        if stats.tails is not None:  # whose couples must be cut as well; those of merged runs have different weights
+            known = (stats.tails.stored == stats.tails.n) & (~self._merged | (stats.tails.n == 0))
+            self.cut = torch.where(known, self.cut, 0)
         self.share = torch.where(self.cut > 0, self.cut.double() / stats.n.clamp_min(1), 0.5)  # of the first part, (B,)
 
     @cached_property
@@ -109,6 +110,11 @@ class Halves:
                 f"{len(short)} of {len(self.stats)} example(s), the first at index {short[0]}, have more draws from "
                 f"tail strata than the {int(tails.stored.max())} that are kept. Pass fewer calls, or tails=None."
             )
+        if tails is not None and bool((self._merged & (tails.n > 0)).any()):
+            return (
+                f"{len(short)} of {len(self.stats)} example(s), the first at index {short[0]}, are merged from runs "
+                "with draws from tail strata, which cannot be divided. Use a single run, or tails=None in all of them."
+            )
         design = find_design(self.stats.design)
         calls = 2 * design.replicate_rows(self.stats.rank) * design.calls_per_row
         return (
@@ -119,8 +125,12 @@ class Halves:
     @property
     def share_control(self) -> Tensor:
         """Where both parts have the same control variate, (B,): none, or the rows are those of one run."""
-        merged = torch.tensor([len(ranges) > 1 for ranges in self.stats.stream], device=self.cut.device)
-        return ~merged | self.stats.is_uncontrolled
+        return ~self._merged | self.stats.is_uncontrolled
+
+    @cached_property
+    def _merged(self) -> Tensor:
+        """Where the rows are those of several runs, (B,)."""
+        return torch.tensor([len(ranges) > 1 for ranges in self.stats.stream], device=self.stats.n.device)
 
 
 def _cut(stream: Sequence[DrawRange], rows: int, kept: int, size: int) -> int:

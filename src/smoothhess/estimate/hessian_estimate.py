@@ -127,9 +127,7 @@ class HessianEstimate:
     @cached_property
     def relative_error(self) -> Tensor:
         """Estimated ‖Ĥ − H‖_F / ‖H‖_F of the reported Hessian, (B,); see `Interactions.relative_error`."""
-        error = self._known_error()
-        if self.no_kinks is not None:
-            error = torch.where(self.noise.unmoved & self.no_kinks, 0.0, error)
+        error = torch.where(self.noise.unseen_events.exact, 0.0, self._known_error())
         return torch.where(self.noise.unknown, torch.nan, error).to(self.statistics.gradient.dtype)
 
     def _known_error(self) -> Tensor:

@@ -18,7 +18,7 @@ from smoothhess.estimate.control_errors import squared_norm_of
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.pooled_variance import PooledVariance
 from smoothhess.estimate.quadratic_rows import NEARLY_QUADRATIC, is_informative, is_quadratic
-from smoothhess.estimate.statistics import unmoved
+from smoothhess.estimate.statistics import UNDERFLOW, unmoved
 from smoothhess.estimate.unbiased_hessian import mean_energy
 
 GRADIENT_ROUNDING = 16  # assumed rounding error of a gradient, in units in the last place
@@ -56,12 +56,32 @@ class UnseenEvents:
         return found | (exact & nearly)  # values of float32 are less precise than differences of gradients
 
     @cached_property
+    def exact(self) -> Tensor:
+        """Where the estimate has no error, (B,): the gradient is constant, and no draw can cross a kink.
+
+        A gradient that varies equally on both sides of the input, such as that of x³ at zero, is not constant: far
+        away it may vary otherwise.
+        """
+        if self.no_kinks is None:
+            return torch.zeros_like(self.unmoved)
+        still = (self.stats.head.even.abs() <= UNDERFLOW).flatten(1).all(1)
+        return self.unmoved & self.no_kinks & still & ~self._has_couples
+
+    @property
+    def _has_couples(self) -> Tensor:
+        """Where draws from tail strata show what the rows do not, (B,)."""
+        tails = self.stats.tails
+        return torch.zeros_like(self.unmoved) if tails is None else tails.n > 0
+
+    @cached_property
     def unknown(self) -> Tensor:
         """Where the error is unknown, (B,): no sampled gradient shows a kink, but the operations may have some."""
-        found = (self.unmoved | self.agrees_with_quadratic) & self.stats.is_uncontrolled
+        found = (self.unmoved | self.agrees_with_quadratic) & self.stats.is_uncontrolled & ~self._has_couples
         if self.stats.rare is not None:  # the variance from kinks that no row shows is known
             found = found & ~self.stats.rare.complete
-        return found if self.no_kinks is None else found & ~self.no_kinks
+        if self.no_kinks is None:
+            return found
+        return found & torch.where(self.unmoved, ~self.exact, ~self.no_kinks)
 
     @cached_property
     def _energy(self) -> Tensor:
@@ -96,6 +116,6 @@ class UnseenEvents:
         shape = (-1, *[1] * (variance.ndim - 1))
         both = torch.addcmul(gram.mixed.square(), gram.left, gram.right)
         variance = torch.maximum(variance, self.rare.reshape(shape) * both).addcmul(self.rounding.reshape(shape), both)
-        if self.no_kinks is not None and bool((exact := self.unmoved & self.no_kinks).any()):
-            variance = torch.where(exact.reshape(shape), 0.0, variance)
+        if bool(self.exact.any()):
+            variance = torch.where(self.exact.reshape(shape), 0.0, variance)
         return torch.where(self.unknown.reshape(shape), torch.nan, variance) if bool(self.unknown.any()) else variance

@@ -30,10 +30,12 @@ SCALES = (2.5, 3.5, 4.0, 5.0, 6.0, 6.0, 8.0, 8.0, 8.0)  # of the far draws, one 
 NEAR_PAIRS = 4  # draws that these are compared with, if there is no pilot
 GROWTH = 4.0  # squared size of a far draw over the cube of its scale, relative to the usual one, that is followed
 OUTLIER = 30.0  # squared size of a near draw, relative to the usual one, that is followed
-CANDIDATES, FOLLOWED = 6, 3  # directions of an example that are tried, and that are refined
+CANDIDATES = 6  # directions of an example that are tried
+KEPT = 2.0  # energy of a first direction, over that of the refined one, above which it is kept
 SAME = 0.95  # |cosine| of directions that count as one
 REACHES = (1.5, 2.5, 3.5, 4.5, 6.0)  # distances at which the gradient is evaluated along a direction,
-EDGES = (1.0, 2.0, 3.0, 4.0, 5.2, 40.0)  # and the limits of the distances that each stands for
+EDGES = (1.0, 2.0, 3.0, 4.0, 5.2, 40.0)  # the limits of the distances that each stands for,
+BEFORE = (1.0, 1.5, 2.5, 3.5, 4.5, 40.0)  # and those at which a change that is seen there may have begun
 STEPS = 4  # bisections of the distance at which it changes
 INSIDE = 0.7  # share of what a direction adds to the estimate that its stratum contains
 APART = 0.6  # least distance between the margins of two strata of one direction
@@ -117,12 +119,12 @@ class _Search:
     def _lines(self, index: Tensor, size: Tensor) -> _Lines:
         """The gradient along the best directions of the examples at `index`."""
         towards, left = [], size[index]
-        unit = torch.nn.functional.normalize(torch.cat([self.far, self.near], 1)[index], dim=-1)
+        unit = _normalized(torch.cat([self.far, self.near], 1)[index])
         for _ in range(CANDIDATES):  # the largest, and the largest of those with another direction
             best = left.argmax(1)
             towards.append(unit[torch.arange(len(index), device=index.device), best])
             left = torch.where((unit @ towards[-1][..., None])[..., 0].abs() < SAME, left, 0.0)
-        first = _Lines.along(self.given, index, torch.stack(towards, 1)).best()
+        first = _Lines.along(self.given, index, torch.stack(towards, 1)).sorted()
         second = _Lines.along(self.given, index, first.normals())
         return first.better(second)
 
@@ -149,9 +151,9 @@ class _Lines:
         """|odd|² times the probability of each distance, (b, m, R)."""
         return self.odd.square().sum(-1) * -_beyond(EDGES, self.odd).diff()
 
-    def best(self) -> _Lines:
-        """The FOLLOWED directions with most energy."""
-        chosen = self.energy.sum(2).topk(FOLLOWED, 1).indices
+    def sorted(self) -> _Lines:
+        """The directions with most energy first."""
+        chosen = self.energy.sum(2).argsort(1, descending=True)
         direction = self.direction.gather(1, chosen[..., None].expand(-1, -1, self.direction.shape[-1]))
         odd = self.odd.gather(1, chosen[..., None, None].expand(-1, -1, *self.odd.shape[2:]))
         return replace(self, direction=direction, odd=odd)
@@ -161,11 +163,11 @@ class _Lines:
         change = torch.cat([self.odd[:, :, :1], self.odd.diff(dim=2)], 2)
         weight = change.square().sum(-1) * _beyond(EDGES[:-1], change)
         best = weight.argmax(2)[..., None, None].expand(-1, -1, 1, change.shape[-1])
-        return torch.nn.functional.normalize(change.gather(2, best)[:, :, 0], dim=-1)
+        return _normalized(change.gather(2, best)[:, :, 0])
 
     def better(self, other: _Lines) -> _Lines:
-        """For each direction the one with more energy."""
-        mine = (self.energy.sum(2) >= other.energy.sum(2))[..., None]
+        """The other directions, which are nearer to normals, but for those with much less energy."""
+        mine = (self.energy.sum(2) >= KEPT * other.energy.sum(2))[..., None]
         direction = torch.where(mine, self.direction, other.direction)
         return replace(
             self,
@@ -177,9 +179,10 @@ class _Lines:
     def strata(self, usual: Tensor) -> TailStrata:
         """The strata of directions with a considerable share of the energy; `usual` (b,) is that of usual draws."""
         reaches = torch.tensor(REACHES, dtype=torch.float64, device=self.odd.device)
-        size, within = self.odd.square().sum(-1), -_beyond(EDGES, self.odd).diff()
+        size = self.odd.square().sum(-1)
+        within, before = (-_beyond(limits, self.odd).diff() for limits in (EDGES, BEFORE))
         growth = size.sqrt() - size[..., :1].sqrt() * reaches / REACHES[0]  # beyond that of a linear function
-        added, energy = (_from_there_on(t * within) for t in (growth.clamp_min(0), size))
+        added, energy = _from_there_on(growth.clamp_min(0) * before), _from_there_on(size * within)
         # the farthest distance beyond which is most of what the direction adds to the estimate
         place = (added >= INSIDE * added[..., :1]).sum(2) - 1
         there, linear = size.sqrt().gather(2, place[..., None]), size[..., :1].sqrt() / REACHES[0]
@@ -203,6 +206,11 @@ class _Lines:
         kept = torch.cat([kept[..., None], farther & kept[..., None]], 2)
         direction = torch.where(kept[..., None], self.direction[:, :, None], 0.0).flatten(1, 2)
         return TailStrata(direction.to(self.given.inputs), torch.where(kept, margins, NEVER).flatten(1))
+
+
+def _normalized(rows: Tensor) -> Tensor:
+    """Unit vectors along rows of any length; zero where a row is zero."""
+    return torch.nn.functional.normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
 
 
 def _from_there_on(t: Tensor) -> Tensor:
