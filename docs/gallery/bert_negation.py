@@ -12,14 +12,19 @@ from torch.nn import functional
 
 import smoothhess as sh
 
-NOUNS, ADVERBS = "film plot music cast ending script".split(), "not so very quite".split()
-GOOD, BAD, OTHER = "good great lovely fine".split(), "bad dull weak awful".split(), "long short new loud".split()
-WORDS = ["[PAD]", "[CLS]", "[SEP]", *NOUNS, *ADVERBS, *GOOD, *BAD, *OTHER, "the", "was", "and"]
+KINDS = {
+    "noun": "film plot music cast ending script",
+    "adverb": "not so very quite",
+    "opinion": "good great lovely fine bad dull weak awful",
+    "other adjective": "long short new loud",
+}
+WORDS = ["[PAD]", "[CLS]", "[SEP]", *" ".join(KINDS.values()).split(), "the", "was", "and"]
 ID = {word: i for i, word in enumerate(WORDS)}
 
 
-def among(words, n):
-    """The ids of n of these words, which follow each other in WORDS."""
+def among(kind, n):
+    """The ids of n random words of a kind."""
+    words = KINDS[kind].split()
     return torch.randint(ID[words[0]], ID[words[-1]] + 1, (n,))
 
 
@@ -27,12 +32,12 @@ def clause(adjective):
     """Clauses such as "the film was not good", for given adjectives."""
     n = len(adjective)
     the, was = (torch.full((n,), ID[word]) for word in ("the", "was"))
-    return torch.stack([the, among(NOUNS, n), was, among(ADVERBS, n), adjective], 1)
+    return torch.stack([the, among("noun", n), was, among("adverb", n), adjective], 1)
 
 
 def texts(n):
     """Two clauses in random order; the label is 1 for a good opinion."""
-    opinion, other = clause(among(GOOD + BAD, n)), clause(among(OTHER, n))
+    opinion, other = clause(among("opinion", n)), clause(among("other adjective", n))
     label = (opinion[:, 4] < ID["bad"]) != (opinion[:, 3] == ID["not"])
     first = torch.rand(n, 1) < 0.5
     parts = [torch.where(first, opinion, other), torch.where(first, other, opinion)]

@@ -12,9 +12,12 @@ from torch.nn import functional
 
 import smoothhess as sh
 
-NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-NUMBERS = [*NUMBERS.split(), "seventeen", "eighteen"]
-WORDS = [*NUMBERS, *"buys eats Anna Ben Clara David apples pears plums eggs has and . now".split()]
+NUMBERS = """
+zero one two three four five six seven eight nine
+ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+"""
+OTHERS = "buys eats Anna Ben Clara David apples pears plums eggs has and . now"
+WORDS = [*NUMBERS.split(), *OTHERS.split()]
 ID = {word: i for i, word in enumerate(WORDS)}
 
 
@@ -49,10 +52,11 @@ accuracy = float((model(ids).logits[:, -1].argmax(1) == answer).double().mean())
 print(f"accuracy {accuracy:.0%}")
 assert accuracy > 0.97
 
-tokens = "Anna has seven apples and eats two . now Anna has".split()
+text = "Anna has seven apples and eats two . now Anna has"
+tokens = text.split()
 ids = torch.tensor([[ID[word] for word in tokens]])
 answer = int(model(ids).logits[0, -1].argmax())
-print(" ".join(tokens), "→", WORDS[answer])
+print(text, "→", WORDS[answer])
 assert WORDS[answer] == "five"
 explainer = sh.TokenSmoothHess(model, "transformer.wte", output="logits")
 strength = explainer.strength(ids, (-1, answer), sigma=0.3, n_centers=64, n_calls=352, control=None)

@@ -1,8 +1,10 @@
 """Interactions of tokens equal the exact matrix of the gated function, and wrong arguments are refused."""
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -507,3 +509,10 @@ def test_an_interruption_before_the_first_draw_and_of_strength():
     with pytest.raises(sh.Interrupted, match="of 4 centres") as caught:
         TokenSmoothHess(InterruptedText(9), "words").strength(text(), 1, n_centers=4)
     assert caught.value.result is None
+
+
+def test_the_benchmark_of_large_shapes_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    tokens = importlib.import_module("tokens")
+    lines = tokens.large([row.tiny for row in tokens.LARGE if row.tokens != 128]).splitlines()
+    assert [line.count("|") for line in lines[2:]] == [9] * 7  # head, rule and five rows

@@ -47,7 +47,7 @@ class Picture:
 
 
 def picture_of(one: Result, image: Any, instead: str) -> Picture:
-    """Return the image, or the input if None, with its features; an error suggests the kinds of figures in `instead`."""
+    """Return the image, or the input if None, with its features; an error suggests the kinds in `instead`."""
     mask = np.arange(one.inputs[0].numel()) if one.grouping is None else one.grouping.mask[0].cpu().numpy()
     if one.feature_kind == "patch" and image is not None:
         pixels = pixels_of(image)

@@ -34,9 +34,9 @@ def image(
 ) -> Axes:
     """Draw the input and, next to it, its k strongest pairs as lines between pixels or centroids of segments.
 
-    Inputs have shape (H, W), (1, H, W) or (3, H, W), with or without groups, or features are patches. A line is red if raising both features
-    raises the output by more than the sum of their separate effects, and blue if by less. Its width grows with
-    |effect|; it is dashed if the pair is not significant, and faint if it is within noise (|z| < 2).
+    Inputs have shape (H, W), (1, H, W) or (3, H, W), with or without groups, or features are patches. A line is red if
+    raising both features raises the output by more than the sum of their separate effects, and blue if by less. Its
+    width grows with |effect|; it is dashed if the pair is not significant, and faint if it is within noise (|z| < 2).
 
     Args:
         result: The result to draw.

@@ -34,8 +34,8 @@ def segment(
     """Draw the interactions of one segment, the source, with all others: red for H > 0, blue for H < 0.
 
     The result has groups of pixels, `result.groups(mask)`, or its inputs are images of one channel, whose pixels are
-    the segments, or its features are the patches of a vision transformer. Segments whose unbiased interaction is within noise (|z| < 2) are faint. The source is outlined and
-    grey, since its diagonal entry is not an interaction.
+    the segments, or its features are the patches of a vision transformer. Segments whose unbiased interaction is within
+    noise (|z| < 2) are faint. The source is outlined and grey, since its diagonal entry is not an interaction.
 
     Args:
         result: The result to draw.

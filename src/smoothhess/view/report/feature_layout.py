@@ -100,7 +100,7 @@ def find_layout(result: Result, kind: str | None, image: Any, series: Any, b: in
 
 
 def _of_tokens(result: Result, kind: str | None, mask: Array, image: Any, b: int) -> Layout:
-    """Return the layout of tokens: a text, the image of patches, or a table for groups that are not in reading order."""
+    """Return the layout of tokens: a text, the image of patches, or a table for groups out of reading order."""
     possible = ["table"]
     if captions.is_text(result[b]):
         possible.append("text")
