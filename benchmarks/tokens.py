@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/tokens.py             # prints the tables
     OMP_NUM_THREADS=1 python benchmarks/tokens.py --write     # and writes docs/benchmarks/tokens.md
-    python benchmarks/tokens.py --parts large                 # the shape of GPT-2 on a CPU, a minute
-    python benchmarks/tokens.py --parts large --device cuda   # of GPT-2 and of a Llama on a GPU, less than four minutes
+    python benchmarks/tokens.py --parts large                 # the shape of GPT-2 on a CPU, about a minute
+    python benchmarks/tokens.py --parts large --device cuda   # of GPT-2 and of a Llama on a GPU
     python benchmarks/tokens.py --parts large --tiny          # whether all rows of the table run, seconds
 
 Gates of tokens on small transformers (small_transformers.py) in float32 with fused attention, against Hessians by

@@ -3,7 +3,8 @@
 A small BERT of the package transformers classifies opinions such as "the film was not good and the cast was so long".
 One of two adjectives is an opinion, and "not" reverses it; before the other adjective "not" has no effect. In each text
 the pair of the opinion and its own adverb must have the largest `TokenSmoothHess.strength`. The figure shows the
-interactions around the first text.
+interactions around the first text, with σ = 0.5: the network is certain there, and with a smaller σ, or after training
+with another seed, other pairs can be stronger around the text.
 """
 
 import torch
