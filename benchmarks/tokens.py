@@ -2,9 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/tokens.py             # prints the tables
     OMP_NUM_THREADS=1 python benchmarks/tokens.py --write     # and writes docs/benchmarks/tokens.md
+    python benchmarks/tokens.py --parts large                 # the shape of GPT-2 on a CPU, about a minute
+    python benchmarks/tokens.py --parts large --device cuda   # of GPT-2 and of a Llama on a GPU
+    python benchmarks/tokens.py --parts large --tiny          # whether all rows of the table run, seconds
 
 Gates of tokens on small transformers (small_transformers.py) in float32 with fused attention, against Hessians by
-double backward in float64 without it; and transformers trained on texts in which few pairs of tokens interact.
+double backward in float64 without it; transformers trained on texts in which few pairs of tokens interact; and the time
+and memory of large random ones.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ import argparse
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -371,23 +376,124 @@ def planted(networks: Networks, compared: Callable[..., Iterator[tuple[str, Tens
     return f"On {where}, torch {torch.__version__}.\n\n{table(head, rows)}"
 
 
+# --- large shapes -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Large:
+    """A row of the table of large transformers."""
+
+    name: str
+    shape: Shape
+    tokens: int
+    device: str
+    precision: Literal["float32", "bf16"] = "float32"
+
+    @property
+    def tiny(self) -> Large:
+        """The same row with a small network, on the CPU."""
+        shape = replace(self.shape, width=32, heads=4, layers=2, vocabulary=100, length=16)
+        return replace(self, shape=shape, tokens=16, device="cpu")
+
+
+GPT2 = Shape(tied=True, vocabulary=50257, length=512, width=768, heads=12, layers=12)
+LLAMA = Shape(llama=True, vocabulary=32000, length=256, width=2048, heads=32, layers=20)
+LARGE = (
+    Large("GPT-2 small", GPT2, 32, "cpu"),
+    Large("GPT-2 small", GPT2, 128, "cuda"),
+    Large("GPT-2 small", GPT2, 128, "cuda", "bf16"),
+    Large("GPT-2 small", GPT2, 512, "cuda"),
+    Large("GPT-2 small", GPT2, 512, "cuda", "bf16"),
+    Large("Llama", LLAMA, 256, "cuda"),
+    Large("Llama", LLAMA, 256, "cuda", "bf16"),
+)
+
+
+class NextToken(nn.Module):
+    """Logits (N, vocabulary) of the token after a text; the output layer runs at the last position only."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.model.tokens(ids) + self.model.positions[: ids.shape[1]]
+        for block in self.model.blocks:
+            x = block(x, None)
+        return self.model.head(self.model.norm(x[:, -1]))
+
+
+class Clock:
+    """Total time of all calls of a function of the device, without calls inside of others."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.seconds, self.depth = device, 0.0, 0
+
+    def now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            start, self.depth = self.now(), self.depth + 1
+            try:
+                return function(*args, **options)
+            finally:
+                self.depth -= 1
+                self.seconds += 0.0 if self.depth else self.now() - start
+
+        return call
+
+
+def large(rows: Sequence[Large]) -> str:
+    """Time, peak memory and error of one text, and the share of the time in which the model is evaluated."""
+    lines = []
+    for row in rows:
+        torch.manual_seed(0)
+        with torch.device(row.device):
+            model = NextToken(Transformer(row.shape)).eval().requires_grad_(False)
+            ids = torch.randint(0, row.shape.vocabulary, (1, row.tokens))
+        size, clock = sum(p.numel() for p in model.parameters()), Clock(row.device)
+        explainer = sh.TokenSmoothHess(model, model.model.tokens)
+        options = {"sigma": 0.1, "precision": row.precision, "show_progress": True}
+        if row.device == "cuda":
+            explainer.attribute(ids, 7, n_calls=8, **options)  # kernels are loaded at the first call
+            torch.cuda.reset_peak_memory_stats()
+        with patch.object(Oracle, "in_batches", clock.timed(Oracle.in_batches)):
+            start = clock.now()
+            result = explainer.attribute(ids, 7, **options)
+            seconds = clock.now() - start
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB" if row.device == "cuda" else ""
+        name = f"{row.name}, {size / 1e6:.0f} M parameters"
+        run = [f"{seconds:.1f} s", memory, str(int(result.n_calls)), f"{float(result.relative_error):.3f}"]
+        lines.append([name, str(row.tokens), row.precision, *run, f"{clock.seconds / seconds:.0%}"])
+        print(" | ".join(lines[-1]), flush=True)
+    head = ["random weights", "tokens", "precision", "time", "peak memory", "calls", "error", "share of time in passes"]
+    where = torch.cuda.get_device_name() if rows[0].device == "cuda" else f"CPU ({platform.machine()})"
+    return f"On {where}, {torch.get_num_threads()} thread(s), torch {torch.__version__}.\n\n{table(head, lines)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks/tokens.md")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"), help="date of the page")
     parser.add_argument("--steps", type=int, default=1500, help="training steps of the planted interactions")
-    parser.add_argument("--device", default="cpu", help="device of the planted interactions, cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="device of planted interactions and large shapes, cpu or cuda")
+    parser.add_argument("--tiny", action="store_true", help="all large shapes in small, on the CPU")
     parser.add_argument("--networks", type=Path, help="file that keeps the trained networks")
     parser.add_argument("--parts", nargs="*", default=["exact", "intervals", "planted", "shapley"], help="tables")
     settings = parser.parse_args()
     warnings.simplefilter("ignore")
     start, parts = time.time(), {}
     networks = Networks(settings.networks, settings.steps, settings.device)
+    sizes = [row.tiny for row in LARGE] if settings.tiny else [row for row in LARGE if row.device == settings.device]
     for name, title, make in (
         ("exact", "The exact matrix, 2T calls", exactness),
         ("intervals", "Intervals", intervals),
         ("planted", "Planted interactions", lambda: planted(networks, methods)),
         ("shapley", "Planted interactions, Shapley", lambda: planted(networks, shapley_methods)),
+        ("large", f"Large shapes, {settings.device}", lambda: large(sizes)),
     ):
         if name in settings.parts:
             parts[title] = f"## {title}\n\n{make()}\n"

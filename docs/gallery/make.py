@@ -20,6 +20,8 @@ ORDER = [
     "breast_cancer_table",
     "curve_cnn",
     "large_image",
+    "gpt2_arithmetic",
+    "bert_negation",
     "sigma_sweep",
     "neuron",
     "softplus_hessian",
@@ -28,7 +30,8 @@ ORDER = [
 HEAD = """# Gallery
 
 These scripts run as they stand, in seconds on one CPU core, and check their results: each raises an error if a
-statement does not hold. They need `pip install 'smoothhess[demo]'`.
+statement does not hold. They need `pip install 'smoothhess[demo]'`, those of transformers also
+`pip install transformers`.
 
 > The intervals are the Monte-Carlo error of one network's smoothed Hessian. They do not say whether an interaction is
 > real, stable or causal.

@@ -38,7 +38,7 @@ NEEDS = {
     "howto/other-frameworks.md": ["pandas", "scipy"],
     "howto/series.md": ["matplotlib"],
     "howto/tables.md": ["sklearn", "pandas", "matplotlib"],
-    "howto/text.md": ["matplotlib"],
+    "howto/text.md": ["matplotlib", "sklearn", "transformers"],
     "quickstart.md": ["matplotlib"],
 }
 LARGE = {  # examples about a large error, which say so; a mean over centres with 2T calls each

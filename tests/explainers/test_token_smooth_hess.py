@@ -1,8 +1,10 @@
 """Interactions of tokens equal the exact matrix of the gated function, and wrong arguments are refused."""
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -467,3 +469,50 @@ def test_the_strength_of_frozen_tokens_is_zero_and_they_keep_their_embeddings():
     assert not torch.equal(found.value, other.value)
     with pytest.raises(ValueError, match="n_centers must be at least 2"):
         explainer.strength(ids, 1, n_centers=1)
+
+
+class InterruptedText(nn.Module):
+    """A classifier of texts whose n-th call raises KeyboardInterrupt."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.out, self.at, self.calls = nn.Embedding(20, 8), nn.Linear(8, 2), at, 0
+
+    def forward(self, ids):
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return self.out(self.words(ids).mean(1).tanh())
+
+
+@pytest.mark.parametrize("space", ["gates", "embedding"])
+def test_an_interrupted_result_has_names_and_feature_kind(space):
+    ids, options = text(6, batch=2), {"sigma": 0.1, "n_calls": 1200, "space": space, "tails": None, "control": None}
+    names = [list("abcdef"), list("ghijkl")]
+    whole = TokenSmoothHess(InterruptedText(), "words").attribute(ids, 1, names=names, **options)
+    with pytest.raises(sh.Interrupted, match="holds what was drawn") as caught:
+        TokenSmoothHess(InterruptedText(40), "words").attribute(ids, 1, names=names, internal_batch_size=48, **options)
+    result = caught.value.result
+    assert result.status == ("interrupted",) * 2
+    assert (result.names, result.feature_kind, result.shape) == (whole.names, "token", whole.shape)
+    assert result.n_passes.tolist() < whole.n_passes.tolist()
+    if space == "gates":
+        grown = TokenSmoothHess(InterruptedText(), "words").more(result, 96, ids)
+        assert (grown.names, grown.feature_kind) == (whole.names, "token")
+
+
+def test_an_interruption_before_the_first_draw_and_of_strength():
+    with pytest.raises(sh.Interrupted, match="no result") as caught:
+        TokenSmoothHess(InterruptedText(2), "words").attribute(text(), 1, sigma=0.1, names=list("abcdefg"))
+    assert caught.value.result is None
+    with pytest.raises(sh.Interrupted, match="of 4 centres") as caught:
+        TokenSmoothHess(InterruptedText(9), "words").strength(text(), 1, n_centers=4)
+    assert caught.value.result is None
+
+
+def test_the_benchmark_of_large_shapes_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    tokens = importlib.import_module("tokens")
+    lines = tokens.large([row.tiny for row in tokens.LARGE if row.tokens != 128]).splitlines()
+    assert [line.count("|") for line in lines[2:]] == [9] * 7  # head, rule and five rows

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import smoothhess as sh
 from smoothhess import view
 from smoothhess.view.figures import canvas
+from smoothhess.view.report.payload import PageOptions, payload
 from tests.view.pictures import line_segments, picture, segments, unbiased_noise
 
 pytestmark = pytest.mark.usefixtures("plain_figures")
@@ -85,3 +88,63 @@ def test_pixels_with_channels_and_groups_of_channels_are_refused_with_advice():
     channels = colour.groups(torch.arange(3)[:, None, None].expand(3, 4, 5))
     with pytest.raises(ValueError, match="differ between channels"):
         view.segment(channels)
+
+
+class Patches(nn.Module):
+    """The 2 × 2 patches of images (N, 3, 4, 6) as vectors, (N, 6, 12)."""
+
+    def forward(self, images):
+        return nn.functional.unfold(images, 2, stride=2).mT
+
+
+IMAGES = torch.rand(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module", params=["gates", "embedding", "groups"])
+def patches(request):
+    layer, options = Patches(), {"space": "embedding"} if request.param == "embedding" else {}
+    if request.param == "groups":
+        options = {"feature_mask": torch.tensor([0, 1, 2, 0, 1, 2])}
+    product = lambda images: (e := layer(images).sum(2))[:, 1] * e[:, 5] + e.square().sum(1)
+    return sh.TokenSmoothHess(product, layer, "zero").attribute(IMAGES, sigma=0.1, n_calls=200, **options)
+
+
+def test_patches_are_segments_of_their_image(patches):
+    d = patches.shape[1]
+    shown = np.ma.asarray(view.segment(patches, source=1, image=IMAGES[0]).images[-1].get_array())
+    of = np.array([[0, 0, 1, 1, 2, 2]] * 2 + [[3, 3, 4, 4, 5, 5]] * 2) % d
+    np.testing.assert_array_equal(np.ma.getmaskarray(shown), of == 1)
+    row = patches.hessian[0, 1].numpy()
+    np.testing.assert_allclose(shown.compressed(), row[of][of != 1], rtol=1e-4, atol=1e-5)
+    larger = IMAGES[0].repeat_interleave(3, 1).repeat_interleave(3, 2)  # the same patches in another resolution
+    assert view.segment(patches, source=1, image=larger).images[-1].get_array().shape == (12, 18)
+    for ax in (patches.plot("image", image=IMAGES[0]), patches.plot("graph", over="image", image=IMAGES[0])):
+        assert ax.images[-1].get_array().shape == (4, 6, 3)
+
+
+def test_patches_without_a_fitting_image_are_refused(patches):
+    with pytest.raises(ValueError, match="Pass image=, the picture of the patches"):
+        view.segment(patches)
+    with pytest.raises(ValueError, match="5 × 6 pixels cannot be divided into 6 square patches"):
+        view.segment(patches, image=torch.rand(5, 6))
+    with pytest.raises(ValueError, match="finite numbers"):
+        view.segment(patches, image=torch.rand(2, 4, 6))
+
+
+def test_another_picture_has_the_size_of_the_inputs():
+    result = picture((4, 5))
+    other = view.image(result, image=np.zeros((4, 5, 3), dtype=np.uint8)).images[0].get_array()
+    assert other.shape == (4, 5, 3)
+    with pytest.raises(ValueError, match="height and width of the inputs"):
+        view.image(result, image=torch.rand(8, 10))
+
+
+def test_the_page_of_patches_shows_the_image(patches):
+    page = payload(patches, PageOptions(image=IMAGES))
+    assert page["kind"] == "image"
+    assert page["word"] == ("patch" if patches.shape[1] == 6 else "group")
+    assert page["examples"][1]["size"] == [4, 6]
+    assert page["gates"]
+    assert payload(patches, PageOptions())["kind"] == "table"
+    with pytest.raises(ValueError, match="kind='image' for patches, with image=pixels"):
+        payload(patches, PageOptions(kind="image"))

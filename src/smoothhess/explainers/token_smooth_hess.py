@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from smoothhess.draws.gaussian import Diagonal, Gaussian
 from smoothhess.draws.seeding import evaluation_generator, evaluation_seed
 from smoothhess.estimate.folded_mean import FoldedMean
+from smoothhess.explainers.interrupted import Interrupted
+from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity
@@ -117,6 +119,7 @@ class TokenSmoothHess:
             ValueError: if an id is not in the vocabulary, if texts of different length have no padding or no mask, if
                 the layer does not run exactly once, if a target position is not in the text, if a cache of keys and
                 values is passed, and as in `SmoothHess.attribute`.
+            Interrupted: after a KeyboardInterrupt, with the `result` of what was drawn so far.
 
         Warns:
             UserWarning: if the model returns a cache of keys and values, and as in `SmoothHess.attribute`.
@@ -140,9 +143,18 @@ class TokenSmoothHess:
         scale = {"sigma": sigma, "radius": radius, "gaussian": gaussian}
         if text.always_frozen.any():
             scale = {"gaussian": _without_frozen(text.always_frozen, inputs[0].numel(), **scale)}
-        result = self._explainer(text).attribute(inputs, target, text.arguments, **scale, **given, **options)
-        passes = result.n_passes + PROBE_PASSES
-        return replace(result, names=labels, feature_kind=text.feature_kind, n_passes=passes)
+
+        def described(result: Interactions) -> Interactions:
+            known = None if labels is None else labels[: len(result)]  # an interrupted run may lack examples
+            passes = result.n_passes + PROBE_PASSES
+            return replace(result, names=known, feature_kind=text.feature_kind, n_passes=passes)
+
+        try:
+            return described(
+                self._explainer(text).attribute(inputs, target, text.arguments, **scale, **given, **options)
+            )
+        except Interrupted as error:
+            raise Interrupted(str(error), None if error.result is None else described(error.result)) from None
 
     def strength(
         self,
@@ -176,6 +188,7 @@ class TokenSmoothHess:
 
         Raises:
             TypeError, ValueError: as in `attribute`, and if there are fewer than two centres.
+            Interrupted: after a KeyboardInterrupt, without a `result`.
 
         >>> words, head = nn.Embedding(100, 8), nn.Linear(8, 2)
         >>> explainer = TokenSmoothHess(lambda ids: head(words(ids).mean(1).tanh()), words)
@@ -194,7 +207,12 @@ class TokenSmoothHess:
             random = evaluation_generator(seed, i).random(text.held.shape)
             gates = torch.where(text.held, 1.0, torch.as_tensor(random).to(text.gates))
             seeds = evaluation_seed(seed, i) % (1 << 63)
-            found = explainer.attribute(gates, target, text.arguments, gaussian=gaussian, seed=seeds, **options)
+            try:
+                with warnings.catch_warnings():  # the errors of single centres are not used
+                    warnings.simplefilter("ignore", FewEventsWarning)
+                    found = explainer.attribute(gates, target, text.arguments, gaussian=gaussian, seed=seeds, **options)
+            except Interrupted:
+                raise Interrupted(f"interrupted after {i} of {n_centers} centres: there is no result.") from None
             total = total.with_row(found.hessian, found.unshrunk().hessian)
         df = torch.full((len(text.ids),), n_centers - 1.0, dtype=torch.float64, device=text.ids.device)
         return Estimate(total.value.to(text.gates), total.stderr.to(text.gates), df)

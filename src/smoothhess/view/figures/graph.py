@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,7 @@ def graph(
     over: Literal["image"] | None = None,
     q: float = 0.05,
     scales: Tensor | None = None,
+    image: Any = None,
     cmap: str = "gray",
     example: int = 0,
     ax: Axes | None = None,
@@ -50,6 +51,7 @@ def graph(
         over: "image" draws the features at their positions in the image; None draws a circle.
         q: False discovery rate at which a pair is significant, as for `Interactions.top_pairs`.
         scales: Scale of each feature, as for `Interactions.top_pairs`.
+        image: As for kind "image", for over="image".
         cmap: Matplotlib colour map of one-channel images.
         example: Index of the example in the batch.
         ax: Axes to draw into; a new figure if None.
@@ -69,18 +71,18 @@ def graph(
         raise ValueError(f"over must be None, for a circle, or 'image', got {over!r}.")
     one = canvas.one_example(result, example)
     labels = canvas.names_of(one, names)
-    size = image_background.size_of(one, "'graph' without over") if over else None
+    picture = image_background.picture_of(one, image, "'graph' without over") if over else None
     found = canvas.strongest(one, k, labels, q=q, scales=scales)
     ax = canvas.new_axes(ax, 5.6, 6.2 if over else 5.3)
     nodes = sorted({i for p in found for i in (p.i, p.j)})
-    if size is None:
+    if picture is None:
         nodes, places = _circle(nodes, found)
         where = dict(zip(nodes, places, strict=True))
         _chords(ax, found, where)
         _names(ax, nodes, places, labels_of(labels, one.shape[1], one.feature_shape))
     else:
-        where = dict(enumerate(image_background.places_of(one, size)))
-        _over(ax, one, size, found, where, cmap)
+        where = dict(enumerate(picture.places))
+        _over(ax, picture, found, where, cmap)
         if labels is not None:
             _tags(ax, nodes, where, labels)
     ax.set_aspect("equal")
@@ -152,14 +154,15 @@ def _names(ax: Axes, nodes: Sequence[int], places: Array, name) -> None:
 
 
 def _over(
-    ax: Axes, one: Result, size: tuple[int, int], found: Sequence[Pair], where: dict[int, Array], cmap: str
+    ax: Axes, picture: image_background.Picture, found: Sequence[Pair], where: dict[int, Array], cmap: str
 ) -> None:
-    image_background.put(ax, image_background.pixels_of(one.inputs[0]), cmap, 0.0, 0.4, "")
-    image_background.outlines(ax, image_background.segments_of(one), 0.0)
-    for p, width in reversed([*zip(found, pair_lines.widths(found), strict=True)]):
-        image_pairs.join(ax, np.stack([where[p.i], where[p.j]]), p, width, dots=False)
-    ax.set_xlim(-0.6, size[1] - 0.4)
-    ax.set_ylim(size[0] - 0.4, -0.6)
+    image_background.put(ax, picture.pixels, cmap, 0.0, 0.4, "")
+    image_background.outlines(ax, picture.segments, 0.0)
+    for p, thickness in reversed([*zip(found, pair_lines.widths(found), strict=True)]):
+        image_pairs.join(ax, np.stack([where[p.i], where[p.j]]), p, thickness, dots=False)
+    height, width = picture.size
+    ax.set_xlim(-0.6, width - 0.4)
+    ax.set_ylim(height - 0.4, -0.6)
 
 
 def _tags(ax: Axes, nodes: Sequence[int], where: dict[int, Array], labels: Sequence[str]) -> None:

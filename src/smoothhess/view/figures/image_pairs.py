@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +25,7 @@ def image(
     k: int = 10,
     q: float = 0.05,
     scales: Tensor | None = None,
+    image: Any = None,
     beside: bool = True,
     numbered: bool = False,
     cmap: str = "gray",
@@ -33,15 +34,17 @@ def image(
 ) -> Axes:
     """Draw the input and, next to it, its k strongest pairs as lines between pixels or centroids of segments.
 
-    Inputs have shape (H, W), (1, H, W) or (3, H, W), with or without groups. A line is red if raising both features
-    raises the output by more than the sum of their separate effects, and blue if by less. Its width grows with
-    |effect|; it is dashed if the pair is not significant, and faint if it is within noise (|z| < 2).
+    Inputs have shape (H, W), (1, H, W) or (3, H, W), with or without groups, or features are patches. A line is red if
+    raising both features raises the output by more than the sum of their separate effects, and blue if by less. Its
+    width grows with |effect|; it is dashed if the pair is not significant, and faint if it is within noise (|z| < 2).
 
     Args:
         result: The result to draw.
         k: Number of pairs.
         q: False discovery rate at which a pair is significant, as for `Interactions.top_pairs`.
         scales: Scale of each feature, as for `Interactions.top_pairs`.
+        image: The picture of a result of patches, such as the pixels that were explained; for other results a picture
+            of the same height and width in place of the input. (H, W), (3, H, W) or (H, W, 3).
         beside: Whether to draw the input without lines as well.
         numbered: Whether to write the position of each pair in the order of strength on its line.
         cmap: Matplotlib colour map of one-channel images.
@@ -55,19 +58,18 @@ def image(
         ValueError: If the inputs are not images.
     """
     one = canvas.one_example(result, example)
-    size = image_background.size_of(one, "'heatmap', 'pairs' or 'gradient'")
-    places, segments = image_background.places_of(one, size), image_background.segments_of(one)
+    picture = image_background.picture_of(one, image, "'heatmap', 'pairs' or 'gradient'")
+    pixels, places = picture.pixels, picture.places
     found = canvas.strongest(one, k, q=q, scales=scales)
-    height, width = size
+    height, width = picture.size
     shift = width * 1.08 if beside else 0.0
     ax = canvas.new_axes(ax, 7.0 if beside else 4.4, 4.4)
     font = 8.0 if title_layout.small(ax) < 8 else 10.0
-    pixels = image_background.pixels_of(one.inputs[0])
     if beside:
         image_background.put(ax, pixels, cmap, 0.0, 1.0, "input", font)
     title = f"its {len(found)} strongest pairs"
     image_background.put(ax, pixels, cmap, shift, 0.35, title if beside else f"the {title.removeprefix('its ')}", font)
-    image_background.outlines(ax, segments, shift)
+    image_background.outlines(ax, picture.segments, shift)
     lines = [places[[p.i, p.j]] + [shift, 0.0] for p in found]
     for p, ends, thickness in reversed(
         [*zip(found, lines, pair_lines.widths(found), strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ def segment(
     *,
     source: int | tuple[int, ...] | str | None = None,
     names: Sequence[str] | None = None,
+    image: Any = None,
     beside: bool = True,
     cmap: str = "gray",
     example: int = 0,
@@ -33,14 +34,16 @@ def segment(
     """Draw the interactions of one segment, the source, with all others: red for H > 0, blue for H < 0.
 
     The result has groups of pixels, `result.groups(mask)`, or its inputs are images of one channel, whose pixels are
-    the segments. Segments whose unbiased interaction is within noise (|z| < 2) are faint. The source is outlined and
-    grey, since its diagonal entry is not an interaction.
+    the segments, or its features are the patches of a vision transformer. Segments whose unbiased interaction is within
+    noise (|z| < 2) are faint. The source is outlined and grey, since its diagonal entry is not an interaction.
 
     Args:
         result: The result to draw.
         source: Index of the source, its position (row, column) for pixels, or one of `names`; None takes the segment
             with the strongest interactions.
         names: One name per segment.
+        image: The picture of a result of patches, such as the pixels that were explained; for other results a picture
+            of the same height and width in place of the input. (H, W), (3, H, W) or (H, W, 3).
         beside: Whether to draw the input as well.
         cmap: Matplotlib colour map of one-channel images.
         example: Index of the example in the batch.
@@ -60,21 +63,20 @@ def segment(
     [[None, 0.0], [0.0, 1.0]]
     """
     one = canvas.one_example(result, example)
-    size = image_background.size_of(one, "'heatmap' or 'pairs', or 'series' for curves")
-    segments = _segments(one, size)
+    picture = image_background.picture_of(one, image, "'heatmap' or 'pairs', or 'series' for curves")
+    segments = _segments(one, picture)
     labels = canvas.names_of(one, names)
     index = source_of(one, source, labels)
     value, faint, sampled = interactions_with(one, index)
     value[index] = np.nan
     limit = canvas.symmetric_limit(value, limit)
     colours, inside = np.ma.masked_invalid(value[segments]), segments == index
-    height, width = size
+    size = height, width = picture.size
     shift = width * 1.08 if beside else 0.0
     ax = canvas.new_axes(ax, 7.6 if beside else 5.2, 4.4)
-    pixels = image_background.pixels_of(one.inputs[0])
     font = title_layout.small(ax)
     if beside:
-        image_background.put(ax, pixels, cmap, 0.0, 1.0, "", font)
+        image_background.put(ax, picture.pixels, cmap, 0.0, 1.0, "", font)
         image_background.outline_one(ax, inside, 0.0)
     extent = image_background.extent_of(size, shift)
     ax.imshow(np.where(inside, 0.75, np.nan), cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="none")
@@ -88,8 +90,7 @@ def segment(
         interpolation="none",
     )
     image_background.frame(ax, size, shift)
-    if one.grouping is not None:
-        image_background.outlines(ax, segments, shift, "#999999", 0.5)
+    image_background.outlines(ax, segments, shift, "#999999", 0.5)
     image_background.outline_one(ax, inside, shift)
     ax.set_xlim(-0.6, shift + width - 0.4)
     ax.set_ylim(height - 0.4, -0.6)
@@ -106,19 +107,16 @@ def segment(
     return ax
 
 
-def _segments(one: Result, size: tuple[int, int]) -> Array:
+def _segments(one: Result, picture: image_background.Picture) -> Array:
     """Return the index of the feature that each pixel belongs to, (H, W)."""
+    if picture.segments is not None:
+        return picture.segments
     if one.grouping is None:
-        if one.shape[1] > size[0] * size[1]:
-            raise ValueError(
-                f"the pixels of {tuple(one.inputs.shape[1:])} have several channels each: sum over channels, or over "
-                "segments, with result.groups(mask)."
-            )
-        return np.arange(one.shape[1]).reshape(size)
-    segments = image_background.segments_of(one)
-    if segments is None:
-        raise ValueError("the groups differ between channels, so they are not segments of the image. Use kind 'pairs'.")
-    return segments
+        raise ValueError(
+            f"the pixels of {tuple(one.inputs.shape[1:])} have several channels each: sum over channels, or over "
+            "segments, with result.groups(mask)."
+        )
+    raise ValueError("the groups differ between channels, so they are not segments of the image. Use kind 'pairs'.")
 
 
 def source_of(one: Result, source: int | tuple[int, ...] | str | None, labels: list[str] | None) -> int:

@@ -79,8 +79,8 @@ def report(
         path: The HTML file, in an existing folder; an existing file is replaced.
         example: Index or indices of the examples; all if None.
         names: One name per feature or group; those of the result if None.
-        image: Images to show instead of the inputs, (H, W), (3, H, W) or (H, W, 3), uint8 or in [0, 1]; one, or a list
-            with one per example.
+        image: Images to show instead of the inputs, or the images of patches, (H, W), (3, H, W) or (H, W, 3), uint8 or
+            in [0, 1]; one, or a list with one per example.
         segments: Integer group ids, as for `Interactions.groups`, if the result has no groups.
         series: True if the inputs are curves (…, L), or the times of their samples; False if they are not curves. If
             None, inputs are curves if the groups are windows of a long row, or if their shape is (1, L).

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.view import captions
-from smoothhess.view.figures import canvas
+from smoothhess.view.figures import canvas, image_background
 from smoothhess.view.report.encoding import Array
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Layout:
     kind: str
     ids: Array  # of one example
     times: Array | None = None  # (L,) times of the samples of a series
-    feature_kind: str = ""  # of the result: "token", "patch"
+    noun: str = ""  # of a feature of a result of tokens or patches: "token", "patch", "group"
 
     def names(self, count: int, unit: str = "") -> list[str]:
         """Return default names for the features; `unit` is the unit of the times of a series."""
@@ -42,9 +42,9 @@ class Layout:
     @property
     def word(self) -> str:
         """Return the noun for a feature: "pixel", "window", "group", …"""
+        if self.noun:
+            return self.noun
         ungrouped = self.ids.size == len(np.unique(self.ids))
-        if self.feature_kind:
-            return self.feature_kind if ungrouped else "group"
         if self.kind == "series":
             return "sample" if ungrouped else "window"
         if self.kind == "image":
@@ -74,7 +74,7 @@ def find_layout(result: Result, kind: str | None, image: Any, series: Any, b: in
     shape = tuple(result.inputs.shape[1:])
     mask = _mask(result, b)
     if result.feature_kind or kind == "text":
-        return _of_tokens(result, kind, mask, b)
+        return _of_tokens(result, kind, mask, image, b)
     times = _times(series, shape[-1])
     requested = kind or ("series" if times is not None or series is True else None)
     if requested not in (None, *KINDS):
@@ -99,17 +99,23 @@ def find_layout(result: Result, kind: str | None, image: Any, series: Any, b: in
     return Layout("table", mask)
 
 
-def _of_tokens(result: Result, kind: str | None, mask: Array, b: int) -> Layout:
-    """Return the layout of tokens: a text, or a table for patches and for groups that are not in reading order."""
-    text = captions.is_text(result[b])
-    if kind not in (None, "table", "text") or (kind == "text" and not text):
+def _of_tokens(result: Result, kind: str | None, mask: Array, image: Any, b: int) -> Layout:
+    """Return the layout of tokens: a text, the image of patches, or a table for groups out of reading order."""
+    possible = ["table"]
+    if captions.is_text(result[b]):
+        possible.append("text")
+    elif result.feature_kind == "patch" and image is not None:
+        possible.append("image")
+    if kind not in (None, *possible):
         raise ValueError(
             f"kind={kind!r} does not fit this result: kind='text' is for tokens of TokenSmoothHess, or groups of "
-            "consecutive tokens, and results of tokens and patches are shown as text or table. Omit kind."
+            "consecutive tokens, kind='image' for patches, with image=pixels. Omit kind."
         )
-    if result.inputs.ndim > 2:  # embeddings: all coordinates of a token belong to one feature
-        mask = mask.reshape(result.inputs.shape[1], -1)[:, 0]
-    return Layout("text" if text and kind != "table" else "table", mask, feature_kind=result.feature_kind)
+    noun, tokens = captions.noun(result[b]), result.inputs.shape[1]
+    if (kind or possible[-1]) == "image":
+        size = pixels(image, result.inputs, b, len(result)).shape[:2]
+        return Layout("image", image_background.on_patches(mask, tokens, size), noun=noun)
+    return Layout(kind or possible[-1], mask.reshape(tokens, -1)[:, 0], noun=noun)
 
 
 def features_of_pixels(result: Result, kind: str | None, series: Any) -> Result:
@@ -130,18 +136,7 @@ def features_of_pixels(result: Result, kind: str | None, series: Any) -> Result:
 def pixels(image: Any, inputs: Tensor, b: int, count: int) -> Array:
     """Return example b as bytes (H, W) or (H, W, 3): the given image, or the input if `image` is None."""
     given = inputs[b] if image is None else _one_of(image, b, count)
-    array = canvas.array(torch.as_tensor(given))
-    array = array[0] if array.ndim == 3 and len(array) == 1 else array
-    if array.ndim == 3 and len(array) == 3 and array.shape[2] != 3:
-        array = array.transpose(1, 2, 0)
-    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not np.isfinite(array).all():
-        raise ValueError(
-            f"image must be (H, W), (3, H, W) or (H, W, 3) of finite numbers, one or one per example, got "
-            f"{tuple(torch.as_tensor(given).shape)}."
-        )
-    if image is not None and getattr(given, "dtype", None) in (torch.uint8, np.dtype(np.uint8)):
-        return array.astype(np.uint8)
+    array = image_background.pixels_of(given)
     low, high = float(array.min()), float(array.max())
     if low < 0 or high > 1:  # normalised for the network
         array = (array - low) / max(high - low, 1e-12)

@@ -211,7 +211,7 @@ def _names(result: Result, layout: Layout, options: PageOptions, b: int) -> list
 
 def _title(layout: Layout, words: list[str]) -> str:
     what = words[0] if len(set(words)) == 1 else "the output"
-    things = NAMES_OF_KINDS.get(layout.kind, plural(layout.word) if layout.feature_kind else "features")
+    things = NAMES_OF_KINDS.get(layout.kind, plural(layout.word) if layout.noun else "features")
     return f"Which {things} act together for {what}?"
 
 
