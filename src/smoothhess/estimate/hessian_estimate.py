@@ -131,7 +131,7 @@ class HessianEstimate:
             more = self.noise.missed.of_frobenius
             error2, true2 = self.denoised.error2 + more, self.denoised.true2
             error = _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
-            number = effective_draws.effective_rows(effective_draws.without_computed_flips(self.statistics))
+            number = effective_draws.effective_rows(self.statistics.without_computed_flips)
             few = (number < effective_draws.FEW) & (number > 0)
             if not bool(few.any()):
                 return error

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.rare_flips import RareFlips
-from smoothhess.draws.designs import SMALL
+from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.estimate.tail_rows import TailRows
+from smoothhess.estimate.tail_variance import TailVariance
 from smoothhess.linalg.gram import Grams
 from smoothhess.linalg.low_rank import Known, mean
 
@@ -35,6 +36,7 @@ ESTIMATOR_VERSION = 5  # increased whenever the same draws give other numbers; v
 HEAD_LEAST = 1024  # rows of the head,
 HEAD_FACTOR = 4  # or this many times k, if that is more
 PROBES = 16  # random directions in which group sums keep the antisymmetric half of the Hessian
+NOTHING = 1e-20  # energy of a row, relative to the largest, that is rounding
 UNDERFLOW = 1e-150  # smaller changes of a gradient count as none: their squares underflow
 DENSE_LIMIT = 20_000  # maximum number of features for a dense k × k matrix
 
@@ -221,6 +223,35 @@ class Statistics:
             return self.known
         tails = Known(self.tails.hessian.to(self.gradient))
         return tails if self.known is None else self.known.plus(tails)
+
+    @cached_property
+    def tail_variance(self) -> TailVariance | None:
+        """Variances of what was sampled in tail strata; None without strata."""
+        return None if self.tails is None else TailVariance(self.tails)
+
+    @cached_property
+    def without_computed_flips(self) -> Statistics:
+        """Whitened statistics without the energy of events whose error is known.
+
+        These are flips that were computed (`rare_flips`) or subtracted, and rows in tail strata, which were sampled
+        apart.
+        """
+        known = self.rare is not None and bool(self.rare.complete.any())
+        if not known and self.tails is None:
+            return self
+        head, energy, draws = self.head, self.head.energy, self.draws()
+        flipped = torch.zeros_like(energy, dtype=torch.bool)
+        if self.rare is not None and known:
+            complete = self.rare.complete[:, None]
+            residual = head.along.square() + head.across
+            energy = torch.where(complete & ~self.is_uncontrolled[:, None], residual, energy)
+            flipped = self.rare.flipped(draws, find_design(self.design).mirrored) & complete
+        if self.tails is not None:
+            flipped = flipped | (self.tails.strata.contain(draws) & (self.tails.share == 1)[:, None])
+        moved = energy > NOTHING * energy.amax(1, keepdim=True) if energy.shape[1] else energy > 0
+        usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & moved).sum(1).clamp_min(1)
+        energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
+        return replace(self, head=replace(head, energy=energy))
 
     @property
     def is_uncontrolled(self) -> Tensor:

@@ -56,7 +56,7 @@ class TailVariance:
             total, square = total + form, square + form.square()
         return self._of_mean(total, square)
 
-    @property
+    @cached_property
     def of_frobenius(self) -> Tensor:
         """Sum of the variances of all entries, (B,)."""
         score, odd = self.rows.score, self.rows.odd

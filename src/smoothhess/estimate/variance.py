@@ -22,7 +22,7 @@ from smoothhess.draws.seeding import torch_generator
 from smoothhess.estimate.antisymmetric_variance import Prior, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
-from smoothhess.estimate.effective_draws import bounded_df, without_computed_flips
+from smoothhess.estimate.effective_draws import bounded_df
 from smoothhess.estimate.incomplete_blocks import Gram, Values
 from smoothhess.estimate.mean_variance import MeanVariance
 from smoothhess.estimate.missed_variance import MissedVariance
@@ -161,7 +161,7 @@ class Noise:
         """Variance of the mean of a quantity with one value per row; see `MeanVariance.of_mean`."""
         value, df = MeanVariance(self.replicates).of_mean(rows, exact)
         return Variance(
-            value, bounded_df(self.features if self.white is None else without_computed_flips(self.white), df)
+            value, bounded_df(self.features if self.white is None else self.white.without_computed_flips, df)
         )
 
     def of_value(self) -> Variance:
