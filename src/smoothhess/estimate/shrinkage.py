@@ -32,9 +32,9 @@ from torch import Tensor
 from smoothhess.draws.designs import mixing
 from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.estimate.antisymmetric_variance import goes_by_rows
-from smoothhess.estimate.incomplete_blocks import correct
+from smoothhess.estimate.incomplete_blocks import correct, has_complete_blocks
 from smoothhess.estimate.statistics import Statistics, symmetric
-from smoothhess.linalg.gram import Grams, inner
+from smoothhess.linalg.gram import Grams, inner, symmetric_product
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
 from smoothhess.linalg.principal_directions import strongest_directions
@@ -248,7 +248,8 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     half, skew = symmetric(estimate), (estimate - estimate.mT) / 2
     correction = correct(stats)
     damped, risk, noise, factor = _damp(half, skew, correction.corrected + correction.plain, correction.radial, k)
-    constant = basis.offset - basis.trace(damped) / k if centred else torch.zeros_like(basis.offset)
+    damped = damped * basis.own_lengths[:, :, None] * basis.own_lengths[:, None]
+    constant = basis.offset - _trace(damped) / k if centred else torch.zeros_like(basis.offset)
     optimism = torch.full_like(constant, OPTIMISM)
     if stats.known is not None:
         optimism = torch.where(stats.known.is_zero, optimism, CENTRED)
@@ -386,11 +387,12 @@ class DenseBasis(_Basis):
         self.offset = raw.diagonal(dim1=-2, dim2=-1).sum(-1) / self.k * centred
         a, z = self.offset[:, None, None], _points(stats).double()
         rows = stats.head.odd.double() - a * z
-        self.vectors = strongest_directions(rows.mT @ rows, mixing)
-        identity = torch.eye(self.k, dtype=torch.float64, device=raw.device)
-        if stats.total is None:  # the same mean over rows with z instead of γ
-            identity = (stats.head.score.double().mT @ z) / stats.n.double()[:, None, None]
-        self.estimate = self.vectors.mT @ (raw - a * identity) @ self.vectors
+        self.vectors = strongest_directions(symmetric_product(rows.mT, rows.mT), mixing)
+        if stats.total is None and not has_complete_blocks(stats):  # the same mean over rows with z instead of γ
+            raw = raw - a * ((stats.head.score.double().mT @ z) / stats.n.double()[:, None, None])
+        else:
+            raw.diagonal(dim1=-2, dim2=-1).sub_(self.offset[:, None])
+        self.estimate = self.vectors.mT @ raw @ self.vectors
         self.energy = rows.square().sum((-1, -2)) / rows.shape[1]  # mean over rows
         self.lost = torch.zeros_like(self.offset)  # energy of a row outside of the span of the others
         self.dtype = stats.gradient.dtype
@@ -402,10 +404,6 @@ class DenseBasis(_Basis):
     def combined(self, c: Tensor) -> Tensor:
         """The inverse of `along` inside the span of the basis."""
         return c @ self.vectors.mT.to(c)
-
-    def trace(self, damped: Tensor) -> Tensor:
-        """Trace of a matrix in the basis, (b,)."""
-        return damped.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     @property
     def own_lengths(self) -> Tensor:
@@ -440,8 +438,8 @@ class FactoredBasis(_Basis):
         values, vectors = _eigenpairs(symmetric(gram))
         least = CUT * values[:, :1].clamp_min(_TINY)
         root = values.clamp_min(0).sqrt()
-        self.combine = torch.where((values > least)[:, None], vectors / root[:, None].clamp_min(_TINY), 0.0)  # Q
-        self.gram = gram
+        self.own_lengths = (values > least).double()  # squared, (b, r): 0 for directions that are rounding
+        self.combine = self.own_lengths[:, None] * vectors / root[:, None].clamp_min(_TINY)  # Q
         scored = cross - a * square * back[..., None]
         self.estimate = self.combine.mT @ scored @ (vectors * root[:, None]) / n[:, None, None]
         self.energy = values.clamp_min(0).sum(-1) / values.shape[-1]
@@ -456,20 +454,14 @@ class FactoredBasis(_Basis):
         """The inverse of `along` inside the span of the basis."""
         return (c @ self.combine.mT.to(c)) @ self.rows.to(c)
 
-    def trace(self, damped: Tensor) -> Tensor:
-        """Trace of a matrix in the basis, (b,)."""
-        lengths = self.combine.mT @ self.gram @ self.combine  # the identity up to rounding
-        return (damped * lengths.mT).sum((-1, -2))
-
     @cached_property
     def rows(self) -> Tensor:
         """γ − a z, (b, m, k)."""
         return self.odd - self.offset[:, None, None].to(self.odd) * self.z.to(self.odd)
 
-    @property
-    def own_lengths(self) -> Tensor:
-        """Squared lengths of the directions, (b, r): 1, or 0 for directions that are rounding."""
-        return (self.combine * (self.gram @ self.combine)).sum(1)
+    def products_with(self, known: Known) -> Tensor:
+        """Inner products of the directions with their products with a matrix, (b, r, r)."""
+        return self.combine.mT @ inner(self.rows, known.product(self.rows)) @ self.combine
 
     def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
         """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
@@ -485,12 +477,8 @@ class FactoredBasis(_Basis):
 def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
     """‖Ĥ‖²_F in feature coordinates, and E‖Ĥδ‖², (b,) each."""
     basis, known = part.basis, part.known
-    if isinstance(gaussian, Isotropic) and (isinstance(basis, DenseBasis) or (known is not None and not known.is_thin)):
-        if known is None:  # the basis is orthonormal
-            c, own = part.constant, part.damped.diagonal(dim1=-2, dim2=-1).sum(-1)
-            square = part.damped.square().sum((-1, -2)) + c * (2 * own + c * basis.k)
-        else:
-            square = part.dense().square().sum((-1, -2))
+    if isinstance(gaussian, Isotropic) and (known is None or not known.is_thin):  # the basis is orthonormal
+        square = _squared_norm(part, known)
         return precisions[0].square() * square, precisions[0] * square
     if isinstance(basis, DenseBasis) or (known is not None and not known.is_thin):
         dtype = basis.dtype if isinstance(basis, DenseBasis) else basis.odd.dtype
@@ -509,7 +497,7 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
         core = torch.stack([torch.block_diag(a, b) for a, b in zip(core, known.core.to(core), strict=True)])
         rows = torch.cat([rows, known.factor.to(rows)], 1)
     if isinstance(gaussian, Isotropic):
-        white = basis.gram if known is None else inner(rows, rows)
+        white = inner(rows, rows)
         once, both = precisions[0] * white, precisions[0].square() * white
     else:
         pushed = gaussian.push(rows)
@@ -523,6 +511,22 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
     norm2 = c.square() * precisions.square().sum() + 2 * c * trace(core, both) + trace(turned, turned)
     explained = c.square() * precisions.sum() + 2 * c * trace(core, once) + trace(core @ white, turned)
     return norm2, explained
+
+
+def _squared_norm(part: Part, known: Known | None) -> Tensor:
+    """‖K + cI + BMBᵀ‖²_F in whitened coordinates, (b,), for a dense K or none."""
+    basis, c, m = part.basis, part.constant, part.damped
+    if known is not None and isinstance(basis, DenseBasis):
+        return part.dense().square().sum((-1, -2))
+    found = m.square().sum((-1, -2)) + c * (2 * _trace(m) + c * basis.k)
+    if known is None or isinstance(basis, DenseBasis):
+        return found
+    own, trace = known.core.double().square().sum((-1, -2)), known.diagonal().double().sum(-1)
+    return found + own + 2 * c * trace + 2 * (basis.products_with(known) * m).sum((-1, -2))
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:

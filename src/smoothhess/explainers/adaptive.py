@@ -152,8 +152,7 @@ class Run:
             error = sampler.measure_precision(self.seeds)
             precision = {"precision": sampler.oracle.precision, "precision_error": error}
             sampler = replace(sampler, extra_passes=sampler.extra_passes + PRECISION_PASSES)
-        calls = options.n_calls if options.n_calls is not None else options.max_calls / 4
-        choice = choose_control(sampler, options.control, self.seeds, calls, options.tau_probes)
+        choice = choose_control(sampler, options.control, self.seeds, options.expected_calls, options.tau_probes)
         try:
             ready = with_rare_flips(self._with_tails(with_control(sampler, choice), choice), choice)
             result = self._sampled(ready, bar, choice.reason)
@@ -169,7 +168,7 @@ class Run:
         features = 1 if self.grouping is not None else self.inputs[0].numel()
         if self.options.tails is None or must_be_factored(features):  # the part of the strata is a dense matrix
             return sampler
-        return with_tails(sampler, choice, self.seeds, self.options.rows * sampler.plan.calls_per_row)
+        return with_tails(sampler, choice, self.seeds, self.budget.most * sampler.plan.calls_per_row)
 
     def _sampled(self, sampler: Sampler, bar: Progress, note: str) -> Interactions:
         start = sampler.begin(self.seeds)
@@ -229,10 +228,11 @@ class Budget:
         The time of an error estimate grows faster with k than that of a row, so the first one of many dimensions is
         made after an eighth of a block. Doublings of it end at a complete block, where quadratics are exact.
         """
+        most = options.rows(k)
         if options.n_calls is not None:
-            return Budget(options.rows, options.rows, None)
+            return Budget(most, most, None)
         first = min(k, max(FIRST_ROWS, -(-k // FIRST_SHARE)))
-        return Budget(min(first, options.rows), options.rows, options.tol, k)
+        return Budget(min(first, most), most, options.tol, k)
 
     def next_rows(self, error: Tensor, rows: int) -> Tensor:
         """Rows of the next error estimate of examples with a relative error after `rows` rows, (b,).
