@@ -123,9 +123,8 @@ def _odd_flips(network: FrozenNetwork, points: Tensor, owner: Tensor) -> tuple[T
 
 def _pulled(moved: Sequence[_Moved], weights: Sequence[Tensor], leaf: Tensor, more: bool = False) -> Tensor:
     """Σ_k weights_k J_k, shaped like `leaf`; `more`: another backward pass follows."""
-    pairs = [(m.affine, w.flatten(0, 1)) for m, w in zip(moved, weights, strict=True) if m.affine.requires_grad]
-    if not pairs:
+    total = sum(((m.affine * w.flatten(0, 1)).sum() for m, w in zip(moved, weights, strict=True)), leaf.new_zeros(()))
+    if not total.requires_grad:
         return torch.zeros_like(leaf)
-    outputs, vectors = zip(*pairs, strict=True)
-    (found,) = torch.autograd.grad(outputs, leaf, vectors, retain_graph=more, allow_unused=True)
+    (found,) = torch.autograd.grad(total, leaf, retain_graph=more, allow_unused=True)
     return torch.zeros_like(leaf) if found is None else found

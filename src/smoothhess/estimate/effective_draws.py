@@ -63,7 +63,7 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
         few = (tails.effective < ENOUGH_COUPLES) & (tails.effective < HEALTHY_SHARE * stats.tails.n)
         if grouped:  # rows in strata cannot be told apart
             found = found & ~stats.tails.strata.exist
-        found = found | (few & (tails.of_frobenius > LITTLE * _row_variance(stats)))
+        found = found | (few & (tails.of_frobenius > LITTLE * _row_variance(stats, grouped)))
     return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart
 
 
@@ -73,14 +73,21 @@ def carrying_rows(stats: Statistics, grouped: bool) -> Tensor:
     if tails is None:
         return effective_rows(stats)
     rows = effective_rows(stats if grouped else stats.without_computed_flips)
-    number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats), tails.effective, torch.inf)
+    number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats, grouped), tails.effective, torch.inf)
     return torch.where(rows > 0, torch.minimum(rows, number), rows)
 
 
-def _row_variance(stats: Statistics) -> Tensor:
+def _row_variance(stats: Statistics, grouped: bool) -> Tensor:
     """‖·‖²_F of the error of the Hessian if its rows were independent, (B,)."""
-    score, odd = stats.head.score.double(), stats.head.odd.double()
-    square = score.square().sum(-1) * odd.square().sum(-1) + (score * odd).sum(-1).square()
+    head, k = stats.head, stats.rank
+    length2 = head.score.double().square().sum(-1)
+    if grouped:
+        odd = head.odd.double()
+        square = length2 * odd.square().sum(-1) + (head.score.double() * odd).sum(-1).square()
+    else:  # s·γ and |γ|² from the slopes along and across the rows
+        along2 = head.along.double().square()
+        weight = head.weight.double().clamp_min(torch.finfo(torch.float64).tiny)
+        square = length2 * k / weight * (head.across.double() + along2) + k**2 * along2
     return square.sum(1) / stats.n_head.clamp_min(1) / (2 * stats.n.clamp_min(1))
 
 

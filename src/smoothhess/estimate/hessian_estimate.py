@@ -21,7 +21,7 @@ from smoothhess.estimate import effective_draws, fit_quality
 from smoothhess.estimate.grouping import Grouping, probes
 from smoothhess.estimate.once import Once
 from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
-from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric
+from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric, unmoved
 from smoothhess.estimate.stein_check import z_scores
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise
@@ -143,11 +143,10 @@ class HessianEstimate:
     def discontinuous(self) -> Tensor:
         """Where values changed although no gradient did, (B,); see `Interactions.discontinuous`."""
         stats, head = self.statistics, self.statistics.head
-        still = self.noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
-        if stats.known is not None:  # the residuals are not gradients of the function
-            still = still & stats.known.is_zero
+        still = unmoved(stats) & stats.is_uncontrolled  # residuals are not gradients of the function
         if not find_design(stats.design).mirrored or not bool(still.any()):
             return torch.zeros_like(still)
+        still = still & (head.even.abs().amax((1, 2)) == 0)
         size = stats.value.double().abs() + torch.linalg.vector_norm(stats.gradient.double(), dim=1)
         moved = (head.value_even.double() / head.weight.double().clamp_min(1e-300)).abs().amax(1)
         return still & (moved > JUMP_ROUNDING * torch.finfo(stats.gradient.dtype).eps * size)
@@ -247,6 +246,7 @@ class HessianEstimate:
             self.shrink,
             None if self.no_kinks is None else self.no_kinks.to(device),
             None if self.sums is None else self.sums.to(device),
+            self.cached_denoised.then(lambda denoised: denoised.to(device)),
         )
 
     @staticmethod

@@ -64,7 +64,7 @@ class Denoised:
         return self._in_order([part.product(q[index]) for index, part in self.parts])
 
     def dense(self) -> Tensor:
-        """The whitened Hessian, (B, k, k) float64."""
+        """The whitened Hessian, (B, k, k)."""
         return self._in_order([part.dense() for _, part in self.parts])
 
     @property
@@ -90,6 +90,10 @@ class Denoised:
     def group_error2(self, sums: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Estimated squared error of all group sums, (B,); `sums` maps whitened rows of examples to group sums."""
         return self._in_order([part.group_error2(lambda rows, i=i: sums(rows, i)) for i, part in self.parts])
+
+    def to(self, device: torch.device | str) -> Denoised:
+        """Copy to another device."""
+        return Denoised(tuple((index.to(device), part.to(device)) for index, part in self.parts))
 
     def select(self, index: Tensor) -> Denoised:
         """The examples at `index`, in that order."""
@@ -141,10 +145,20 @@ class Part:
         return result + self.basis.combined(self.basis.along(q) @ self.damped.to(q))
 
     def dense(self) -> Tensor:
-        """The whitened Hessian, (b, k, k) float64."""
+        """The whitened Hessian, (b, k, k)."""
         dense = self.basis.combined(self.basis.combined(self.damped).mT)
-        dense.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
+        dense.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None].to(dense))
         return symmetric(dense if self.known is None else dense.add_(self.known.dense()))
+
+    def stored(self, dtype: torch.dtype) -> Part:
+        """With matrices in the precision of the inputs, and without what only their computation needs."""
+        return replace(self, basis=self.basis.stored(dtype), damped=self.damped.to(dtype), risk=self.risk.to(dtype))
+
+    def to(self, device: torch.device | str) -> Part:
+        """Copy to another device."""
+        tensors = {f.name: t.to(device) for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
+        known = None if self.known is None else self.known.to(device)
+        return replace(self, basis=self.basis.to(device), known=known, **tensors)
 
     def select(self, index: Tensor) -> Part:
         """The examples at `index`."""
@@ -282,7 +296,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     # The part of ‖Ĥ‖² that is error beyond the risk of the rule does not explain anything.
     excess = error2 - (risk * weigh).sum((-1, -2)) / optimism
     explained = explained * (1 - excess / norm2.clamp_min(_TINY))
-    return replace(part, norm2=norm2, explained=explained, true2=true2)
+    return replace(part, norm2=norm2, explained=explained, true2=true2).stored(stats.gradient.dtype)
 
 
 def _entrywise_error(
@@ -371,11 +385,18 @@ class _Basis:
 
     def select(self, index: Tensor) -> Self:
         """The basis of the examples at `index`."""
-        chosen = copy(self)
+        return self._changed(lambda t: t[index] if len(t) == len(self.offset) else t)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Copy to another device."""
+        return self._changed(lambda t: t.to(device))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = copy(self)
         for name, kept in vars(self).items():
-            if isinstance(kept, Tensor) and len(kept) == len(self.offset):
-                setattr(chosen, name, kept[index])
-        return chosen
+            if isinstance(kept, Tensor):
+                setattr(changed, name, change(kept))
+        return changed
 
 
 class DenseBasis(_Basis):
@@ -396,6 +417,12 @@ class DenseBasis(_Basis):
         self.energy = rows.square().sum((-1, -2)) / rows.shape[1]  # mean over rows
         self.lost = torch.zeros_like(self.offset)  # energy of a row outside of the span of the others
         self.dtype = stats.gradient.dtype
+
+    def stored(self, dtype: torch.dtype) -> DenseBasis:
+        """With directions of the given precision, and without the estimate."""
+        stored = copy(self)
+        stored.vectors, stored.estimate = self.vectors.to(dtype), self.estimate[:, :0]
+        return stored
 
     def along(self, q: Tensor) -> Tensor:
         """Rows (b, n, k) in the directions of the basis, (b, n, r)."""
@@ -445,6 +472,12 @@ class FactoredBasis(_Basis):
         self.energy = values.clamp_min(0).sum(-1) / values.shape[-1]
         inverse = (vectors.square() / values.clamp_min(least)[:, None]).sum(-1)
         self.lost = (1 / inverse).mean(-1)
+
+    def stored(self, dtype: torch.dtype) -> FactoredBasis:
+        """Without the estimate; the combinations stay in float64, since rows may be nearly dependent."""
+        stored = copy(self)
+        stored.estimate = self.estimate[:, :0]
+        return stored
 
     def along(self, q: Tensor) -> Tensor:
         """Rows (b, n, k) in the directions of the basis, (b, n, r)."""

@@ -1,0 +1,63 @@
+"""The memory of `attribute`: batches of examples, and a stated number of bytes per example."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from smoothhess import SmoothHess
+from smoothhess.linalg import memory
+from smoothhess.linalg.memory import ByteLimit
+
+NETWORK = """
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(d, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)).eval()
+"""
+PEAK = """
+import resource, sys, warnings
+import torch
+from torch import nn
+from smoothhess import SmoothHess
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+d = 200
+NETWORK
+x, explainer, peaks = torch.rand(300, d), SmoothHess(net), []
+for count in (200, 300):
+    result = explainer.attribute(x[:count], radius=1.0, seed=list(range(count)), n_calls=2 * d)
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    del result
+print((peaks[1] - peaks[0]) / 100 / d**2)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="peak memory is read from the resource module")
+def test_the_peak_per_example_is_at_most_100_d_squared_bytes():
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK.replace("NETWORK", NETWORK)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 100
+
+
+@pytest.mark.parametrize("seed", [0, list(range(7))])
+@pytest.mark.parametrize("mask", [None, torch.arange(6) // 2])
+def test_examples_in_batches_give_the_result_of_all_in_one(monkeypatch, seed, mask):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    x = torch.randn(7, 6).double()
+
+    def explained():
+        return SmoothHess(net).attribute(x, sigma=0.5, n_calls=400, seed=seed, feature_mask=mask)
+
+    whole = explained()
+    monkeypatch.setattr("smoothhess.explainers.adaptive.PART_MATRICES", ByteLimit(3 * 8 * 36))
+    monkeypatch.setattr("smoothhess.explainers.result_warnings.PART_MATRICES", ByteLimit(3 * 8 * 36))
+    parts = explained()
+    for name in ("hessian", "gradient", "value", "relative_error", "n_passes", "n_eff"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(parts.stderr(), whole.stderr(), rtol=1e-9, atol=1e-10)
+    assert (parts.status, parts.control, parts.control_note) == (whole.status, whole.control, whole.control_note)
+    assert memory.PART_MATRICES.items(8 * 36, x.device) > 7  # small examples are explained in one batch
