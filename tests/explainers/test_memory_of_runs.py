@@ -16,7 +16,8 @@ torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(d, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)).eval()
 """
 PEAK = """
-import resource, sys, warnings
+import warnings
+from pathlib import Path
 import torch
 from torch import nn
 from smoothhess import SmoothHess
@@ -28,18 +29,18 @@ NETWORK
 x, explainer, peaks = torch.rand(300, d), SmoothHess(net), []
 for count in (200, 300):
     result = explainer.attribute(x[:count], radius=1.0, seed=list(range(count)), n_calls=2 * d)
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    peaks.append(1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]))
     del result
 print((peaks[1] - peaks[0]) / 100 / d**2)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="peak memory is read from the resource module")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak memory of a process is read from /proc")
 def test_the_peak_per_example_is_at_most_100_d_squared_bytes():
     done = subprocess.run(
         [sys.executable, "-c", PEAK.replace("NETWORK", NETWORK)], capture_output=True, text=True, check=True
     )
-    assert float(done.stdout) < 100
+    assert 20 < float(done.stdout) < 100
 
 
 @pytest.mark.parametrize("seed", [0, list(range(7))])
