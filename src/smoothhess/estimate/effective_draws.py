@@ -14,6 +14,7 @@ from torch import Tensor
 
 from smoothhess.draws.designs import SMALL
 from smoothhess.estimate.statistics import Statistics
+from smoothhess.estimate.tail_variance import TailVariance
 from smoothhess.linalg.effective_number import effective_number
 
 HEAVY = 0.7  # tail index above which standard errors are unreliable
@@ -59,7 +60,8 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     if bool(uneven.any()):
         few = few | (uneven & ((number < FEW) | (row_tail_index(stats) > HEAVY)))
     found = few & (number > 0) & (stats.n_head >= LEAST_ROWS)
-    if stats.tails is not None and (tails := stats.tail_variance) is not None:
+    if stats.tails is not None:
+        tails = TailVariance(stats.tails)
         few = (tails.effective < ENOUGH_COUPLES) & (tails.effective < HEALTHY_SHARE * stats.tails.n)
         if grouped:  # rows in strata cannot be told apart
             found = found & ~stats.tails.strata.exist
@@ -69,9 +71,9 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
 
 def carrying_rows(stats: Statistics, grouped: bool) -> Tensor:
     """n_eff of the rows, or of the draws from tail strata if these are fewer, (B,); zero if no gradient changes."""
-    tails = stats.tail_variance
-    if tails is None:
+    if stats.tails is None:
         return effective_rows(stats)
+    tails = TailVariance(stats.tails)
     rows = effective_rows(stats if grouped else stats.without_computed_flips)
     number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats, grouped), tails.effective, torch.inf)
     return torch.where(rows > 0, torch.minimum(rows, number), rows)

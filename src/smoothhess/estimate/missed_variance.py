@@ -15,6 +15,7 @@ from torch import Tensor
 from smoothhess.estimate.control_errors import ControlErrors
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.rare_flip_variance import RareFlipVariance
+from smoothhess.estimate.tail_variance import TailVariance
 from smoothhess.estimate.unbiased_hessian import Identity
 
 VALUE_ROUNDING = 4  # assumed rounding error of a value, in units in the last place
@@ -25,7 +26,8 @@ class MissedVariance:
 
     def __init__(self, control: ControlErrors, flips: RareFlipVariance, identity: Identity) -> None:
         self.control, self.flips, self.identity = control, flips, identity
-        self.features, self.tails = control.features, control.features.tail_variance
+        self.features, tails = control.features, control.features.tails
+        self.tails = None if tails is None else TailVariance(tails)
 
     def of_form(
         self, gram: Gram, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]

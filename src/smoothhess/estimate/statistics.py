@@ -28,7 +28,6 @@ from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.estimate.tail_rows import TailRows
-from smoothhess.estimate.tail_variance import TailVariance
 from smoothhess.linalg.gram import Grams
 from smoothhess.linalg.low_rank import Known, mean
 
@@ -212,16 +211,12 @@ class Statistics:
 
     def summed(self) -> Tensor:
         """Σ s oddᵀ over all rows, with the control variate's expectation added to each, (B, k, k), float64."""
-        if self.total is not None:
-            return self._with_known(self.total)
-        if self.k > DENSE_LIMIT:
+        if self.total is None and self.k > DENSE_LIMIT:
             raise ValueError(
                 f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
                 "row(i), diagonal() or eigh(k), which do not need it."
             )
-        return self._with_known(self.head.sum())
-
-    def _with_known(self, total: Tensor) -> Tensor:
+        total = self.sampled()
         if self.added is None:
             return total
         return torch.addcmul(total, self.added.dense().double(), self.n[:, None, None].double())
@@ -233,11 +228,6 @@ class Statistics:
             return self.known
         tails = Known(self.tails.hessian.to(self.gradient))
         return tails if self.known is None else self.known.plus(tails)
-
-    @cached_property
-    def tail_variance(self) -> TailVariance | None:
-        """Variances of what was sampled in tail strata; None without strata."""
-        return None if self.tails is None else TailVariance(self.tails)
 
     @cached_property
     def without_computed_flips(self) -> Statistics:

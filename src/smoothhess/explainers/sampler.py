@@ -258,7 +258,7 @@ class Sampler:
             odd = self.gaussian.pull(_odd(gradient))
             if subtraction is not None:
                 with _same_path():
-                    odd = subtraction.odd_left_over(self.gaussian, self._shaped(points), z[:, rows], odd)
+                    odd = subtraction.odd_left_over(self.gaussian, _shaped(points, self.inputs), z[:, rows], odd)
             largest = [torch.linalg.vector_norm(t, torch.inf, -1) for t in (value, odd)]
             finite = torch.maximum(*largest).isfinite()
             found.append(odd if bool(finite.all()) else torch.where(finite[..., None], odd, 0.0))
@@ -270,7 +270,10 @@ class Sampler:
         even = gradient.mean(2) - self.unperturbed.whitened[index, None]
         risen = value.mean(2) - self.unperturbed.value[index, None]
         sampled = Sampled(_odd(gradient), weight[..., None] * even, weight * risen, weight)
-        return sampled if subtraction is None else self._left_over(subtraction, points, z, sampled, mirrored=True)
+        if subtraction is None:
+            return sampled
+        with _same_path():
+            return subtraction.left_over(self.gaussian, _shaped(points, self.inputs), z, sampled, mirrored=True)
 
     def _far_call(self, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The points x ± δ, (b, r, 2, d), and what the model returns there, which may be infinite or NaN."""
@@ -282,16 +285,6 @@ class Sampler:
             reraise_out_of_memory(error)
             raise FarInputError(f"{type(error).__name__}: {error}") from error
         return points, value, gradient
-
-    def _left_over(
-        self, subtraction: Subtraction, points: Tensor, z: Tensor, sampled: Sampled, mirrored: bool
-    ) -> Sampled:
-        with _same_path():
-            return subtraction.left_over(self.gaussian, self._shaped(points), z, sampled, mirrored)
-
-    def _shaped(self, points: Tensor) -> Tensor:
-        """The points x + δ of (b, r, s, d) in the shape of the inputs, (b, r, *shape)."""
-        return points[:, :, 0].reshape(*points.shape[:2], *self.inputs.shape[1:])
 
     def group_known(self, known: Known | None, index: Tensor) -> Known | None:
         """Return the control variate's expectation, summed over groups where there are groups."""
@@ -335,7 +328,9 @@ class Sampler:
         rounding = weight[..., None] * rounding_rows(z, size, own_gradient)
         sampled = Sampled(odd, weight[..., None] * even, weight * (value.mean(2) - own_value), weight)
         if subtraction is not None:  # sample the residual
-            sampled = self._left_over(subtraction, points, z, sampled, self.plan.mirrored)
+            there = _shaped(points, self.inputs)
+            with _same_path():
+                sampled = subtraction.left_over(self.gaussian, there, z, sampled, self.plan.mirrored)
         if self.strata is not None:  # which are sampled separately
             sampled = sampled.only(~self.strata.select(index).contain(z))
         if subtraction is not None:
@@ -373,22 +368,13 @@ class Sampler:
         that is symmetric about x could hide the dependence.
         """
         value, gradient = self._call(torch.cat([x[:, None, None], points[:, :, :1]], 1), index)
-        self._refuse_random(value[..., 0], index)
+        tolerance = AGREEMENT[self.oracle.precision] if value.dtype == torch.float32 else 1e-8
+        _refuse_random(value[..., 0], self.unperturbed.value[index], tolerance)
         value, gradient = value[:, 1:], gradient[:, 1:]
         if points.shape[2] == 1:
             return value, gradient
         mirrored = self._call(points[:, :, 1:], index)
         return torch.cat([value, mirrored[0]], 2), torch.cat([gradient, mirrored[1]], 2)
-
-    def _refuse_random(self, value: Tensor, index: Tensor) -> None:
-        tolerance = AGREEMENT[self.oracle.precision] if value.dtype == torch.float32 else 1e-8
-        change = (value[:, 0] - self.unperturbed.value[index]).abs()
-        if (change > tolerance * value.abs().amax(1)).any():
-            raise ValueError(
-                f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated in another batch. "
-                "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make each output "
-                "depend on its own input only, for example with model.eval()."
-            )
 
 
 def _couples(rows: Any) -> Any:
@@ -412,6 +398,21 @@ def _slices(count: int, step: int) -> list[slice]:
 def _odd(pairs: Tensor) -> Tensor:
     """Half-difference over dimension 2 of a mirrored pair; the value itself for designs without mirror images."""
     return (pairs[:, :, 0] - pairs[:, :, 1]) / 2 if pairs.shape[2] == 2 else pairs[:, :, 0]
+
+
+def _shaped(points: Tensor, inputs: Tensor) -> Tensor:
+    """The points x + δ of (b, r, s, d) in the shape of the inputs, (b, r, *shape)."""
+    return points[:, :, 0].reshape(*points.shape[:2], *inputs.shape[1:])
+
+
+def _refuse_random(value: Tensor, own: Tensor, tolerance: float) -> None:
+    change = (value[:, 0] - own).abs()
+    if (change > tolerance * value.abs().amax(1)).any():
+        raise ValueError(
+            f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated in another batch. "
+            "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make each output "
+            "depend on its own input only, for example with model.eval()."
+        )
 
 
 def _refuse_lost_noise(points: Tensor, x: Tensor, delta: Tensor) -> None:

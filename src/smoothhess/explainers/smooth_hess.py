@@ -146,7 +146,7 @@ class SmoothHess:
         Returns:
             An `Interactions` of B examples, on the device of the inputs, or on the CPU if it would take more than half
             of the free memory of a GPU; its `device` says where. Examples are explained in batches. The peak memory is
-            that of one batch, and in float32 at most 100 d² bytes per example with d dimensions and up to 2d calls: 50
+            that of one batch, and in float32 at most 120 d² bytes per example with d dimensions and up to 2d calls: 70
             of the result, and 50 while results of batches are concatenated.
 
         Raises:

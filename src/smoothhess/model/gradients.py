@@ -92,7 +92,8 @@ class Oracle:
     def unchecked(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         """Values and gradients, which may be infinite or NaN."""
         self.n_rows += len(points)
-        return self.in_batches(self._differentiated, points, owner)
+        value, gradient = self.in_batches(self._differentiated, points, owner)
+        return value, gradient
 
     @property
     def scale(self) -> float:
