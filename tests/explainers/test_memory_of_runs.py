@@ -62,3 +62,13 @@ def test_examples_in_batches_give_the_result_of_all_in_one(monkeypatch, seed, ma
     torch.testing.assert_close(parts.stderr(), whole.stderr(), rtol=1e-9, atol=1e-10)
     assert (parts.status, parts.control, parts.control_note) == (whole.status, whole.control, whole.control_note)
     assert memory.PART_MATRICES.items(8 * 36, x.device) > 7  # small examples are explained in one batch
+
+
+def test_a_result_on_another_device_keeps_its_denoised_hessian():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    result = SmoothHess(net).attribute(torch.randn(2, 6).double(), sigma=0.5)
+    moved = result.to("cpu")
+    assert moved.estimate.cached_denoised.value is not None
+    torch.testing.assert_close(moved.hessian, result.hessian)
+    torch.testing.assert_close(moved.relative_error, result.relative_error)

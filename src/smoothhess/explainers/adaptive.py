@@ -139,12 +139,16 @@ class Run:
         kept = len(self.inputs) * kept_bytes(k if self.grouping is None else width, most, self.inputs.element_size())
         if device.type == "cuda" and kept > KEPT_RESULTS.on(device):
             device = torch.device("cpu")
+
+        def kept_there(result: Interactions) -> Interactions:
+            return result if result.device == device else result.to(device)
+
         return in_parts(
             self.oracle,
             self.inputs.device,
             bar,
-            lambda: self.lead(self.start(), bar).to(device),
-            lambda index: self._select(index).result(bar).to(device),
+            lambda: kept_there(self.lead(self.start(), bar)),
+            lambda index: kept_there(self._select(index).result(bar)),
             PART_MATRICES.items(8 * k * width, self.inputs.device),
         )
 
