@@ -40,7 +40,7 @@ FEW_AT_ONCE = 128  # for 64 features
 PARENT = {  # of 1dcaa07, 2026-11-16
     "digits MLP, `attribute` of an input with tail strata": "17",
     "digits MLP, `attribute` of an input without": "10",
-    "MLP 200-64-32-1, own draws: peak bytes per input / d²": "220",
+    "MLP 200-64-32-1, own draws: peak bytes per input / d²": "261",
     "MLP 784-200-200-10, radius 0.2, 32 inputs: plain passes / `attribute`": "0.054",
     "MLP 784-200-200-10, `top_pairs(10)`, first": "6.4",
     "MLP 784-200-200-10, `top_pairs(10)`, again": "1.9",
