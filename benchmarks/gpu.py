@@ -177,7 +177,7 @@ class Clock:
 PASSES: dict[Any, tuple[str, ...]] = {
     Oracle: ("__call__", "values"),
     FrozenNetwork: ("moves", "back"),
-    control_variate: ("flips", "own_flips"),
+    control_variate: ("odd_flips", "own_flips"),
 }
 
 

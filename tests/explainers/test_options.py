@@ -4,6 +4,7 @@ import inspect
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
+import torch
 
 from smoothhess import SmoothHess
 from smoothhess.explainers.options import Options
@@ -39,4 +40,10 @@ def test_wrong_options_raise_before_the_model_is_known(options, error, words):
 
 
 def test_tol_and_max_calls_are_ignored_where_n_calls_is_given():
-    assert Options(n_calls=64, tol=0, max_calls=0).rows == 32
+    assert Options(n_calls=64, tol=0, max_calls=0).rows(3) == 32
+
+
+def test_the_default_of_max_calls_depends_on_the_dimensions():
+    assert [Options().rows(k) for k in (10, 1024, 1025, 3073)] == [10_000, 10_000, 1024, 1536]
+    assert Options(feature_mask=torch.zeros(3, dtype=torch.long)).rows(3073) == 10_000
+    assert Options(max_calls=500).rows(3073) == 250

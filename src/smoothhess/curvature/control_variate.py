@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.flip_field import flips, own_flips
+from smoothhess.curvature.flip_field import odd_flips, own_flips
 from smoothhess.curvature.frozen_network import FrozenNetwork
 from smoothhess.curvature.one_flip import Expectation, Kinks
 from smoothhess.draws.designs import Design, pilot_stack, tau_rows
@@ -34,6 +35,7 @@ PILOT_PAIRS = 8  # pairs of draws to fit the weights; twice as many below FEW di
 FEW = 16
 RIDGE = 0.02  # ridge penalty on the distance of the weights from 1, relative to the energy of the fields
 FLIPS_PER_PAIR = 1.5  # frozen passes for a ± pair: one forward, two backward
+ODD_FLIPS_PER_PAIR = 1.0  # for the odd part only: one forward, one backward
 CONTROL_LIMIT = 8192  # dimensions up to which W₁ is dense; above it, W₁ has low rank
 THIN_CALLS, THIN_LEAST, THIN_MOST = 16, 8, 128  # calls per direction; smallest and largest number of directions
 THIN_PROBES = 64  # random directions to estimate τ of a low-rank W₁
@@ -99,7 +101,14 @@ class Control:
         return self.expected.hessian if len(index) == len(self.flip) else self.expected.hessian.select(index)
 
     def among(self, index: Tensor) -> Subtraction:
-        """The subtraction for the rows of the examples at `index`."""
+        """The subtraction for the rows of the examples at `index`, ascending."""
+        return self._among_all if len(index) == len(self.flip) else self._among(index)
+
+    @cached_property
+    def _among_all(self) -> Subtraction:
+        return self._among(self.kinks.network.everyone)
+
+    def _among(self, index: Tensor) -> Subtraction:
         flipping = torch.nonzero(self.flip[index]).reshape(-1)
         owner = index[flipping]
         return Subtraction(
@@ -148,16 +157,23 @@ class Subtraction:
         if self.network is None:
             return Sampled(odd, even, value, weight)
         flipping, flat = self.flipping, (len(self.flipping), points.shape[1], -1)
-        found = own_flips(self.network, points[flipping], self.owner, mirrored)
-        there, around = (gaussian.pull(f.reshape(flat)) for f in (found.odd, found.even))
-        beta, odd = self.flip[:, None, None].to(odd), odd.clone()
-        odd[flipping] -= beta * there
+        found = own_flips(self.network, _examples(points, flipping), self.owner, mirrored)
+        beta = self.flip[:, None, None].to(odd)
+        odd = _minus(odd, flipping, beta * gaussian.pull(found.odd.reshape(flat)))
         if self.gradient is None or self.value is None:
             return Sampled(odd, even, value, weight)
-        own, even, value = weight if len(weight) == 1 else weight[flipping], even.clone(), value.clone()
-        even[flipping] -= beta * own[..., None] * around
-        value[flipping] -= (self.flip[:, None] * own * found.value).to(value)
-        return Sampled(odd, even, value, weight)
+        own = weight if len(weight) == 1 else _examples(weight, flipping)
+        even = _minus(even, flipping, beta * own[..., None] * gaussian.pull(found.even.reshape(flat)))
+        return Sampled(odd, even, _minus(value, flipping, (self.flip[:, None] * own * found.value).to(value)), weight)
+
+    def odd_left_over(self, gaussian: Gaussian, points: Tensor, z: Tensor, odd: Tensor) -> Tensor:
+        """The odd part of `left_over`, from that of the gradient."""
+        odd = odd - self.linear[:, None, None].to(odd) * self.hessian.product(z)
+        if self.network is None:
+            return odd
+        found = odd_flips(self.network, _examples(points, self.flipping), self.owner)
+        there = gaussian.pull(found.reshape(len(self.flipping), points.shape[1], -1))
+        return _minus(odd, self.flipping, self.flip[:, None, None].to(odd) * there)
 
     def expectation(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """What is added back to the even part of each row, (b, k), and to its value, (b,)."""
@@ -167,6 +183,16 @@ class Subtraction:
             even[self.flipping] = (self.flip[:, None] * self.gradient).to(like)
             value = value.index_add(0, self.flipping, self.flip * self.value)
         return even, value.to(like)
+
+
+def _examples(t: Tensor, index: Tensor) -> Tensor:
+    """The examples at `index`, ascending; not copied if these are all examples."""
+    return t if len(index) == len(t) else t[index]
+
+
+def _minus(t: Tensor, index: Tensor, part: Tensor) -> Tensor:
+    """`t` with `part` subtracted from the examples at `index`, ascending."""
+    return t - part if len(index) == len(t) else t.index_add(0, index, part, alpha=-1)
 
 
 class Sampled(NamedTuple):
@@ -205,7 +231,7 @@ def pilot_pairs(k: int) -> int:
 
 def pilot_passes(k: int) -> float:
     """Passes that the pilot takes: two gradients, a frozen forward and a frozen backward pass for each pair."""
-    return 3.0 * pilot_pairs(k)
+    return (2 + ODD_FLIPS_PER_PAIR) * pilot_pairs(k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,8 +257,8 @@ class Pilot:
             points = torch.stack([x[index, None] + delta, x[index, None] - delta], 2)  # (b, P, 2, d)
             _, gradient = oracle(points.reshape(-1, *shape), index.repeat_interleave(2 * pairs))
             gradient = gaussian.pull(gradient.reshape(points.shape))
-            there = flips(network, points[:, :, 0].reshape(len(index), pairs, *shape), index, mirrored=True)
-            found.append((z, (gradient[:, :, 0] - gradient[:, :, 1]) / 2, gaussian.pull(there.odd.flatten(2))))
+            there = odd_flips(network.select(index), points[:, :, 0].reshape(len(index), pairs, *shape), index)
+            found.append((z, (gradient[:, :, 0] - gradient[:, :, 1]) / 2, gaussian.pull(there.flatten(2))))
         return Pilot(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     @property

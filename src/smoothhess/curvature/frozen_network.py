@@ -274,14 +274,15 @@ def _switches(tape: Tape, run: FrozenRun, sensitivity: dict[int, Tensor], i: int
     relus = [n for n in (i - 1, i + 1) if n in sensitivity and tape.calls[n].kind == "relu"]
     if i - 1 in relus and _feeds(run, i - 1):
         source, floor = i - 1, True
-        (pooled,) = torch.autograd.grad(run.post[i], run.pre[i], u, retain_graph=True)
+        (pooled,) = torch.autograd.grad((run.post[i] * u).sum(), run.pre[i], retain_graph=True)
         others = sensitivity[i - 1] - pooled.view_as(sensitivity[i - 1])
         if _is_rounding(others, pooled):
             del sensitivity[i - 1]
         else:
             sensitivity[i - 1] = others
     elif i + 1 in relus and _feeds(run, i):
-        (through,) = torch.autograd.grad(run.post[i + 1], run.pre[i + 1], sensitivity[i + 1], retain_graph=True)
+        after = (run.post[i + 1] * sensitivity[i + 1]).sum()
+        (through,) = torch.autograd.grad(after, run.pre[i + 1], retain_graph=True)
         if _is_rounding(u - through.view_as(u), through):  # nothing else reads the maxima
             u, floor = sensitivity.pop(i + 1), True
     candidates = largest_candidates(tape.calls[source].pre, call.windows, call.indices, floor)

@@ -26,6 +26,7 @@ from smoothhess.curvature.frozen_network import FrozenNetwork, NoKinksError, sum
 from smoothhess.curvature.slope_change_moments import Moments, moments, second_derivative
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
+from smoothhess.linalg.gram import symmetric_product
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import NEURON_GRADIENTS, in_batches
 from smoothhess.linalg.orthonormal import orthonormal
@@ -136,7 +137,7 @@ class Kinks:
             if layers:
                 parts = tuple(c @ w.mT for c, w in zip(network.per_call(j), network.per_call(weighted), strict=True))
             gradient = (j @ lean[..., None].to(j))[..., 0].double()
-            return Expectation(Known(j @ weighted.mT), gradient, passes, parts, drift, rise)
+            return Expectation(Known(symmetric_product(j, weighted)), gradient, passes, parts, drift, rise)
         squares = network.squares(gaussian, owner) if squares is None else squares
         bend, lean, rise = self.weights(squares.sqrt())
         count = len(network.bent) if layers else 1

@@ -14,6 +14,7 @@ window (`window_maximum`). Sums over neurons are in `one_flip`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -40,11 +41,7 @@ def slope_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
     if call.kind == "max_pool":
         return switched(moved)
     if call.knots:
-        total = torch.zeros_like(moved)
-        for knot, jump in call.knots:
-            step = (moved > knot).to(moved.dtype) - (pre > knot).to(moved.dtype)
-            total = total + step * _lined_up(jump, moved)
-        return total
+        return _sum(_jumps(knot, jump, moved, pre) for knot, jump in call.knots)
     return _slope(call, moved) - _slope(call, pre)
 
 
@@ -53,11 +50,7 @@ def value_change(call: Call, moved: Tensor, pre: Tensor) -> Tensor:
     if call.kind == "max_pool":
         return exceeded(moved)
     if call.knots:
-        total = torch.zeros_like(moved)
-        for knot, jump in call.knots:
-            step = (moved - knot).clamp_min(0) - torch.where(pre > knot, moved - knot, 0.0)
-            total = total + step * _lined_up(jump, moved)
-        return total
+        return _sum(_jumps(knot, jump, moved, pre) * (moved - knot) for knot, jump in call.knots)
     function = call.function
     assert function is not None
     return function(moved) - function(pre) - _slope(call, pre) * (moved - pre)
@@ -141,6 +134,16 @@ def _slope(call: Call, z: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()
         return torch.autograd.grad(function(leaf).sum(), leaf)[0]
+
+
+def _jumps(knot: float, jump: float | Tensor, moved: Tensor, pre: Tensor) -> Tensor:
+    """The change of slope at one knot between `pre` and `moved`."""
+    return ((moved > knot).to(moved.dtype) - (pre > knot).to(moved.dtype)) * _lined_up(jump, moved)
+
+
+def _sum(terms: Iterable[Tensor]) -> Tensor:
+    first, *others = terms
+    return sum(others, first)
 
 
 def _lined_up(jump: float | Tensor, like: Tensor) -> float | Tensor:

@@ -119,8 +119,8 @@ class Question:
             return Sizes(d, features, d, inputs.element_size(), None, 0)
         options = self.options
         rank = Gaussian.ensure(sigma=options.sigma, radius=options.radius, gaussian=options.gaussian, d=d).rank(d)
-        rows = None if options.n_calls is None else options.rows
-        return Sizes(d, features, rank, inputs.element_size(), rows, options.rows)
+        rows = None if options.n_calls is None else options.rows(rank)
+        return Sizes(d, features, rank, inputs.element_size(), rows, options.rows(rank))
 
     def explain(self, pack: Pack, seeds: list[int]) -> Result:
         """Explain the records of a pack; `seeds` has one seed per record."""

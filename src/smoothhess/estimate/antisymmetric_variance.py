@@ -22,6 +22,7 @@ from torch import Tensor
 from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate.statistics import PROBES, Statistics
+from smoothhess.linalg.gram import symmetric_product
 
 DENSE_SKEW = 4096  # coordinates up to which A is stored as a matrix
 SPREAD_DF = 1.5  # degrees of freedom per direction that carries noise
@@ -63,8 +64,11 @@ class Skew:
     @cached_property
     def spread(self) -> Tensor:
         """Participation number of the noise, (B,): about k/2 if all directions carry it, small if few do."""
-        small = self._small()
-        square = small @ small
+        if self.matrix is None:
+            small = self._small()
+            square = small @ small
+        else:
+            square = symmetric_product(self.matrix, self.matrix)  # −A²
         fourth = (square * square.mT).sum((-1, -2))  # tr A⁴
         return torch.where(fourth > 0, self.norm2.square() / fourth, self.k / 2)
 

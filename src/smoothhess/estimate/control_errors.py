@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.estimate.effective_draws import without_computed_flips
 from smoothhess.estimate.statistics import Statistics
 from smoothhess.linalg.gram import pair_norm
 from smoothhess.linalg.low_rank import Known
@@ -59,7 +58,7 @@ class ControlErrors:
         stats = self.features if self.white is None else self.white
         if stats.known is None or (self.white is None and stats.gram is None):
             return None
-        head = stats.head if self.white is None else without_computed_flips(self.white).head
+        head = stats.head if self.white is None else self.white.without_computed_flips.head
         usual = head.energy.double().sum(1) / stats.n_head.clamp_min(1) * self._whitening
         if self.white is not None:  # the mean of z g̃ᵀ bounds the size of g̃
             usual = torch.maximum(usual, squared_norm_of(stats.known))

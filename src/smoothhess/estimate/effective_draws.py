@@ -9,12 +9,10 @@ it the scatter of the rows does not estimate their variance.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from smoothhess.draws.designs import SMALL, find_design
+from smoothhess.draws.designs import SMALL
 from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.tail_variance import TailVariance
 from smoothhess.linalg.effective_number import effective_number
@@ -25,7 +23,6 @@ HEALTHY_SHARE = 0.25  # share of effective rows above which the rows are alike e
 SMALL_SHARE, SMALL_NUMBER = 0.1, 20  # tails are heavy below this share of effective rows, if there are fewer than that
 TINY_SHARE, ENOUGH = 0.02, 100  # the same for an even smaller share
 HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
-NOTHING = 1e-20  # energy of a row, relative to the largest, that is rounding
 LITTLE = 0.3  # variance of draws from tail strata, relative to that of the rows, below which they do not matter
 ENOUGH_COUPLES = 30  # effective draws from tail strata above which their tails are not heavy
 LEAST_ROWS = 20  # rows below which nothing is said about tails
@@ -43,30 +40,6 @@ def effective_rows(stats: Statistics) -> Tensor:
     return effective_number(contributions(stats)) * stats.n / stats.n_head.clamp_min(1)
 
 
-def without_computed_flips(white: Statistics) -> Statistics:
-    """Whitened statistics without the energy of events whose error is known.
-
-    These are flips that were computed (`rare_flips`) or subtracted, and rows in tail strata, which were sampled apart.
-    """
-    known = white.rare is not None and bool(white.rare.complete.any())
-    if not known and white.tails is None:
-        return white
-    head, energy = white.head, white.head.energy
-    flipped = torch.zeros_like(energy, dtype=torch.bool)
-    if white.rare is not None and known:
-        complete = white.rare.complete[:, None]
-        residual = head.along.square() + head.across
-        energy = torch.where(complete & ~white.is_uncontrolled[:, None], residual, energy)
-        flipped = white.rare.flipped(white.draws(), find_design(white.design).mirrored) & complete
-    if white.tails is not None:
-        apart = white.tails.strata.contain(white.draws()) & (white.tails.share == 1)[:, None]
-        flipped = flipped | apart
-    moved = energy > NOTHING * energy.amax(1, keepdim=True) if energy.shape[1] else energy > 0
-    usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & moved).sum(1).clamp_min(1)
-    energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
-    return replace(white, head=replace(head, energy=energy))
-
-
 def bounded_df(stats: Statistics, df: Tensor) -> Tensor:
     """Degrees of freedom (B,), at most n_eff − 1 where that is a small share of the rows, but at least 1."""
     number = effective_rows(stats)
@@ -78,19 +51,21 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     """Where a few draws carry the estimate, so that standard errors are unreliable, (B,)."""
     known = None if stats.rare is None else stats.rare.complete
     if not grouped:
-        stats = without_computed_flips(stats)
+        stats = stats.without_computed_flips
         known = None if stats.rank > SMALL or stats.design != "orthogonal" else known
-    number, index = effective_rows(stats), row_tail_index(stats)
+    number = effective_rows(stats)
     share = number / stats.n.clamp_min(1)
     few = ((share < SMALL_SHARE) & (number < SMALL_NUMBER)) | ((share < TINY_SHARE) & (number < ENOUGH))
-    few = few | ((share < HEALTHY_SHARE) & ((number < FEW) | ((index > HEAVY) & (number < HEAVY_ROWS))))
+    uneven = (share < HEALTHY_SHARE) & (number < HEAVY_ROWS)
+    if bool(uneven.any()):
+        few = few | (uneven & ((number < FEW) | (row_tail_index(stats) > HEAVY)))
     found = few & (number > 0) & (stats.n_head >= LEAST_ROWS)
     if stats.tails is not None:
         tails = TailVariance(stats.tails)
         few = (tails.effective < ENOUGH_COUPLES) & (tails.effective < HEALTHY_SHARE * stats.tails.n)
         if grouped:  # rows in strata cannot be told apart
             found = found & ~stats.tails.strata.exist
-        found = found | (few & (tails.of_frobenius > LITTLE * _row_variance(stats)))
+        found = found | (few & (tails.of_frobenius > LITTLE * _row_variance(stats, grouped)))
     return found if known is None else found & ~known  # of which the rows that flip a neuron cannot be told apart
 
 
@@ -98,16 +73,23 @@ def carrying_rows(stats: Statistics, grouped: bool) -> Tensor:
     """n_eff of the rows, or of the draws from tail strata if these are fewer, (B,); zero if no gradient changes."""
     if stats.tails is None:
         return effective_rows(stats)
-    rows = effective_rows(stats if grouped else without_computed_flips(stats))
     tails = TailVariance(stats.tails)
-    number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats), tails.effective, torch.inf)
+    rows = effective_rows(stats if grouped else stats.without_computed_flips)
+    number = torch.where(tails.of_frobenius > LITTLE * _row_variance(stats, grouped), tails.effective, torch.inf)
     return torch.where(rows > 0, torch.minimum(rows, number), rows)
 
 
-def _row_variance(stats: Statistics) -> Tensor:
+def _row_variance(stats: Statistics, grouped: bool) -> Tensor:
     """‖·‖²_F of the error of the Hessian if its rows were independent, (B,)."""
-    score, odd = stats.head.score.double(), stats.head.odd.double()
-    square = score.square().sum(-1) * odd.square().sum(-1) + (score * odd).sum(-1).square()
+    head, k = stats.head, stats.rank
+    length2 = head.score.double().square().sum(-1)
+    if grouped:
+        odd = head.odd.double()
+        square = length2 * odd.square().sum(-1) + (head.score.double() * odd).sum(-1).square()
+    else:  # s·γ and |γ|² from the slopes along and across the rows
+        along2 = head.along.double().square()
+        weight = head.weight.double().clamp_min(torch.finfo(torch.float64).tiny)
+        square = length2 * k / weight * (head.across.double() + along2) + k**2 * along2
     return square.sum(1) / stats.n_head.clamp_min(1) / (2 * stats.n.clamp_min(1))
 
 

@@ -24,7 +24,7 @@ from smoothhess.estimate.group_sums import group_sums
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.once import Once
 from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
-from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric
+from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric, unmoved
 from smoothhess.estimate.stein_check import z_scores
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise
@@ -138,7 +138,7 @@ class HessianEstimate:
             more = self.noise.missed.of_frobenius
             error2, true2 = self.denoised.error2 + more, self.denoised.true2
             error = _ratio(error2, torch.where(true2 > 0, true2 + more, 0.0))
-            number = effective_draws.effective_rows(effective_draws.without_computed_flips(self.statistics))
+            number = effective_draws.effective_rows(self.statistics.without_computed_flips)
             few = (number < effective_draws.FEW) & (number > 0)
             if not bool(few.any()):
                 return error
@@ -150,11 +150,10 @@ class HessianEstimate:
     def discontinuous(self) -> Tensor:
         """Where values changed although no gradient did, (B,); see `Interactions.discontinuous`."""
         stats, head = self.statistics, self.statistics.head
-        still = self.noise.unmoved & (head.even.abs().amax((1, 2)) == 0)
-        if stats.known is not None:  # the residuals are not gradients of the function
-            still = still & stats.known.is_zero
+        still = unmoved(stats) & stats.is_uncontrolled  # residuals are not gradients of the function
         if not find_design(stats.design).mirrored or not bool(still.any()):
             return torch.zeros_like(still)
+        still = still & (head.even.abs().amax((1, 2)) == 0)
         size = stats.value.double().abs() + torch.linalg.vector_norm(stats.gradient.double(), dim=1)
         moved = (head.value_even.double() / head.weight.double().clamp_min(1e-300)).abs().amax(1)
         return still & (moved > JUMP_ROUNDING * torch.finfo(stats.gradient.dtype).eps * size)
@@ -245,6 +244,7 @@ class HessianEstimate:
             self.shrink,
             None if self.no_kinks is None else self.no_kinks.to(device),
             None if self.sums is None else self.sums.to(device),
+            self.cached_denoised.then(lambda denoised: denoised.to(device)),
         )
 
     @staticmethod

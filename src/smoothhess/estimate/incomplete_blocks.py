@@ -72,6 +72,16 @@ def pieces(stream: Sequence[DrawRange], size: int) -> list[tuple[int, int]]:
     return ends
 
 
+def has_complete_blocks(stats: Statistics) -> bool:
+    """Whether the rows of every example are complete orthogonal blocks, over which the mean of s zᵀ is the identity."""
+    k = stats.rank
+    return (
+        stats.design == "orthogonal"
+        and k > SMALL
+        and all(r.start % k == r.stop % k == 0 for stream in stats.stream for r in stream)
+    )
+
+
 def correct(stats: Statistics, allowed: bool = True) -> Correction:
     """The correction of each example, from the slopes of its rows along their own directions.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from smoothhess.estimate.antisymmetric_variance import Prior, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.direction_products import DirectionProducts
-from smoothhess.estimate.effective_draws import bounded_df, without_computed_flips
+from smoothhess.estimate.effective_draws import bounded_df
 from smoothhess.estimate.incomplete_blocks import Gram, Values, missing_variance
 from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.unbiased_hessian import Unbiased
@@ -66,7 +66,7 @@ class PooledVariance:
     def df(self) -> Tensor:
         """Degrees of freedom of the Hessian's variances, (B,); fewer than the effective rows."""
         found = self.replicates.df if self.prior is None else self.replicates.df + self._prior_df
-        return bounded_df(self.estimate.own if self.white is None else without_computed_flips(self.white), found)
+        return bounded_df(self.estimate.own if self.white is None else self.white.without_computed_flips, found)
 
     @cached_property
     def _prior_df(self) -> Tensor:

@@ -32,9 +32,9 @@ from torch import Tensor
 from smoothhess.draws.designs import mixing
 from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.estimate.antisymmetric_variance import goes_by_rows
-from smoothhess.estimate.incomplete_blocks import correct
+from smoothhess.estimate.incomplete_blocks import correct, has_complete_blocks
 from smoothhess.estimate.statistics import Statistics, symmetric
-from smoothhess.linalg.gram import Grams, inner
+from smoothhess.linalg.gram import Grams, inner, symmetric_product
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
 from smoothhess.linalg.principal_directions import strongest_directions
@@ -64,7 +64,7 @@ class Denoised:
         return self._in_order([part.product(q[index]) for index, part in self.parts])
 
     def dense(self) -> Tensor:
-        """The whitened Hessian, (B, k, k) float64."""
+        """The whitened Hessian, (B, k, k)."""
         return self._in_order([part.dense() for _, part in self.parts])
 
     @property
@@ -90,6 +90,10 @@ class Denoised:
     def group_error2(self, sums: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Estimated squared error of all group sums, (B,); `sums` maps whitened rows of examples to group sums."""
         return self._in_order([part.group_error2(lambda rows, i=i: sums(rows, i)) for i, part in self.parts])
+
+    def to(self, device: torch.device | str) -> Denoised:
+        """Copy to another device."""
+        return Denoised(tuple((index.to(device), part.to(device)) for index, part in self.parts))
 
     def select(self, index: Tensor) -> Denoised:
         """The examples at `index`, in that order."""
@@ -141,10 +145,20 @@ class Part:
         return result + self.basis.combined(self.basis.along(q) @ self.damped.to(q))
 
     def dense(self) -> Tensor:
-        """The whitened Hessian, (b, k, k) float64."""
+        """The whitened Hessian, (b, k, k)."""
         dense = self.basis.combined(self.basis.combined(self.damped).mT)
-        dense.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None])
+        dense.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None].to(dense))
         return symmetric(dense if self.known is None else dense.add_(self.known.dense()))
+
+    def stored(self, dtype: torch.dtype) -> Part:
+        """With matrices in the precision of the inputs, and without what only their computation needs."""
+        return replace(self, basis=self.basis.stored(dtype), damped=self.damped.to(dtype), risk=self.risk.to(dtype))
+
+    def to(self, device: torch.device | str) -> Part:
+        """Copy to another device."""
+        tensors = {f.name: t.to(device) for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
+        known = None if self.known is None else self.known.to(device)
+        return replace(self, basis=self.basis.to(device), known=known, **tensors)
 
     def select(self, index: Tensor) -> Part:
         """The examples at `index`."""
@@ -260,7 +274,8 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     half, skew = symmetric(estimate), (estimate - estimate.mT) / 2
     correction = correct(stats)
     damped, risk, noise, factor = _damp(half, skew, correction.corrected + correction.plain, correction.radial, k)
-    constant = basis.offset - basis.trace(damped) / k if centred else torch.zeros_like(basis.offset)
+    damped = damped * basis.own_lengths[:, :, None] * basis.own_lengths[:, None]
+    constant = basis.offset - _trace(damped) / k if centred else torch.zeros_like(basis.offset)
     optimism = torch.full_like(constant, OPTIMISM)
     if stats.known is not None:
         optimism = torch.where(stats.known.is_zero, optimism, CENTRED)
@@ -293,7 +308,7 @@ def _denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Part:
     # The part of ‖Ĥ‖² that is error beyond the risk of the rule does not explain anything.
     excess = error2 - (risk * weigh).sum((-1, -2)) / optimism
     explained = explained * (1 - excess / norm2.clamp_min(_TINY))
-    return replace(part, norm2=norm2, explained=explained, true2=true2)
+    return replace(part, norm2=norm2, explained=explained, true2=true2).stored(stats.gradient.dtype)
 
 
 def _entrywise_error(
@@ -382,11 +397,18 @@ class _Basis:
 
     def select(self, index: Tensor) -> Self:
         """The basis of the examples at `index`."""
-        chosen = copy(self)
+        return self._changed(lambda t: t[index] if len(t) == len(self.offset) else t)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Copy to another device."""
+        return self._changed(lambda t: t.to(device))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = copy(self)
         for name, kept in vars(self).items():
-            if isinstance(kept, Tensor) and len(kept) == len(self.offset):
-                setattr(chosen, name, kept[index])
-        return chosen
+            if isinstance(kept, Tensor):
+                setattr(changed, name, change(kept))
+        return changed
 
 
 class DenseBasis(_Basis):
@@ -398,14 +420,21 @@ class DenseBasis(_Basis):
         self.offset = raw.diagonal(dim1=-2, dim2=-1).sum(-1) / self.k * centred
         a, z = self.offset[:, None, None], _points(stats).double()
         rows = stats.head.odd.double() - a * z
-        self.vectors = strongest_directions(rows.mT @ rows, mixing)
-        identity = torch.eye(self.k, dtype=torch.float64, device=raw.device)
-        if stats.total is None:  # the same mean over rows with z instead of γ
-            identity = (stats.head.score.double().mT @ z) / stats.n.double()[:, None, None]
-        self.estimate = self.vectors.mT @ (raw - a * identity) @ self.vectors
+        self.vectors = strongest_directions(symmetric_product(rows.mT, rows.mT), mixing)
+        if stats.total is None and not has_complete_blocks(stats):  # the same mean over rows with z instead of γ
+            raw = raw - a * ((stats.head.score.double().mT @ z) / stats.n.double()[:, None, None])
+        else:
+            raw.diagonal(dim1=-2, dim2=-1).sub_(self.offset[:, None])
+        self.estimate = self.vectors.mT @ raw @ self.vectors
         self.energy = rows.square().sum((-1, -2)) / rows.shape[1]  # mean over rows
         self.lost = torch.zeros_like(self.offset)  # energy of a row outside of the span of the others
         self.dtype = stats.gradient.dtype
+
+    def stored(self, dtype: torch.dtype) -> DenseBasis:
+        """With directions of the given precision, and without the estimate."""
+        stored = copy(self)
+        stored.vectors, stored.estimate = self.vectors.to(dtype), self.estimate[:, :0]
+        return stored
 
     def along(self, q: Tensor) -> Tensor:
         """Rows (b, n, k) in the directions of the basis, (b, n, r)."""
@@ -414,10 +443,6 @@ class DenseBasis(_Basis):
     def combined(self, c: Tensor) -> Tensor:
         """The inverse of `along` inside the span of the basis."""
         return c @ self.vectors.mT.to(c)
-
-    def trace(self, damped: Tensor) -> Tensor:
-        """Trace of a matrix in the basis, (b,)."""
-        return damped.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     @property
     def own_lengths(self) -> Tensor:
@@ -453,13 +478,19 @@ class FactoredBasis(_Basis):
         values, vectors = _eigenpairs(symmetric(gram))
         least = CUT * values[:, :1].clamp_min(_TINY)
         root = values.clamp_min(0).sqrt()
-        self.combine = torch.where((values > least)[:, None], vectors / root[:, None].clamp_min(_TINY), 0.0)  # Q
-        self.gram = gram
+        self.own_lengths = (values > least).double()  # squared, (b, r): 0 for directions that are rounding
+        self.combine = self.own_lengths[:, None] * vectors / root[:, None].clamp_min(_TINY)  # Q
         scored = cross - a * square * back[..., None]
         self.estimate = self.combine.mT @ scored @ (vectors * root[:, None]) / n[:, None, None]
         self.energy = values.clamp_min(0).sum(-1) / values.shape[-1]
         inverse = (vectors.square() / values.clamp_min(least)[:, None]).sum(-1)
         self.lost = (1 / inverse).mean(-1)
+
+    def stored(self, dtype: torch.dtype) -> FactoredBasis:
+        """Without the estimate; the combinations stay in float64, since rows may be nearly dependent."""
+        stored = copy(self)
+        stored.estimate = self.estimate[:, :0]
+        return stored
 
     def along(self, q: Tensor) -> Tensor:
         """Rows (b, n, k) in the directions of the basis, (b, n, r)."""
@@ -469,20 +500,14 @@ class FactoredBasis(_Basis):
         """The inverse of `along` inside the span of the basis."""
         return (c @ self.combine.mT.to(c)) @ self.rows.to(c)
 
-    def trace(self, damped: Tensor) -> Tensor:
-        """Trace of a matrix in the basis, (b,)."""
-        lengths = self.combine.mT @ self.gram @ self.combine  # the identity up to rounding
-        return (damped * lengths.mT).sum((-1, -2))
-
     @cached_property
     def rows(self) -> Tensor:
         """γ − a z, (b, m, k)."""
         return self.odd - self.offset[:, None, None].to(self.odd) * self.z.to(self.odd)
 
-    @property
-    def own_lengths(self) -> Tensor:
-        """Squared lengths of the directions, (b, r): 1, or 0 for directions that are rounding."""
-        return (self.combine * (self.gram @ self.combine)).sum(1)
+    def products_with(self, known: Known) -> Tensor:
+        """Inner products of the directions with their products with a matrix, (b, r, r)."""
+        return self.combine.mT @ inner(self.rows, known.product(self.rows)) @ self.combine
 
     def lengths(self, push: Callable[[Tensor], Tensor]) -> Tensor:
         """Squared lengths of the directions after a linear map of whitened rows, (b, r)."""
@@ -498,12 +523,8 @@ class FactoredBasis(_Basis):
 def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[Tensor, Tensor]:
     """‖Ĥ‖²_F in feature coordinates, and E‖Ĥδ‖², (b,) each."""
     basis, known = part.basis, part.known
-    if isinstance(gaussian, Isotropic) and (isinstance(basis, DenseBasis) or (known is not None and not known.is_thin)):
-        if known is None:  # the basis is orthonormal
-            c, own = part.constant, part.damped.diagonal(dim1=-2, dim2=-1).sum(-1)
-            square = part.damped.square().sum((-1, -2)) + c * (2 * own + c * basis.k)
-        else:
-            square = part.dense().square().sum((-1, -2))
+    if isinstance(gaussian, Isotropic) and (known is None or not known.is_thin):  # the basis is orthonormal
+        square = _squared_norm(part, known)
         return precisions[0].square() * square, precisions[0] * square
     if isinstance(basis, DenseBasis) or (known is not None and not known.is_thin):
         dtype = basis.dtype if isinstance(basis, DenseBasis) else basis.odd.dtype
@@ -522,7 +543,7 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
         core = torch.stack([torch.block_diag(a, b) for a, b in zip(core, known.core.to(core), strict=True)])
         rows = torch.cat([rows, known.factor.to(rows)], 1)
     if isinstance(gaussian, Isotropic):
-        white = basis.gram if known is None else inner(rows, rows)
+        white = inner(rows, rows)
         once, both = precisions[0] * white, precisions[0].square() * white
     else:
         pushed = gaussian.push(rows)
@@ -536,6 +557,22 @@ def _norms(part: Part, gaussian: Gaussian, d: int, precisions: Tensor) -> tuple[
     norm2 = c.square() * precisions.square().sum() + 2 * c * trace(core, both) + trace(turned, turned)
     explained = c.square() * precisions.sum() + 2 * c * trace(core, once) + trace(core @ white, turned)
     return norm2, explained
+
+
+def _squared_norm(part: Part, known: Known | None) -> Tensor:
+    """‖K + cI + BMBᵀ‖²_F in whitened coordinates, (b,), for a dense K or none."""
+    basis, c, m = part.basis, part.constant, part.damped
+    if known is not None and isinstance(basis, DenseBasis):
+        return part.dense().square().sum((-1, -2))
+    found = m.square().sum((-1, -2)) + c * (2 * _trace(m) + c * basis.k)
+    if known is None or isinstance(basis, DenseBasis):
+        return found
+    own, trace = known.core.double().square().sum((-1, -2)), known.diagonal().double().sum(-1)
+    return found + own + 2 * c * trace + 2 * (basis.products_with(known) * m).sum((-1, -2))
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.rare_flips import RareFlips
-from smoothhess.draws.designs import SMALL
+from smoothhess.draws.designs import SMALL, find_design
 from smoothhess.estimate.cross_fit import CrossFit
 from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.estimate.tail_rows import TailRows
@@ -36,6 +36,7 @@ ESTIMATOR_VERSION = 5  # increased whenever the same draws give other numbers; v
 HEAD_LEAST = 1024  # rows of the head,
 HEAD_FACTOR = 4  # or this many times k, if that is more
 PROBES = 16  # random directions in which group sums keep the antisymmetric half of the Hessian
+NOTHING = 1e-20  # energy of a row, relative to the largest, that is rounding
 UNDERFLOW = 1e-150  # smaller changes of a gradient count as none: their squares underflow
 DENSE_LIMIT = 20_000  # maximum number of features for a dense k × k matrix
 
@@ -53,6 +54,16 @@ def must_be_factored(features: int) -> bool:
 def most_rows(rank: int, features: int) -> int:
     """Maximum number of rows of an estimate with `rank` dimensions and the given number of features."""
     return head_rows(rank) if must_be_factored(features) else 1 << 62
+
+
+def kept_bytes(k: int, rows: int, number_bytes: int) -> int:
+    """Upper bound of what a result keeps of an example with numbers of `number_bytes` bytes.
+
+    These are eight matrices: the control variate's expectation alone and with the part of tail strata, this part and
+    the sum over the rows (twice the precision), and the directions, entries and risks of the denoised Hessian. They are
+    smaller while there are fewer rows than dimensions. Three numbers for each row and dimension are added.
+    """
+    return number_bytes * k * (8 * min(k, rows) + 3 * min(rows, head_rows(k)))
 
 
 class DrawRange(NamedTuple):
@@ -202,16 +213,12 @@ class Statistics:
 
     def summed(self) -> Tensor:
         """Σ s oddᵀ over all rows, with the control variate's expectation added to each, (B, k, k), float64."""
-        if self.total is not None:
-            return self._with_known(self.total)
-        if self.k > DENSE_LIMIT:
+        if self.total is None and self.k > DENSE_LIMIT:
             raise ValueError(
                 f"a dense Hessian of {self.k} features would hold {self.k}² numbers. Use result @ v, groups(mask), "
                 "row(i), diagonal() or eigh(k), which do not need it."
             )
-        return self._with_known(self.head.sum())
-
-    def _with_known(self, total: Tensor) -> Tensor:
+        total = self.sampled()
         if self.added is None:
             return total
         return torch.addcmul(total, self.added.dense().double(), self.n[:, None, None].double())
@@ -223,6 +230,30 @@ class Statistics:
             return self.known
         tails = Known(self.tails.hessian.to(self.gradient))
         return tails if self.known is None else self.known.plus(tails)
+
+    @cached_property
+    def without_computed_flips(self) -> Statistics:
+        """Whitened statistics without the energy of events whose error is known.
+
+        These are flips that were computed (`rare_flips`) or subtracted, and rows in tail strata, which were sampled
+        apart.
+        """
+        known = self.rare is not None and bool(self.rare.complete.any())
+        if not known and self.tails is None:
+            return self
+        head, energy, draws = self.head, self.head.energy, self.draws()
+        flipped = torch.zeros_like(energy, dtype=torch.bool)
+        if self.rare is not None and known:
+            complete = self.rare.complete[:, None]
+            residual = head.along.square() + head.across
+            energy = torch.where(complete & ~self.is_uncontrolled[:, None], residual, energy)
+            flipped = self.rare.flipped(draws, find_design(self.design).mirrored) & complete
+        if self.tails is not None:
+            flipped = flipped | (self.tails.strata.contain(draws) & (self.tails.share == 1)[:, None])
+        moved = energy > NOTHING * energy.amax(1, keepdim=True) if energy.shape[1] else energy > 0
+        usual = energy.masked_fill(flipped, 0.0).sum(1) / (~flipped & moved).sum(1).clamp_min(1)
+        energy = torch.where(flipped, usual[:, None], energy)  # as if the row were a usual one
+        return replace(self, head=replace(head, energy=energy))
 
     @property
     def is_uncontrolled(self) -> Tensor:

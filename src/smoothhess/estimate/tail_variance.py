@@ -56,12 +56,14 @@ class TailVariance:
             total, square = total + form, square + form.square()
         return self._of_mean(total, square)
 
-    @property
+    @cached_property
     def of_frobenius(self) -> Tensor:
         """Sum of the variances of all entries, (B,)."""
+        zero = torch.zeros_like(self.rows.n, dtype=torch.float64)
+        some = torch.nonzero(self.rows.n).reshape(-1)
+        if len(some) < len(zero):
+            return zero.index_copy(0, some, TailVariance(self.rows.select(some)).of_frobenius) if len(some) else zero
         score, odd = self.rows.score, self.rows.odd
-        if not odd.shape[1]:
-            return torch.zeros_like(1 / self.rows.n.clamp_min(1))
         each = pair_norm(score.flatten(0, 1), odd.flatten(0, 1)).reshape(odd.shape[:2]).sum(1) / 4
         mean = pair_norm(score.flatten(1, 2), odd.flatten(1, 2)) / 4 / self.rows.stored.clamp_min(1)
         return ((each - mean) / self._freedom).clamp_min(0) / self.rows.n.clamp_min(1)

@@ -23,7 +23,7 @@ from smoothhess.estimate.antisymmetric_variance import Prior, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
 from smoothhess.estimate.cross_fit import CrossFit
-from smoothhess.estimate.effective_draws import bounded_df, without_computed_flips
+from smoothhess.estimate.effective_draws import bounded_df
 from smoothhess.estimate.fit_rows import with_noise_of
 from smoothhess.estimate.incomplete_blocks import Gram, Values
 from smoothhess.estimate.mean_variance import MeanVariance
@@ -183,7 +183,7 @@ class Noise:
         """Variance of the mean of a quantity with one value per row; see `MeanVariance.of_mean`."""
         value, df = MeanVariance(self.own.replicates).of_mean(rows, exact)
         return Variance(
-            value, bounded_df(self.features if self.white is None else without_computed_flips(self.white), df)
+            value, bounded_df(self.features if self.white is None else self.white.without_computed_flips, df)
         )
 
     def of_value(self) -> Variance:

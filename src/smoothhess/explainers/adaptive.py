@@ -24,7 +24,16 @@ from smoothhess.estimate.fit_quality import zero_score
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.quadratic_rows import shows_no_kink
-from smoothhess.estimate.statistics import Extension, Statistics, head_rows, most_rows, must_be_factored, unmoved
+from smoothhess.estimate.statistics import (
+    PROBES,
+    Extension,
+    Statistics,
+    head_rows,
+    kept_bytes,
+    most_rows,
+    must_be_factored,
+    unmoved,
+)
 from smoothhess.estimate.variance import Noise
 from smoothhess.explainers.choose_control import Choice, choose_control, with_control
 from smoothhess.explainers.find_tails import with_tails
@@ -34,7 +43,7 @@ from smoothhess.explainers.options import Options, seeds_of
 from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.recorded_kinks import with_rare_flips
 from smoothhess.explainers.sampler import PRECISION_PASSES, Sampler
-from smoothhess.linalg.memory import GROUPED_ROWS, is_out_of_memory, release
+from smoothhess.linalg.memory import GROUPED_ROWS, KEPT_RESULTS, PART_MATRICES, is_out_of_memory, release
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_inputs
@@ -107,7 +116,7 @@ class Run:
         result = replace(result, input_parts=self.input_parts)
         if self.sums is None:
             return result
-        sums = self.sums.select(torch.arange(len(result), device=result.device))
+        sums = self.sums.to(result.device).select(torch.arange(len(result), device=result.device))
         return replace(result.grouped(sums), status=result.status)
 
     def explain(self, bar: Progress) -> Interactions:
@@ -121,13 +130,26 @@ class Run:
             raise Interrupted(result=None if found is None else self.finish(found)) from None
 
     def result(self, bar: Progress) -> Interactions:
-        """Draw, in batches of examples where all of them would run out of memory."""
+        """Draw, in batches of examples whose matrices are within the limit of memory, or fewer if memory runs out.
+
+        Results that do not fit on a GPU are moved to the host, see `linalg.memory`.
+        """
+        device, k, most = self.inputs.device, self.gaussian.rank(self.inputs[0].numel()), self.budget.most
+        width = min(k, most) if self.grouping is None else self.grouping.count + PROBES
+        kept = len(self.inputs) * kept_bytes(k if self.grouping is None else width, most, self.inputs.element_size())
+        if device.type == "cuda" and kept > KEPT_RESULTS.on(device):
+            device = torch.device("cpu")
+
+        def kept_there(result: Interactions) -> Interactions:
+            return result if result.device == device else result.to(device)
+
         return in_parts(
             self.oracle,
             self.inputs.device,
             bar,
-            lambda: self.lead(self.start(), bar),
-            lambda index: self._select(index).result(bar),
+            lambda: kept_there(self.lead(self.start(), bar)),
+            lambda index: kept_there(self._select(index).result(bar)),
+            PART_MATRICES.items(8 * k * width, self.inputs.device),
         )
 
     def _select(self, index: Tensor) -> Run:
@@ -152,8 +174,7 @@ class Run:
             error = sampler.measure_precision(self.seeds)
             precision = {"precision": sampler.oracle.precision, "precision_error": error}
             sampler = replace(sampler, extra_passes=sampler.extra_passes + PRECISION_PASSES)
-        calls = options.n_calls if options.n_calls is not None else options.max_calls / 4
-        choice = choose_control(sampler, options.control, self.seeds, calls, options.tau_probes)
+        choice = choose_control(sampler, options.control, self.seeds, options.expected_calls, options.tau_probes)
         try:
             ready = with_rare_flips(self._with_tails(with_control(sampler, choice), choice), choice)
             result = self._sampled(ready, bar, choice.reason)
@@ -169,7 +190,7 @@ class Run:
         features = 1 if self.grouping is not None else self.inputs[0].numel()
         if self.options.tails is None or must_be_factored(features):  # the part of the strata is a dense matrix
             return sampler
-        return with_tails(sampler, choice, self.seeds, self.options.rows * sampler.plan.calls_per_row)
+        return with_tails(sampler, choice, self.seeds, self.budget.most * sampler.plan.calls_per_row)
 
     def _sampled(self, sampler: Sampler, bar: Progress, note: str) -> Interactions:
         start = sampler.begin(self.seeds)
@@ -182,12 +203,13 @@ def in_parts(
     bar: Progress,
     everyone: Callable[[], Interactions],
     some: Callable[[Tensor], Interactions],
+    limit: int | None = None,
 ) -> Interactions:
     """Return `everyone()`; if it runs out of memory, concatenate `some(index)` over batches of examples.
 
-    The number of examples that fit is kept for later runs of the explainer.
+    Batches have at most `limit` examples. The number of examples that fit is kept for later runs of the explainer.
     """
-    together, drawn, most = oracle.batch, bar.n, oracle.most_examples
+    together, drawn, most = oracle.batch, bar.n, min(oracle.most_examples, limit or oracle.batch)
     if together <= most:
         before = oracle.batch_size, oracle.measured
         try:
@@ -210,7 +232,8 @@ def in_parts(
             parts += [error.result] if isinstance(error, Interrupted) and error.result is not None else []
             raise Interrupted(result=Interactions.cat(parts) if parts else None) from None
         parts.append(replace(part, estimate=part.estimate.released()))
-    return Interactions.cat(parts)
+    result = Interactions.cat(parts)
+    return result if result.control is None else replace(result, control_note="")
 
 
 @dataclass(frozen=True)
@@ -229,10 +252,11 @@ class Budget:
         The time of an error estimate grows faster with k than that of a row, so the first one of many dimensions is
         made after an eighth of a block. Doublings of it end at a complete block, where quadratics are exact.
         """
+        most = options.rows(k)
         if options.n_calls is not None:
-            return Budget(options.rows, options.rows, None)
+            return Budget(most, most, None)
         first = min(k, max(FIRST_ROWS, -(-k // FIRST_SHARE)))
-        return Budget(min(first, options.rows), options.rows, options.tol, k)
+        return Budget(min(first, most), most, options.tol, k)
 
     def next_rows(self, error: Tensor, rows: int) -> Tensor:
         """Rows of the next error estimate of examples with a relative error after `rows` rows, (b,).

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.control_variate import CONTROL_LIMIT, FLIPS_PER_PAIR, pilot_pairs
+from smoothhess.curvature.control_variate import CONTROL_LIMIT, ODD_FLIPS_PER_PAIR, pilot_pairs
 from smoothhess.draws.designs import pilot_stack
 from smoothhess.draws.tail_strata import NEVER, TailStrata
 from smoothhess.explainers.choose_control import Choice
@@ -36,7 +36,7 @@ SAME = 0.95  # |cosine| of directions that count as one
 REACHES = (1.5, 2.5, 3.5, 4.5, 6.0)  # distances at which the gradient is evaluated along a direction,
 EDGES = (1.0, 2.0, 3.0, 4.0, 5.2, 40.0)  # the limits of the distances that each stands for,
 BEFORE = (1.0, 1.5, 2.5, 3.5, 4.5, 40.0)  # and those at which a change that is seen there may have begun
-STEPS = 4  # bisections of the distance at which it changes
+STEPS = 2  # divisions by four of the interval of distances in which it changes
 INSIDE = 0.7  # share of what a direction adds to the estimate that its stratum contains
 APART = 0.6  # least distance between the margins of two strata of one direction
 HEAVY = 0.5  # share of the energy of a stratum that lies farther out, above which there is another stratum
@@ -82,12 +82,12 @@ class _Search:
         far = _odd_at(sampler, drawn[:, :count] * times[:, None].to(drawn), everyone)
         near = _odd_at(sampler, drawn[:, count:], everyone) if pilot is None else pilot.left_over(sampler.control)
         pairs = count + (NEAR_PAIRS if pilot is None else 0)
-        return _Search(sampler, near.double(), far.double(), times, pairs)
+        return _Search(sampler, near.double(), far, times, pairs)
 
     def _each(self) -> float | Tensor:
         """Passes of a ± pair, (B,) or for all examples."""
         control = self.given.control
-        return 2.0 if control is None else 2.0 + FLIPS_PER_PAIR * (control.flip != 0)
+        return 2.0 if control is None else 2.0 + ODD_FLIPS_PER_PAIR * (control.flip != 0)
 
     def sampler(self) -> Sampler:
         """The given sampler, with the strata that were found."""
@@ -102,9 +102,8 @@ class _Search:
         if not len(index):
             return replace(self.given, extra_passes=self.given.extra_passes + spent)
         lines = self._lines(index, size)
-        strata = lines.strata(usual[index])
-        pairs = torch.zeros_like(size[:, 0]).index_fill(0, index, lines.pairs)
-        count = len(size)
+        strata, pairs = lines.strata(usual[index])
+        pairs, count = torch.zeros_like(usual).index_copy(0, index, pairs), len(size)
         direction = strata.direction.new_zeros(count, *strata.direction.shape[1:]).index_copy(
             0, index, strata.direction
         )
@@ -137,14 +136,14 @@ class _Lines:
     index: Tensor  # (b,)
     direction: Tensor  # (b, m, k) unit vectors, float64
     odd: Tensor  # (b, m, R, k) at the distances REACHES
-    pairs: float  # ± pairs that were evaluated
+    pairs: int  # ± pairs that were evaluated of each example
 
     @staticmethod
     def along(given: Sampler, index: Tensor, direction: Tensor) -> _Lines:
         reaches = torch.tensor(REACHES, dtype=torch.float64, device=direction.device)
         points = direction[:, :, None] * reaches[:, None]
         odd = _odd_at(given, points.flatten(1, 2), index).unflatten(1, points.shape[1:3])
-        return _Lines(given, index, direction, odd.double(), float(points.shape[1] * len(REACHES)))
+        return _Lines(given, index, direction, odd, points.shape[1] * len(REACHES))
 
     @property
     def energy(self) -> Tensor:
@@ -173,31 +172,56 @@ class _Lines:
             self,
             direction=direction,
             odd=torch.where(mine[..., None], self.odd, other.odd),
-            pairs=self.pairs + other.pairs + STEPS * self.direction.shape[1],
+            pairs=self.pairs + other.pairs,
         )
 
-    def strata(self, usual: Tensor) -> TailStrata:
-        """The strata of directions with a considerable share of the energy; `usual` (b,) is that of usual draws."""
+    def strata(self, usual: Tensor) -> tuple[TailStrata, Tensor]:
+        """The strata of directions with a considerable share of the energy, and all pairs that were evaluated, (b,).
+
+        `usual` (b,) is the energy of usual draws.
+        """
         reaches = torch.tensor(REACHES, dtype=torch.float64, device=self.odd.device)
         size = self.odd.square().sum(-1)
         within, before = (-_beyond(limits, self.odd).diff() for limits in (EDGES, BEFORE))
-        growth = size.sqrt() - size[..., :1].sqrt() * reaches / REACHES[0]  # beyond that of a linear function
+        linear = size[..., 0].sqrt() / REACHES[0]  # growth of a linear function
+        growth = size.sqrt() - linear[..., None] * reaches
         added, energy = _from_there_on(growth.clamp_min(0) * before), _from_there_on(size * within)
         # the farthest distance beyond which is most of what the direction adds to the estimate
         place = (added >= INSIDE * added[..., :1]).sum(2) - 1
-        there, linear = size.sqrt().gather(2, place[..., None]), size[..., :1].sqrt() / REACHES[0]
-        begun = size.sqrt() > linear * reaches + BEGUN * (there - linear * reaches).clamp_min(0)
-        place = begun.long().argmax(2)  # the first distance at which the change has begun
+        there = size.sqrt().gather(2, place[..., None])[..., 0]
+
+        def begun(found: Tensor, reach: Tensor, linear: Tensor, there: Tensor) -> Tensor:
+            """Whether the change has begun at a distance, from the size of the gradient there."""
+            own = linear[..., None] * reach
+            return found > own + BEGUN * (there[..., None] - own).clamp_min(0)
+
+        place = begun(size.sqrt(), reaches, linear, there).long().argmax(2)  # the first distance at which it has begun
         low, high = torch.cat([reaches.new_tensor([EDGES[0]]), reaches])[place], reaches[place]
-        for _ in range(STEPS):
-            middle = (low + high) / 2
-            odd = _odd_at(self.given, self.direction * middle[..., None], self.index).double()
-            own = linear[..., 0] * middle
-            large = odd.square().sum(-1).sqrt() > own + BEGUN * (there[..., 0] - own).clamp_min(0)
-            low, high = torch.where(large, low, middle), torch.where(large, middle, high)
-        margin = low - SLACK
-        kept = (energy[..., 0] > SHARE * (usual[:, None] + energy[..., 0])) & (margin >= LEAST_MARGIN)
+        kept = (energy[..., 0] > SHARE * (usual[:, None] + energy[..., 0])) & (high - SLACK > LEAST_MARGIN)
         kept &= added[..., 0] > 0
+        pairs = torch.full_like(usual, self.pairs)
+        some, ways = (torch.nonzero(kept.any(dim)).reshape(-1) for dim in (1, 0))
+        if len(some):
+            block = some[:, None], ways
+            left, right = low[block], high[block]
+            for _ in range(STEPS):
+                middle = (left + right) / 2
+                reach = torch.stack([(left + middle) / 2, middle, (middle + right) / 2], -1)  # (b, m, 3)
+                points = self.direction[block][:, :, None] * reach[..., None]
+                odd = _odd_at(self.given, points.flatten(1, 2), self.index[some]).unflatten(1, points.shape[1:3])
+                large = begun(torch.linalg.vector_norm(odd, dim=-1), reach, linear[block], there[block])
+                for at, big in (
+                    (middle, large[..., 1]),
+                    (
+                        torch.where(large[..., 1], reach[..., 0], reach[..., 2]),
+                        torch.where(large[..., 1], large[..., 0], large[..., 2]),
+                    ),
+                ):
+                    left, right = torch.where(big, left, at), torch.where(big, at, right)
+            low[block] = left
+            pairs[some] += STEPS * 3 * len(ways)
+        margin = low - SLACK
+        kept &= margin >= LEAST_MARGIN
         alike = (self.direction @ self.direction.mT).abs() >= SAME
         for m in range(1, kept.shape[1]):
             kept[:, m] &= ~(alike[:, m, :m] & kept[:, :m]).any(1)
@@ -205,7 +229,8 @@ class _Lines:
         margins = torch.cat([margin[..., None], reaches.expand_as(energy) - 0.5], 2)  # (b, m, 1 + R)
         kept = torch.cat([kept[..., None], farther & kept[..., None]], 2)
         direction = torch.where(kept[..., None], self.direction[:, :, None], 0.0).flatten(1, 2)
-        return TailStrata(direction.to(self.given.inputs), torch.where(kept, margins, NEVER).flatten(1))
+        strata = TailStrata(direction.to(self.given.inputs), torch.where(kept, margins, NEVER).flatten(1))
+        return strata, pairs
 
 
 def _normalized(rows: Tensor) -> Tensor:
@@ -224,6 +249,5 @@ def _beyond(distances: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _odd_at(sampler: Sampler, z: Tensor, index: Tensor) -> Tensor:
-    """Odd parts of what is sampled at z (b, r, k)."""
-    z = z.to(sampler.inputs)
-    return sampler.sampled_at(z, torch.ones_like(z[..., 0]), index).odd
+    """Odd parts of what is sampled at z (b, r, k), float64."""
+    return sampler.odd_at(z.to(sampler.inputs), index).double()

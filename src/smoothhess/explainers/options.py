@@ -17,13 +17,18 @@ from smoothhess.draws.designs import Design, find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.model.gradients import check_batch_size
 
+MOST_CALLS = 20_000  # default of max_calls
+MANY, LEAST_MOST_CALLS = 1024, 2048  # dimensions above which it is one call per dimension, and the least number then
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Options:
     """The keyword arguments of `SmoothHess.attribute`, where they are described.
 
-    >>> Options(sigma=0.1, n_calls=64).rows
+    >>> Options(sigma=0.1, n_calls=64).rows(3)
     32
+    >>> [Options(sigma=0.1).most_calls(k) for k in (784, 3072)]
+    [20000, 3072]
     """
 
     sigma: Any = None
@@ -31,7 +36,7 @@ class Options:
     gaussian: Gaussian | None = None
     n_calls: int | None = None
     tol: float = 0.1
-    max_calls: int = 20_000
+    max_calls: int | None = None
     design: str = "orthogonal"
     control: str | None = "auto"
     tau_probes: int | None = None
@@ -46,7 +51,7 @@ class Options:
     show_progress: bool | None = None
 
     def __post_init__(self) -> None:
-        _ = self.rows  # validates design, and n_calls or max_calls
+        _ = self.rows(1)  # validates design, and n_calls or max_calls
         if self.control not in ("auto", "kink", None):
             raise ValueError(f'control must be "auto", "kink" or None, got {self.control!r}.')
         if self.tails not in ("auto", None):
@@ -65,12 +70,26 @@ class Options:
         """The design of the draws."""
         return find_design(self.design)
 
-    @property
-    def rows(self) -> int:
-        """Maximum number of rows of the design."""
+    def most_calls(self, k: int) -> int:
+        """`max_calls`, or its default for draws of k dimensions.
+
+        An estimate of a complete block of many dimensions consists of dense matrices and takes longer than the
+        gradients of a small network, so the default is half of a block there, unless groups of features are summed.
+        """
+        if self.max_calls is not None:
+            return self.max_calls
+        return MOST_CALLS if k <= MANY or self.feature_mask is not None else max(LEAST_MOST_CALLS, k - k % 2)
+
+    def rows(self, k: int) -> int:
+        """Maximum number of rows of the design, for draws of k dimensions."""
         if self.n_calls is None:
-            return rows_of_calls(self.max_calls, self.plan, "max_calls")
+            return rows_of_calls(self.most_calls(k), self.plan, "max_calls")
         return rows_of_calls(self.n_calls, self.plan, "n_calls")
+
+    @property
+    def expected_calls(self) -> float:
+        """Gradient calls that the passes of a closed form are compared with; independent of the dimensions."""
+        return self.n_calls if self.n_calls is not None else (self.max_calls or MOST_CALLS) / 4
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments by name."""

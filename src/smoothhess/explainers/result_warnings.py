@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from smoothhess.estimate.effective_draws import heavy_tails
 from smoothhess.estimate.quadratic_rows import FEW_ROWS, is_informative, rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
+from smoothhess.linalg.memory import PART_MATRICES
 from smoothhess.model.token_gates import are_embeddings
 from smoothhess.result.interactions import Interactions
 
@@ -59,12 +60,53 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
         )
 
 
-def _warn_few_events(result: Interactions) -> None:
-    """Warn of jumps, and of examples in which fewer than FEW_ROWS rows of the head, or none, show a kink.
+class _Events(NamedTuple):
+    """What the draws of B examples have seen, (B,) each."""
 
-    Rows of zeros, which pad examples with fewer rows, do not count.
-    """
-    jumping = result.discontinuous
+    jumping: Tensor  # where the function is discontinuous
+    unknown: Tensor  # where the error is unknown for another reason
+    unmoved: Tensor  # where no gradient changed
+    moved: Tensor  # rows that changed the gradient
+    kinked: Tensor  # rows that are not those of a quadratic function
+    few: Tensor  # where `moved` is too small
+    few_kinks: Tensor  # where `kinked` is
+    heavy: Tensor  # where a few draws carry the estimate
+
+    @staticmethod
+    def of(result: Interactions) -> _Events:
+        """Rows of zeros, which pad examples with fewer rows, do not count."""
+        jumping, stats = result.discontinuous, result.statistics
+        unknown = unmoved = torch.zeros_like(jumping)
+        if bool(stats.is_uncontrolled.any()):
+            unknown, unmoved = result.noise.unknown & ~jumping, result.noise.unmoved
+        moved = ((stats.head.along != 0) | (stats.head.across != 0)).sum(1)
+        kinked = (~rows_of_quadratic(stats)).sum(1)
+        few, few_kinks = (
+            (count > 0) & (count < FEW_ROWS) & (stats.n_head >= 2 * count.clamp_min(3)) & ~unknown
+            for count in (moved, kinked)
+        )
+        if stats.rare is not None:  # the error contains the variance of kinks that few rows show
+            few, few_kinks = few & ~stats.rare.complete, few_kinks & ~stats.rare.complete
+        few_kinks = few_kinks & stats.has_own_values & is_informative(stats) & ~few
+        if result.estimate.no_kinks is not None:  # rows of a smooth function may differ from a quadratic one
+            few_kinks = few_kinks & ~result.estimate.no_kinks
+        heavy = heavy_tails(stats, result.grouping is not None) & ~few & ~few_kinks & ~unknown & ~jumping
+        return _Events(jumping, unknown, unmoved, moved, kinked, few, few_kinks, heavy)
+
+    @staticmethod
+    def in_parts(result: Interactions) -> _Events:
+        """As `of`; matrices are made of a part of the examples at a time."""
+        step = PART_MATRICES.items(8 * result.statistics.k**2, result.device)
+        if len(result) <= step:
+            return _Events.of(result)
+        found = [_Events.of(result.select(index)) for index in torch.arange(len(result)).split(step)]
+        return _Events(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _warn_few_events(result: Interactions) -> None:
+    """Warn of jumps, and of examples in which fewer than FEW_ROWS rows of the head, or none, show a kink."""
+    stats, events = result.statistics, _Events.in_parts(result)
+    jumping, unknown, unmoved, moved, kinked, few, few_kinks, heavy = events
     if jumping.any():
         warnings.warn(
             f"the function of {int(jumping.sum())} of {len(result)} example(s) is discontinuous: its values change "
@@ -72,19 +114,6 @@ def _warn_few_events(result: Interactions) -> None:
             "from the interactions, whose error is unknown (NaN).",
             stacklevel=4,
         )
-    unknown = result.noise.unknown & ~jumping
-    stats = result.statistics
-    moved = ((stats.head.along != 0) | (stats.head.across != 0)).sum(1)  # (B,) rows that changed the gradient
-    kinked = (~rows_of_quadratic(stats)).sum(1)  # (B,) rows that are not those of a quadratic function
-    few, few_kinks = (
-        (count > 0) & (count < FEW_ROWS) & (stats.n_head >= 2 * count.clamp_min(3)) & ~unknown
-        for count in (moved, kinked)
-    )
-    if stats.rare is not None:  # the error contains the variance of kinks that few rows show
-        few, few_kinks = few & ~stats.rare.complete, few_kinks & ~stats.rare.complete
-    few_kinks = few_kinks & stats.has_own_values & is_informative(stats) & ~few
-    if result.estimate.no_kinks is not None:  # rows of a smooth function may differ from a quadratic one
-        few_kinks = few_kinks & ~result.estimate.no_kinks
     if few_kinks.any():
         warnings.warn(
             f"at most {int(kinked[few_kinks].max())} of {int(stats.n_head[few_kinks].max())} draws of "
@@ -102,7 +131,6 @@ def _warn_few_events(result: Interactions) -> None:
             FewEventsWarning,
             stacklevel=4,
         )
-    heavy = heavy_tails(stats, result.grouping is not None) & ~few & ~few_kinks & ~unknown & ~jumping
     if heavy.any():
         n_eff, rows = float(result.n_eff[heavy].min()), int(stats.n[heavy].max())
         warnings.warn(
@@ -114,7 +142,7 @@ def _warn_few_events(result: Interactions) -> None:
         )
     if unknown.any():
         rows = int(result.n_calls[unknown].max())
-        what = "changed" if bool(result.noise.unmoved[unknown].all()) else "differs from that of a quadratic function"
+        what = "changed" if bool(unmoved[unknown].all()) else "differs from that of a quadratic function"
         warnings.warn(
             f"no gradient of {int(unknown.sum())} of {len(result)} example(s) {what} in {rows} calls, and the model "
             "has operations with kinks that a draw could cross: the interactions that these cause are unknown, and the "

@@ -6,9 +6,10 @@ in `adaptive`; the statistics that are kept of the rows are in `smoothhess.estim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -241,39 +242,49 @@ class Sampler:
 
         It is zero where values or gradients are infinite or NaN: such inputs may be outside of the model's domain.
         """
-        exploring = replace(self, oracle=self.oracle.select(torch.arange(self.oracle.batch, device=z.device)))
         subtraction = None if self.control is None else self.control.among(index)
         step = self._chunk_rows(len(index), 1)
-        parts = [exploring._sampled_chunk(z[:, i], weight[:, i], index, subtraction) for i in _slices(z.shape[1], step)]
+        parts = [self._sampled_chunk(z[:, i], weight[:, i], index, subtraction) for i in _slices(z.shape[1], step)]
         found = Sampled(*(torch.cat(some, 1) for some in zip(*parts, strict=True)))
         finite = found.odd.isfinite().all(-1) & found.even.isfinite().all(-1) & found.value.isfinite()
         return found if bool(finite.all()) else found.where_finite(finite)
 
+    def odd_at(self, z: Tensor, index: Tensor) -> Tensor:
+        """The odd part of `sampled_at`, (b, r, k), for fewer passes."""
+        subtraction = None if self.control is None else self.control.among(index)
+        step, found = self._chunk_rows(len(index), 1), []
+        for rows in _slices(z.shape[1], step):
+            points, value, gradient = self._far_call(z[:, rows], index)
+            odd = self.gaussian.pull(_odd(gradient))
+            if subtraction is not None:
+                with _same_path():
+                    odd = subtraction.odd_left_over(self.gaussian, _shaped(points, self.inputs), z[:, rows], odd)
+            largest = [torch.linalg.vector_norm(t, torch.inf, -1) for t in (value, odd)]
+            finite = torch.maximum(*largest).isfinite()
+            found.append(odd if bool(finite.all()) else torch.where(finite[..., None], odd, 0.0))
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
     def _sampled_chunk(self, z: Tensor, weight: Tensor, index: Tensor, subtraction: Subtraction | None) -> Sampled:
-        x = self.inputs[index].flatten(1)
-        delta = self.gaussian.colour(z)
-        points = x[:, None, None] + torch.stack([delta, -delta], 2)  # (b, r, 2, d)
-        try:
-            value, gradient = self._call(points, index)
-        except Exception as error:  # of the model, at inputs that the draws of a design do not reach
-            reraise_out_of_memory(error)
-            raise FarInputError(f"{type(error).__name__}: {error}") from error
+        points, value, gradient = self._far_call(z, index)
         gradient = self.gaussian.pull(gradient)
         even = gradient.mean(2) - self.unperturbed.whitened[index, None]
         risen = value.mean(2) - self.unperturbed.value[index, None]
         sampled = Sampled(_odd(gradient), weight[..., None] * even, weight * risen, weight)
-        return sampled if subtraction is None else self._left_over(subtraction, points, z, sampled, mirrored=True)
+        if subtraction is None:
+            return sampled
+        with _same_path():
+            return subtraction.left_over(self.gaussian, _shaped(points, self.inputs), z, sampled, mirrored=True)
 
-    def _left_over(
-        self, subtraction: Subtraction, points: Tensor, z: Tensor, sampled: Sampled, mirrored: bool
-    ) -> Sampled:
-        there = points[:, :, 0].reshape(len(points), -1, *self.inputs.shape[1:])
+    def _far_call(self, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The points x ± δ, (b, r, 2, d), and what the model returns there, which may be infinite or NaN."""
+        delta = self.gaussian.colour(z)
+        points = self.inputs[index].flatten(1)[:, None, None] + torch.stack([delta, -delta], 2)
         try:
-            return subtraction.left_over(self.gaussian, there, z, sampled, mirrored)
-        except OtherPathError as error:
-            raise OtherPathError(
-                f"the model takes another path for larger batches: {error} Pass control=None."
-            ) from error
+            value, gradient = self._call(points, index, far=True)
+        except Exception as error:  # of the model, at inputs that the draws of a design do not reach
+            reraise_out_of_memory(error)
+            raise FarInputError(f"{type(error).__name__}: {error}") from error
+        return points, value, gradient
 
     def group_known(self, known: Known | None, index: Tensor) -> Known | None:
         """Return the control variate's expectation, summed over groups where there are groups."""
@@ -317,7 +328,9 @@ class Sampler:
         rounding = weight[..., None] * rounding_rows(z, size, own_gradient)
         sampled = Sampled(odd, weight[..., None] * even, weight * (value.mean(2) - own_value), weight)
         if subtraction is not None:  # sample the residual
-            sampled = self._left_over(subtraction, points, z, sampled, self.plan.mirrored)
+            there = _shaped(points, self.inputs)
+            with _same_path():
+                sampled = subtraction.left_over(self.gaussian, there, z, sampled, self.plan.mirrored)
         if self.strata is not None:  # which are sampled separately
             sampled = sampled.only(~self.strata.select(index).contain(z))
         if subtraction is not None:
@@ -340,11 +353,12 @@ class Sampler:
         reach = norm(self.inputs[index].flatten(1), dim=1)[:, None] + norm(delta[:, :, 0], dim=-1)
         return torch.maximum(value.abs().amax(2), own.abs()) + slope * reach
 
-    def _call(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (b, r, s) and gradients (b, r, s, d) at points (b, r, s, d)."""
+    def _call(self, points: Tensor, index: Tensor, far: bool = False) -> tuple[Tensor, Tensor]:
+        """Values (b, r, s) and gradients (b, r, s, d) at points (b, r, s, d); those of `far` points may be infinite."""
         b, r, s, d = points.shape
         owner = index.repeat_interleave(r * s)
-        value, gradient = self.oracle(points.reshape(-1, *self.inputs.shape[1:]), owner, wait=False)
+        evaluate = self.oracle.unchecked if far else partial(self.oracle, wait=False)
+        value, gradient = evaluate(points.reshape(-1, *self.inputs.shape[1:]), owner)
         return value.reshape(b, r, s), gradient.reshape(b, r, s, d)
 
     def _checked_call(self, points: Tensor, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,27 +368,27 @@ class Sampler:
         that is symmetric about x could hide the dependence.
         """
         value, gradient = self._call(torch.cat([x[:, None, None], points[:, :, :1]], 1), index)
-        self._refuse_random(value[..., 0], index)
+        tolerance = AGREEMENT[self.oracle.precision] if value.dtype == torch.float32 else 1e-8
+        _refuse_random(value[..., 0], self.unperturbed.value[index], tolerance)
         value, gradient = value[:, 1:], gradient[:, 1:]
         if points.shape[2] == 1:
             return value, gradient
         mirrored = self._call(points[:, :, 1:], index)
         return torch.cat([value, mirrored[0]], 2), torch.cat([gradient, mirrored[1]], 2)
 
-    def _refuse_random(self, value: Tensor, index: Tensor) -> None:
-        tolerance = AGREEMENT[self.oracle.precision] if value.dtype == torch.float32 else 1e-8
-        change = (value[:, 0] - self.unperturbed.value[index]).abs()
-        if (change > tolerance * value.abs().amax(1)).any():
-            raise ValueError(
-                f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated in another batch. "
-                "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make each output "
-                "depend on its own input only, for example with model.eval()."
-            )
-
 
 def _couples(rows: Any) -> Any:
     """Number of couples of draws from tail strata that go with the first `rows` rows, an int or a tensor."""
     return FIRST_COUPLES + (rows + ROWS_PER_COUPLE - 1) // ROWS_PER_COUPLE
+
+
+@contextmanager
+def _same_path() -> Iterator[None]:
+    """Add the remedy to the error of a frozen pass."""
+    try:
+        yield
+    except OtherPathError as error:
+        raise OtherPathError(f"the model takes another path for larger batches: {error} Pass control=None.") from error
 
 
 def _slices(count: int, step: int) -> list[slice]:
@@ -384,6 +398,21 @@ def _slices(count: int, step: int) -> list[slice]:
 def _odd(pairs: Tensor) -> Tensor:
     """Half-difference over dimension 2 of a mirrored pair; the value itself for designs without mirror images."""
     return (pairs[:, :, 0] - pairs[:, :, 1]) / 2 if pairs.shape[2] == 2 else pairs[:, :, 0]
+
+
+def _shaped(points: Tensor, inputs: Tensor) -> Tensor:
+    """The points x + δ of (b, r, s, d) in the shape of the inputs, (b, r, *shape)."""
+    return points[:, :, 0].reshape(*points.shape[:2], *inputs.shape[1:])
+
+
+def _refuse_random(value: Tensor, own: Tensor, tolerance: float) -> None:
+    change = (value[:, 0] - own).abs()
+    if (change > tolerance * value.abs().amax(1)).any():
+        raise ValueError(
+            f"f(x) changes by up to {float(change.max()):.3g} when the same input is evaluated in another batch. "
+            "The model is random or mixes the rows of a batch (dropout, batch statistics, noise): make each output "
+            "depend on its own input only, for example with model.eval()."
+        )
 
 
 def _refuse_lost_noise(points: Tensor, x: Tensor, delta: Tensor) -> None:

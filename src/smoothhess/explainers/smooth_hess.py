@@ -76,7 +76,7 @@ class SmoothHess:
         gaussian: Gaussian | None = None,
         n_calls: int | None = None,
         tol: float = 0.1,
-        max_calls: int = 20_000,
+        max_calls: int | None = None,
         design: str = "orthogonal",
         control: str | None = "auto",
         tau_probes: int | None = None,
@@ -106,15 +106,18 @@ class SmoothHess:
             n_calls: gradient calls per example. None increases the number of calls of each example, by a factor of 2
                 or more, until its relative_error ≤ tol.
             tol: relative error to reach when n_calls is None.
-            max_calls: maximum number of calls per example when n_calls is None.
+            max_calls: maximum number of calls per example when n_calls is None. None is 20 000, and without
+                feature_mask above 1 024 dimensions one call per dimension, at least 2 048: matrices of a complete block
+                of so many dimensions take longer than the gradients of a small network.
             design: "orthogonal" (± pairs along orthonormal directions), "sobol", "antithetic" (± pairs, as in the
                 paper) or "iid" (Eq. 8 of the paper).
             control: the control variate. "kink" subtracts the closed-form one-flip Hessian H₁ of the model's
                 activations and samples the residual: the estimate is unbiased, and costs rank/2 (or 3/2 rank) passes in
                 advance and 3/4 of a pass for each call. "auto" applies it where H₁ costs at most 1.5 n_calls (or 3/8 of
-                max_calls) and a few pilot draws show that it reduces the total work, and pays for the pass of each call
-                only where the pilot draws show a gain. It is not applied to a model whose activations cannot be
-                recorded; the result's control_note gives the reason. None samples the gradient itself.
+                max_calls; 7 500 passes by default) and a few pilot draws show that it reduces the total work, and pays
+                for the pass of each call only where the pilot draws show a gain. It is not applied to a model whose
+                activations cannot be recorded; the result's control_note gives the reason. None samples the gradient
+                itself.
             tau_probes: number of random directions from which the spreads τ of the closed form are estimated; None
                 computes them exactly. Saves rank/2 passes where the network is too large to keep its Jacobian. H₁, and
                 with it the estimate, is then biased by about √(2/tau_probes) times its sensitivity to τ; this bias is
@@ -141,7 +144,10 @@ class SmoothHess:
                 terminal or a notebook only.
 
         Returns:
-            An `Interactions` of B examples, on the device of the inputs.
+            An `Interactions` of B examples, on the device of the inputs, or on the CPU if it would take more than half
+            of the free memory of a GPU; its `device` says where. Examples are explained in batches. The peak memory is
+            that of one batch, and in float32 at most 120 d² bytes per example with d dimensions and up to 2d calls: 70
+            of the result, and 50 while results of batches are concatenated.
 
         Raises:
             TypeError: if an argument has the wrong type.

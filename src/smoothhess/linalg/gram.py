@@ -8,6 +8,8 @@ from torch import Tensor
 
 from smoothhess.linalg.memory import FLOAT64_CHUNK
 
+PANEL = 128  # rows of a panel of a symmetric product
+
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """a bᵀ of rows (b, m, k) and (b, n, k), (b, m, n) float64.
@@ -36,12 +38,32 @@ class Grams(NamedTuple):
         found = None
         for g, s in zip(odd.split(_step(odd), -1), score.split(_step(odd), -1), strict=True):
             g, s = g.double(), s.double()
-            products = g @ g.mT, g @ s.mT, s @ s.mT
+            products = symmetric_product(g, g), g @ s.mT, symmetric_product(s, s)
             found = (
                 products if found is None else tuple(total.add_(p) for total, p in zip(found, products, strict=True))
             )
         assert found is not None
         return Grams(*found)
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ of (b, m, k) each, (b, m, m), which must be symmetric: half of it is computed, in panels, and mirrored.
+
+    >>> import torch
+    >>> rows = torch.arange(2.0 * PANEL * 2).reshape(1, 2 * PANEL, 2)
+    >>> torch.equal(symmetric_product(rows, rows), rows @ rows.mT)
+    True
+    """
+    m = a.shape[1]
+    if m < 2 * PANEL or a.is_cuda:
+        return a @ b.mT
+    found = a.new_empty(len(a), m, m)
+    for start in range(0, m, PANEL):
+        own = slice(start, start + PANEL)
+        panel = a[:, own] @ b[:, : start + PANEL].mT
+        found[:, own, : start + PANEL] = panel
+        found[:, :start, own] = panel[..., :start].mT
+    return found
 
 
 def _step(rows: Tensor) -> int:

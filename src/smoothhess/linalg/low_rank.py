@@ -72,6 +72,10 @@ class Known:
         """The examples at `index`."""
         return Known(self.core[index], None if self.factor is None else self.factor[index])
 
+    def to(self, device: torch.device | str) -> Known:
+        """Copy to another device."""
+        return Known(self.core.to(device), None if self.factor is None else self.factor.to(device))
+
     def nothing(self, count: int) -> Known:
         """Zero matrices for `count` examples, with the same rank and size."""
         factor = None if self.factor is None else self.factor.new_zeros(count, *self.factor.shape[1:])

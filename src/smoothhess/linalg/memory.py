@@ -56,6 +56,9 @@ FLOAT64_CHUNK = ByteLimit(1 << 28)  # float64 copies of rows, or matrices of a c
 EXAMPLE_MATRICES = ByteLimit(1 << 28, on_gpu=8)  # matrices of a chunk of examples, with temporaries
 TRUST_REGION_MATRICES = ByteLimit(1 << 28, on_gpu=16)  # matrices and eigenvectors of a chunk of trust-region problems
 
+PART_MATRICES = ByteLimit(1 << 25, of_free=64)  # one float64 matrix of each example that a run explains in one batch
+KEPT_RESULTS = ByteLimit(1 << 30, of_free=2)  # results of a run; larger ones are moved from a GPU to the host
+
 # Arrays that are kept, or replaced by a slower method above the limit
 NEURON_GRADIENTS = ByteLimit(1 << 28, on_gpu=8)  # input gradients of all neurons of a batch
 CLOSED_FORMS = ByteLimit(1 << 32, on_gpu=4)  # closed forms of all examples with control="auto"

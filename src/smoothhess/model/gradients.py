@@ -70,8 +70,9 @@ class Oracle:
         known = self._capacity.rows(self._kind)
         self.batch_size = internal_batch_size or known or fitting
         self.measured = (internal_batch_size or known) is not None  # whether the memory per row is known
+        self._checked_shape: torch.Size | None = None  # of an output that the targets were checked against
         self.n_rows = 0  # rows of forward and backward passes so far
-        self._doubts: list[Tensor] = []  # flags of calls whose outputs and gradients were not checked yet
+        self._doubts: list[Tensor] = []  # largest output and gradient of calls that were not checked yet
 
     def __call__(self, points: Tensor, owner: Tensor, wait: bool = True) -> tuple[Tensor, Tensor]:
         """Values (N,) and gradients (N, *shape) at points (N, *shape).
@@ -79,14 +80,19 @@ class Oracle:
         NaN and infinity raise ValueError immediately if `wait`, which synchronises the device; otherwise in the next
         `refuse_infinite`.
         """
-        value, gradient = self.in_batches(self._differentiated, points, owner)
+        value, gradient = self.unchecked(points, owner)
         if wait and self.scale > 1 and not bool(gradient.abs().amax() * self.scale < LARGE):
             self._scales[self.precision] = 1.0  # gradients may overflow with the scale and not without
             value, gradient = self.in_batches(self._differentiated, points, owner)
-        self.n_rows += len(points)
-        self._doubts.append(torch.stack([torch.isfinite(t).all() for t in (value, gradient)]))
+        self._doubts.append(torch.stack([torch.linalg.vector_norm(t, torch.inf) for t in (value, gradient)]))
         if wait:
             self.refuse_infinite()
+        return value, gradient
+
+    def unchecked(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and gradients, which may be infinite or NaN."""
+        self.n_rows += len(points)
+        value, gradient = self.in_batches(self._differentiated, points, owner)
         return value, gradient
 
     @property
@@ -98,7 +104,8 @@ class Oracle:
         """Raise ValueError if an output or a gradient since the last check was NaN or infinite."""
         doubts, self._doubts = self._doubts, []
         if doubts:
-            for fine, what in zip(torch.stack(doubts).all(0).tolist(), ("output", "gradient"), strict=True):
+            finite = torch.stack(doubts).isfinite().all(0)
+            for fine, what in zip(finite.tolist(), ("output", "gradient"), strict=True):
                 _refuse(fine, what, self.precision)
 
     def values(self, points: Tensor, owner: Tensor) -> Tensor:
@@ -124,7 +131,7 @@ class Oracle:
             return min(self.batch_size, FIRST_ROWS) if cautious and not self.measured else self.batch_size
 
         found = in_batches(lambda rows: evaluate(points[rows], owner[rows]), len(points), size, self.take_fewer)
-        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+        return tuple(parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True))
 
     def take_fewer(self, rows: int, least: int = 1) -> bool:
         """Reduce the batch size to half of `rows`, which did not fit into memory.
@@ -152,7 +159,9 @@ class Oracle:
             output = self._called_at(points, owner)
         if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
             output = output.to(points.dtype)
-        targets.check(self.entries, output)
+        if not isinstance(output, Tensor) or output.shape[1:] != self._checked_shape:
+            targets.check(self.entries, output)
+            self._checked_shape = output.shape[1:]
         if len(output) != len(points):
             raise ValueError(
                 f"the model returned {len(output)} rows for {len(points)} inputs: expected one output per row."

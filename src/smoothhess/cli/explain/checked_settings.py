@@ -47,7 +47,7 @@ class Settings:
     batched: bool | None = None
     tol: float | None = None
     calls: int | None = None
-    max_calls: int = 20_000
+    max_calls: int | None = None
     out: Path = Path("smoothhess-explanation")
     device: str | None = None
     seed: int = 0

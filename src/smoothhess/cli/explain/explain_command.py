@@ -45,7 +45,7 @@ def explain(
     step: Annotated[float | None, Parameter(group=FEATURES)] = None,
     tol: Annotated[float | None, Parameter(group=SAMPLING, show_default=lambda _: "0.1")] = None,
     calls: Annotated[int | None, Parameter(group=SAMPLING)] = None,
-    max_calls: Annotated[int, Parameter(group=SAMPLING)] = 20_000,
+    max_calls: Annotated[int | None, Parameter(group=SAMPLING)] = None,
     out: Annotated[Path, Parameter(group=SAMPLING)] = Path("smoothhess-explanation"),
     device: Annotated[str | None, Parameter(group=SAMPLING)] = None,
     seed: Annotated[int, Parameter(group=SAMPLING)] = 0,
@@ -108,7 +108,8 @@ def explain(
         tol: Sample until the estimated relative error is this small. With many ungrouped features this is the error of
             the denoised matrix.
         calls: Sample with exactly this many gradients instead of a tolerance.
-        max_calls: Stop after this many gradients of the model for an input, even if the tolerance is not reached.
+        max_calls: Stop after this many gradients of the model for an input, even if the tolerance is not reached; by
+            default 20 000, and above 1 024 features one per feature.
         out: Output folder. Files in it that an earlier run did not write are never replaced.
         device: cpu, cuda, cuda:1, …. Default: a GPU if available.
         seed: Seed of the noise. The same seed gives the same numbers.
