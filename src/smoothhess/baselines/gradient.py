@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Exact
 
@@ -46,9 +46,8 @@ def first_order(
     forward_func: Callable[..., Any], inputs: Tensor, target: Any, args: Any, internal_batch_size: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The detached inputs, f (B,) and ∇f (B, *shape) at them, and the indices of the target."""
-    check_inputs(inputs)
-    inputs = inputs.detach()
-    oracle = Oracle(forward_func, inputs, target, args, check_batch_size(internal_batch_size))
+    call = ModelCall(forward_func, inputs, target, args, internal_batch_size)
+    inputs, oracle = call.inputs, call.oracle()
     with borrowed(forward_func, inputs.device):
         output, slope = oracle(inputs, torch.arange(len(inputs), device=inputs.device))
     return inputs, output, slope, oracle.entries

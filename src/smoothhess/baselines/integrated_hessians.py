@@ -21,6 +21,7 @@ from smoothhess.explainers.progress import Progress
 from smoothhess.model import targets as targets
 from smoothhess.model.gradients import check_inputs
 from smoothhess.result.exact import Attribution, StoredResult
+from smoothhess.result.intervals import half_width
 from smoothhess.result.result import Result
 
 CANCELLED = 1e-3  # completeness error allowed relative to the absolute row sums, which may cancel
@@ -184,7 +185,7 @@ def _completeness(rows: Tensor, end: Level, begin: Level, noise: Tensor, toleran
             "does not include the contribution of its kinks: use of='softplus', 'swish' or 'smooth'.",
             stacklevel=3,
         )
-    chance = f" ± {float(noise.max()):.2g}" if bool(noise.any()) else ""
+    chance = f" ± {half_width(float(noise.max())):.2g}" if bool(noise.any()) else ""
     return (
         f"completeness: the sum of the entries differs from h(x) − h(x′) by at most "
         f"{float(missed.abs().max()):.2g}{chance} (relative {float(share.max()):.2g}), and from f(x) − f(x′) by "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
+from smoothhess.result.combine import agreed
 from smoothhess.result.false_discoveries import benjamini_hochberg
+from smoothhess.result.features import name_each
 from smoothhess.result.files import REMEDY, Parts, read_checked, write_atomically
-from smoothhess.result.intervals import Estimate
+from smoothhess.result.intervals import Estimate, plus_minus
 from smoothhess.result.pairs import Pair, labels_of
 from smoothhess.result.tensor_schema import check_tensors, naming
 
@@ -88,6 +90,7 @@ class GlobalInteractions:
     n_calls: int  # gradients at perturbed inputs, summed over records
     n_passes: float  # total cost in units of a gradient call
     estimator_version: int = ESTIMATOR_VERSION  # of the estimator that explained the records
+    names: tuple[str, ...] | None = None  # names of the features
 
     def __len__(self) -> int:
         """Number of records."""
@@ -145,7 +148,7 @@ class GlobalInteractions:
 
         Args:
             k: number of pairs.
-            names: names of the features.
+            names: names of the features; None: those of this result.
             by: the summary that is ranked, tested against zero and reported as value: "square" (E[H²]) and "abs"
                 (`mean_abs`) with one-sided tests, or "mean" (mean H) with a two-sided test.
             q: false discovery rate among the pairs marked significant (Benjamini–Hochberg over all pairs).
@@ -164,7 +167,7 @@ class GlobalInteractions:
         if k < 1 or not 0 < q < 1:
             raise ValueError(f"expected k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
         size = len(self.scales)
-        labels = labels_of(names, size, self.feature_shape)
+        labels = self._labels(names)
         moves = self.scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1).cpu()
         if len(moves) != size:
             raise ValueError(f"expected one scale per feature, {size}, got {len(moves)}.")
@@ -188,10 +191,12 @@ class GlobalInteractions:
             for a, b, v, s, low, high, e, qv in zip(*columns, strict=True)
         ]
 
+    def _labels(self, names: Sequence[str] | None) -> Callable[[int], str]:
+        return labels_of(self.names if names is None else names, len(self.scales), self.feature_shape)
+
     def to_records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One dictionary per pair i ≤ j, for pandas.DataFrame(…) or a csv writer."""
-        size = len(self.scales)
-        labels = labels_of(names, size, self.feature_shape)
+        size, labels = len(self.scales), self._labels(names)
         columns = {"mean": "mean", "mean_abs": "abs", "mean_abs_upper": "abs_upper", "mean_square": "square"}
         tables: dict[str, Tensor] = {}
         for name, kept in columns.items():
@@ -240,6 +245,7 @@ class GlobalInteractions:
             segments=_joined(self.segments + other.segments),
             n_calls=self.n_calls + other.n_calls,
             n_passes=self.n_passes + other.n_passes,
+            names=agreed([self, other], "names of features", lambda g: g.names),
         )
 
     def to(self, device: torch.device | str) -> GlobalInteractions:
@@ -266,6 +272,8 @@ class GlobalInteractions:
             "n_passes": self.n_passes,
             "estimator_version": self.estimator_version,
         }
+        if self.names is not None:
+            about["names"] = self.names
         return Parts(about, tensors)
 
     @staticmethod
@@ -304,6 +312,7 @@ class GlobalInteractions:
             n_calls=int(about["n_calls"]),
             n_passes=float(about["n_passes"]),
             estimator_version=int(about.get("estimator_version", 1)),
+            names=name_each(about["names"], math.prod(about["feature_shape"])) if "names" in about else None,
         )
 
     def __repr__(self) -> str:
@@ -311,13 +320,14 @@ class GlobalInteractions:
         lines = [
             f"Global interactions of {size} features over {len(self)} record(s), {self.method}, "
             f"{self.n_passes / len(self):.4g} passes per record",
-            "  pair             √E[H²]·scales   E[H²] ± stderr         mean H ± stderr        mean |H|           q",
+            "  pair             √E[H²]·scales   E[H²] ± 95 %           mean H ± 95 %          mean |H|           q",
         ]
         mean, low, high = (e.value for e in (self.mean, self.mean_abs, self.mean_abs_upper))
+        reach = self.mean.half_width()
         for pair in self.top_pairs(8):
             a, b = pair.i, pair.j
-            square = f"{pair.value:.3g} ± {pair.stderr:.1g}"
-            signed = f"{float(mean[a, b]):.3g} ± {float(self.mean.stderr[a, b]):.1g}"
+            square = plus_minus(pair.value, (pair.high - pair.low) / 2)
+            signed = plus_minus(float(mean[a, b]), float(reach[a, b]))
             between = f"{max(0.0, float(low[a, b])):.3g} … {float(high[a, b]):.3g}"
             name = " × ".join(pair.names)
             lines.append(

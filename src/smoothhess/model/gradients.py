@@ -18,6 +18,7 @@ from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity, InputKind
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
 from smoothhess.model.float_precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
+from smoothhess.model.input_advice import advice
 from smoothhess.model.input_parts import are_several
 from smoothhess.model.random_operations import call_without_random_operations
 from smoothhess.model.state import is_opaque
@@ -72,6 +73,7 @@ class Oracle:
         self.measured = (internal_batch_size or known) is not None  # whether the memory per row is known
         self.n_rows = 0  # rows of forward and backward passes so far
         self._doubts: list[Tensor] = []  # flags of calls whose outputs and gradients were not checked yet
+        self._called_before = False  # whether the model has returned an output that can be explained
 
     def __call__(self, points: Tensor, owner: Tensor, wait: bool = True) -> tuple[Tensor, Tensor]:
         """Values (N,) and gradients (N, *shape) at points (N, *shape).
@@ -148,16 +150,45 @@ class Oracle:
         return value
 
     def _output(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
-        with evaluated(self.precision, points.device), norms or nullcontext():
-            output = self._called_at(points, owner)
-        if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
-            output = output.to(points.dtype)
-        targets.check(self.entries, output)
-        if len(output) != len(points):
-            raise ValueError(
-                f"the model returned {len(output)} rows for {len(points)} inputs: expected one output per row."
-            )
+        try:
+            with evaluated(self.precision, points.device), norms or nullcontext():
+                output = self._called_at(points, owner)
+            if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
+                output = output.to(points.dtype)
+            self._check_output(output, len(points))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            self._advise(error, points, self._check_output)
+            raise
+        self._called_before = True
         return self.pick(output, owner)
+
+    def outputs(self, points: Tensor, owner: Tensor) -> Tensor:
+        """The entire output of the model at points, (N, …), without gradients."""
+
+        def output(points: Tensor, owner: Tensor) -> tuple[Tensor]:
+            try:
+                found = self._called_at(points, owner)
+                _check_rows(found, len(points))
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                self._advise(error, points, _check_rows)
+                raise
+            return (found,)
+
+        with torch.no_grad():
+            return self.in_batches(output, points, owner, cautious=False)[0]
+
+    def _check_output(self, output: Any, rows: int) -> None:
+        targets.check(self.entries, output)
+        _check_rows(output, rows)
+
+    def _advise(self, error: Exception, points: Tensor, check: Callable[[Any, int], None]) -> None:
+        """Raise an error with a remedy if the first call failed because of the dtype or the shape of the inputs."""
+
+        def explained(one: Tensor) -> None:
+            check(self.bound(torch.zeros(1, dtype=torch.long, device=one.device))(one), 1)
+
+        if not self._called_before and (text := advice(error, self.forward_func, explained, points)):
+            raise ValueError(text) from error
 
     def _called_at(self, points: Tensor, owner: Tensor) -> Any:
         call = self.bound(owner, self.called)
@@ -286,18 +317,18 @@ def check_inputs(inputs: Any, or_ids: bool = False) -> None:
         )
     if not isinstance(inputs, Tensor):
         raise TypeError(
-            f"inputs must be one torch tensor with examples in dimension 0, got {type(inputs).__name__}. Use "
-            "torch.as_tensor; pass further inputs as additional_forward_args."
+            "inputs must be one tensor, array or DataFrame with examples in dimension 0, got "
+            f"{type(inputs).__name__}. Use torch.as_tensor; pass further inputs as additional_forward_args."
         )
     if inputs.dtype not in (torch.float32, torch.float64, *((torch.int32, torch.int64) if or_ids else ())):
         raise TypeError(
             f"inputs must be float32 or float64, got {inputs.dtype}: noise is added to them and gradients are taken. "
-            "Use inputs.float(); for token ids use TokenSmoothHess."
+            "Use inputs.float(), and model.float() for a model in half precision; for token ids use TokenSmoothHess."
         )
     if inputs.ndim < 2 or inputs.numel() == 0:
         raise ValueError(
             f"inputs must be (B, …) with at least one example and one feature, got shape {tuple(inputs.shape)}. "
-            "For a single example use x[None]."
+            "For a single example use x[None], or df.iloc[[0]] of a DataFrame."
         )
     if inputs.is_inference():
         raise ValueError(
@@ -305,6 +336,15 @@ def check_inputs(inputs: Any, or_ids: bool = False) -> None:
         )
     if not torch.isfinite(inputs).all():
         raise ValueError("inputs contain NaN or infinity. Fill or drop those values first.")
+
+
+def _check_rows(output: Any, rows: int) -> None:
+    """Raise an error unless the output of a model is a tensor with one row for each input."""
+    if not isinstance(output, Tensor):
+        targets.check(None, output)
+    if output.ndim == 0 or len(output) != rows:
+        got = f"{len(output)} rows" if output.ndim else "one number"
+        raise ValueError(f"the model returned {got} for {rows} inputs: expected one output per row.")
 
 
 def check_batch_size(rows: int | None) -> int | None:

@@ -190,7 +190,7 @@ class StoredResult(Result):
 
     def grouped(self, grouping: Grouping) -> Self:
         """As `groups`, for a `Grouping` that was validated before; one product per group, no d × d matrix."""
-        return replace(self, derivatives=self.derivatives.grouped(grouping, self.inputs[0].numel()))
+        return replace(self, derivatives=self.derivatives.grouped(grouping, self.inputs[0].numel()), names=None)
 
     def select(self, chosen: Tensor) -> Self:
         """The examples at indices on the CPU, in that order; for modules of this package."""

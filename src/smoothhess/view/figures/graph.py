@@ -81,7 +81,7 @@ def graph(
     else:
         where = dict(enumerate(image_background.places_of(one, size)))
         _over(ax, one, size, found, where, cmap)
-        if labels is not None:
+        if names is not None and labels is not None:
             _tags(ax, nodes, where, labels)
     ax.set_aspect("equal")
     ax.set_axis_off()

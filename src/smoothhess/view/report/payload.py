@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from smoothhess.result.result import Result
 
 MOST_FEATURES = 512  # with more, a page is slow to open and not legible
+PREDICTED = "The explained output of each example is that of the class which the model predicts for it."
 NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals"}
 
 
@@ -87,7 +88,7 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
             "directed": result.grouping is not None and result.grouping.direction is not None,
             "exact": result.design == "exact",
             "derivative": not isinstance(result, Attribution),
-            "note": str(options.note),
+            "note": " ".join(filter(None, (str(options.note), PREDICTED if result.predicted else ""))),
             "level": level,
             "q": q,
             "limits": LIMITS,
@@ -188,6 +189,9 @@ def _refuse_large(d: int, count: int) -> None:
 def _output_words(result: Result, classes: Any, output: str, b: int) -> str:
     """Return the name of the explained output: "the ‘cat’ logit", "output 3", "the output"."""
     target = None if result.target is None else result.target[b].reshape(-1).tolist()
+    classes = result.classes if classes is None else classes
+    if output == "output" and result.unit:
+        output = f"output in {result.unit}"
     if isinstance(classes, str):
         return f"the ‘{classes}’ {output}"
     if target is None:
