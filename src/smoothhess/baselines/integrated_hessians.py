@@ -20,6 +20,7 @@ from smoothhess.curvature import activation_hooks
 from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.draws.seeding import evaluation_seed
 from smoothhess.explainers.progress import Progress
+from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.model import targets as targets
 from smoothhess.model.convert_inputs import to_tensors
 from smoothhess.model.model_call import ModelCall
@@ -111,10 +112,12 @@ def integrated_hessians(
     source = Source.ensure(of, options)
 
     def at(find: Callable[..., Any], points: Tensor, step: int) -> Any:
-        own = {"seed": _reseeded(options.get("seed", 0), step)} if source.is_sampled else {}
-        return find(
-            forward_func, points, target, additional_forward_args, internal_batch_size=internal_batch_size, **own
-        )
+        own: dict[str, Any] = {"seed": _reseeded(options.get("seed", 0), step)} if source.is_sampled else {}
+        own["internal_batch_size"] = internal_batch_size
+        with warnings.catch_warnings():
+            # between kinks few draws carry an estimate; completeness shows whether the sum over all points is right
+            warnings.simplefilter("ignore", FewEventsWarning)
+            return find(forward_func, points, target, additional_forward_args, **own)
 
     move = (inputs - start).flatten(1)  # Δ
     # Σ w ∇h, Σ w t ∇²h of dense Hessians, and the terms of the others
@@ -194,8 +197,8 @@ def _default_source(call: ModelCall, start: Tensor, options: dict[str, Any]) -> 
         return "own", options
     sigma = distance / SMOOTHING
     warnings.warn(
-        "the model has kinks, such as those of relu, whose contribution its Hessian does not contain: its entries would "
-        f"not add up. The model is smoothed with sigma={sigma:.3g}, 1/{SMOOTHING} of the mean distance |x − x′|. Pass "
+        "the model has kinks, such as those of relu, which its Hessian does not contain, so that the entries would not "
+        f"add up. The model is smoothed with sigma={sigma:.3g}, 1/{SMOOTHING} of the mean distance |x − x′|. Pass "
         "sigma, of='softplus' with beta, or of='own'.",
         stacklevel=3,
     )
