@@ -18,7 +18,7 @@ from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity, InputKind
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
 from smoothhess.model.float_precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
-from smoothhess.model.input_advice import advice
+from smoothhess.model.input_advice import OutputRowsError, advising
 from smoothhess.model.input_parts import are_several
 from smoothhess.model.random_operations import call_without_random_operations
 from smoothhess.model.state import is_opaque
@@ -73,7 +73,7 @@ class Oracle:
         self.measured = (internal_batch_size or known) is not None  # whether the memory per row is known
         self.n_rows = 0  # rows of forward and backward passes so far
         self._doubts: list[Tensor] = []  # flags of calls whose outputs and gradients were not checked yet
-        self._called_before = False  # whether the model has returned an output that can be explained
+        self._answered = False  # whether the model has returned an output that can be explained
 
     def __call__(self, points: Tensor, owner: Tensor, wait: bool = True) -> tuple[Tensor, Tensor]:
         """Values (N,) and gradients (N, *shape) at points (N, *shape).
@@ -150,52 +150,35 @@ class Oracle:
         return value
 
     def _output(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
-        try:
-            with evaluated(self.precision, points.device), norms or nullcontext():
-                output = self._called_at(points, owner)
-            if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
-                output = output.to(points.dtype)
-            self._check_output(output, len(points))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            self._advise(error, points, self._check_output)
-            raise
-        self._called_before = True
+        def check(output: Any, rows: int) -> None:
+            _check_rows(output, rows)
+            targets.check(self.entries, output)
+
+        with evaluated(self.precision, points.device), norms or nullcontext():
+            output = self._called_at(points, owner, check)
+        if self.precision != "float32":
+            output = output.to(points.dtype)
         return self.pick(output, owner)
 
     def outputs(self, points: Tensor, owner: Tensor) -> Tensor:
         """The entire output of the model at points, (N, …), without gradients."""
-
-        def output(points: Tensor, owner: Tensor) -> tuple[Tensor]:
-            try:
-                found = self._called_at(points, owner)
-                _check_rows(found, len(points))
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                self._advise(error, points, _check_rows)
-                raise
-            return (found,)
-
         with torch.no_grad():
-            return self.in_batches(output, points, owner, cautious=False)[0]
+            return self.in_batches(lambda p, o: (self._called_at(p, o, _check_rows),), points, owner, cautious=False)[0]
 
-    def _check_output(self, output: Any, rows: int) -> None:
-        targets.check(self.entries, output)
-        _check_rows(output, rows)
-
-    def _advise(self, error: Exception, points: Tensor, check: Callable[[Any, int], None]) -> None:
-        """Raise an error with a remedy if the first call failed because of the dtype or the shape of the inputs."""
-
-        def explained(one: Tensor) -> None:
-            check(self.bound(torch.zeros(1, dtype=torch.long, device=one.device))(one), 1)
-
-        if not self._called_before and (text := advice(error, self.forward_func, explained, points)):
-            raise ValueError(text) from error
-
-    def _called_at(self, points: Tensor, owner: Tensor) -> Any:
+    def _called_at(self, points: Tensor, owner: Tensor, check: Callable[[Any, int], None]) -> Tensor:
+        """The output of the model, which `check` accepts; errors of the first call name a remedy where one is known."""
         call = self.bound(owner, self.called)
-        if self._inspected:
-            return call(points)
-        output = call_without_random_operations(call, points)
-        self._inspected = True
+
+        def explained(points: Tensor) -> Tensor:
+            output = call(points) if self._inspected else call_without_random_operations(call, points)
+            check(output, len(points))
+            return output
+
+        if self._answered:
+            return explained(points)
+        with advising(self.forward_func, explained, points):
+            output = explained(points)
+        self._inspected = self._answered = True
         return output
 
     def _differentiated(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
@@ -344,7 +327,7 @@ def _check_rows(output: Any, rows: int) -> None:
         targets.check(None, output)
     if output.ndim == 0 or len(output) != rows:
         got = f"{len(output)} rows" if output.ndim else "one number"
-        raise ValueError(f"the model returned {got} for {rows} inputs: expected one output per row.")
+        raise OutputRowsError(f"the model returned {got} for {rows} inputs: expected one output per row.")
 
 
 def check_batch_size(rows: int | None) -> int | None:

@@ -6,7 +6,8 @@ are refused in `gradients`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,19 +19,34 @@ from smoothhess.model.state import modules_behind
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def advice(
-    error: Exception, forward_func: Callable[..., Any], explained: Callable[[Tensor], Any], points: Tensor
-) -> str:
-    """What was wrong with the points (N, *shape) at which the model raised `error`, and the remedy; "" if unknown.
+class OutputRowsError(ValueError):
+    """The model returned another number of rows than it was called with."""
+
+
+@contextmanager
+def advising(forward_func: Callable[..., Any], explained: Callable[[Tensor], Any], points: Tensor) -> Iterator[None]:
+    """Raise ValueError with a remedy in place of an error at points (N, *shape), where the remedy is known.
 
     `explained` is the explained output of the model as a function of points; it raises if there is no such output.
     """
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if text := _advice(error, forward_func, explained, points):
+            raise ValueError(text) from error
+        raise
+
+
+def _advice(
+    error: Exception, forward_func: Callable[..., Any], explained: Callable[[Tensor], Any], points: Tensor
+) -> str:
+    """What was wrong with the points, and the remedy; "" if it is unknown."""
     if is_out_of_memory(error):
         return ""
     dtypes = {p.dtype for m in modules_behind(forward_func) for p in m.parameters() if p.is_floating_point()}
     if isinstance(error, RuntimeError) and dtypes and points.dtype not in dtypes and _is_about_dtypes(str(error)):
         return _dtype_advice(points.dtype, dtypes)
-    if points.ndim > 1 and _accepts(explained, points[None]):
+    if points.ndim > 1 and _is_about_shapes(error) and _accepts(explained, points[None]):
         one, whole = tuple(points.shape[1:]), tuple(points.shape)
         return (
             f"inputs of shape {whole} are {len(points)} examples of shape {one}, which the model does not accept, but "
@@ -41,6 +57,11 @@ def advice(
 
 def _is_about_dtypes(message: str) -> bool:
     return any(words in message for words in ("dtype", "scalar type", "type should be the same", "should be the same"))
+
+
+def _is_about_shapes(error: Exception) -> bool:
+    """Whether an error may be one of torch about shapes: not one about the target, or about a random operation."""
+    return isinstance(error, RuntimeError | IndexError | OutputRowsError) or "D input" in str(error)
 
 
 def _dtype_advice(given: torch.dtype, dtypes: set[torch.dtype]) -> str:
