@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ from smoothhess.result.files import REMEDY, Parts, read_checked, write_atomicall
 from smoothhess.result.intervals import Estimate, plus_minus
 from smoothhess.result.pairs import Pair, labels_of
 from smoothhess.result.tensor_schema import check_tensors, naming
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 FORMAT, VERSION = "smoothhess.global", "1"
 _MOMENTS = ("mean", "square", "abs", "abs_upper", "noise")
@@ -210,6 +214,45 @@ class GlobalInteractions:
             for row, (a, b) in enumerate(zip(i.tolist(), j.tolist(), strict=True))
         ]
 
+    def to_frame(self, names: Sequence[str] | None = None) -> pd.DataFrame:
+        """A pandas DataFrame of `to_records`, one row per pair i ≤ j.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas: pip install pandas") from error
+        return pd.DataFrame(self.to_records(names))
+
+    def plot(self, **options: Any) -> Axes:
+        """Plot the strongest pairs with 95 % intervals over records, with Matplotlib.
+
+        Args:
+            **options: `k`, `names`, `by`, `q` of `top_pairs`, and `ax`.
+
+        Returns:
+            Matplotlib Axes.
+        """
+        from smoothhess.view.figures.global_pairs import global_pairs
+
+        return global_pairs(self, **options)
+
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """Write a self-contained HTML page with a table of the strongest pairs and a picture of all of them.
+
+        Args:
+            path: file to write.
+            **options: `names`, `k`, `q` of `top_pairs`, and `title`.
+
+        Returns:
+            The path of the file.
+        """
+        from smoothhess.view.report.global_page import global_page
+
+        return global_page(self, path, **options)
+
     def merge(self, other: GlobalInteractions) -> GlobalInteractions:
         """Merge the results of two sets of records; equal to one pass over both.
 
@@ -316,23 +359,22 @@ class GlobalInteractions:
         )
 
     def __repr__(self) -> str:
-        size = len(self.scales)
+        size, pairs = len(self.scales), self.top_pairs(8)
+        width = max([16, *(len(" × ".join(p.names)) for p in pairs)])
         lines = [
             f"Global interactions of {size} features over {len(self)} record(s), {self.method}, "
             f"{self.n_passes / len(self):.4g} passes per record",
-            "  pair             √E[H²]·scales   E[H²] ± 95 %           mean H ± 95 %          mean |H|           q",
+            f"  {'pair':<{width}} √E[H²]·scales   E[H²] ± 95 %           mean H ± 95 %          mean |H|           q",
         ]
         mean, low, high = (e.value for e in (self.mean, self.mean_abs, self.mean_abs_upper))
         reach = self.mean.half_width()
-        for pair in self.top_pairs(8):
+        for pair in pairs:
             a, b = pair.i, pair.j
             square = plus_minus(pair.value, (pair.high - pair.low) / 2)
             signed = plus_minus(float(mean[a, b]), float(reach[a, b]))
             between = f"{max(0.0, float(low[a, b])):.3g} … {float(high[a, b]):.3g}"
-            name = " × ".join(pair.names)
-            lines.append(
-                f"  {name:<16} {pair.effect:>11.3g}    {square:<22} {signed:<22} {between:<18} {pair.q_value:.2g}"
-            )
+            name, strength = " × ".join(pair.names), f"{pair.effect:>11.3g}"
+            lines.append(f"  {name:<{width}} {strength}    {square:<22} {signed:<22} {between:<18} {pair.q_value:.2g}")
         rest = size * (size - 1) // 2 - 8
         return "\n".join(lines + ([f"  … and {rest} more"] if rest > 0 else []))
 

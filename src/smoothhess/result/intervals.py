@@ -13,6 +13,8 @@ from torch import Tensor
 
 from smoothhess.estimate import student_t
 
+MOST_DIGITS = 6  # of a printed number before or after the point; others have an exponent
+
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
@@ -55,9 +57,16 @@ def half_width(stderr: float, df: float = math.inf) -> float:
 
 
 def plus_minus(value: float, half: float) -> str:
-    """A number with the half-width of its 95 % interval, for tables.
+    """A number with the half-width of its 95 % interval, to two digits of the half-width.
 
-    >>> plus_minus(1.23456, 0.0456), plus_minus(2.0, math.inf), plus_minus(2.0, 0.0)
-    ('1.235 ± 0.046', '2 ± unknown', '2')
+    >>> plus_minus(1.23456, 0.0456), plus_minus(2.0, math.inf), plus_minus(2.0, 0.0), plus_minus(-1e-9, 2e-11)
+    ('1.235 ± 0.046', '2 ± unknown', '2', '-1e-09 ± 2e-11')
     """
-    return f"{value:.4g}" if half == 0 else f"{value:.4g} ± {f'{half:.2g}' if math.isfinite(half) else 'unknown'}"
+    if half == 0:
+        return f"{value:.4g}"
+    if not math.isfinite(half):
+        return f"{value:.4g} ± unknown"
+    digits = max(0, 1 - math.floor(math.log10(half)))
+    if digits > MOST_DIGITS or abs(value) >= 10**MOST_DIGITS:
+        return f"{value:.4g} ± {half:.2g}"
+    return f"{value:.{digits}f} ± {half:.{digits}f}"
