@@ -193,6 +193,15 @@ def test_columns_of_different_scales_are_noticed():
         SmoothHess(model).attribute(1e5 * X, 0, **OPTIONS)  # one scale for all columns
 
 
+def test_sigma_may_be_a_column_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X.double().numpy(), columns=list("abcd"))
+    result = SmoothHess(network()).attribute(table, 0, sigma=0.25 * table.std(), n_calls=64)
+    torch.testing.assert_close(result.gaussian.scales(4).double(), 0.25 * X.double().std(0))
+    torch.testing.assert_close(result.top_pairs(3, scales=table.std()), result.top_pairs(3, scales=X.double().std(0)))
+    assert isinstance(sh.Dense.from_data(pandas.DataFrame(np.random.default_rng(0).normal(size=(9, 4)))), sh.Dense)
+
+
 def test_baselines_may_be_arrays_and_rows_of_tables():
     pandas = pytest.importorskip("pandas")
     model, options = network(torch.float64), {"of": "softplus", "beta": 4.0, "n_steps": 4}

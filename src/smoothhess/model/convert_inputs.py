@@ -62,6 +62,11 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (hasattr(value, "to_numpy") and not isinstance(value, type))
 
 
+def as_array(value: Any) -> Any:
+    """A table or column of pandas as a NumPy array of its own; anything else as it is."""
+    return np.array(value) if hasattr(value, "to_numpy") else value
+
+
 def _numbers_of(table: Any) -> np.ndarray[Any, Any]:
     """The values of a table as floating-point numbers; columns of integers and booleans are converted."""
     array = table.to_numpy()

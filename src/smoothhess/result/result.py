@@ -21,6 +21,7 @@ from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
 from smoothhess.estimate.variance import Variance, Variances
+from smoothhess.model.convert_inputs import as_array
 from smoothhess.model.input_parts import InputPart, grouped_parts, join_values
 from smoothhess.result import eigenpairs, export, features, files, text
 from smoothhess.result.derivatives import Derivatives
@@ -452,7 +453,9 @@ class Result(ABC):
     ) -> list[Columns]:
         """The strongest pairs as tensors; for modules of this package."""
         self.refuse_dense()
-        given = self.feature_scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
+        given = self.feature_scales
+        if scales is not None:
+            given = torch.as_tensor(as_array(scales), dtype=torch.float64).reshape(1, -1)
         entries = self.split_entries() if split else self._entries()
         allowed = None if between is None else features.pairs_between(self, *between)
         return strongest_pairs(entries, given.expand(len(self), -1), k, q, level, allowed)

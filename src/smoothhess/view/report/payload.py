@@ -17,6 +17,7 @@ from torch import Tensor
 from smoothhess._version import __version__
 from smoothhess.draws.gaussian import SegmentShift
 from smoothhess.linalg.memory import PAGE_BYTES
+from smoothhess.model.convert_inputs import as_array
 from smoothhess.model.targets import described
 from smoothhess.result.exact import Attribution
 from smoothhess.result.text import LIMITS
@@ -278,7 +279,7 @@ def _places(result: Result, where: Layout, image: Any, values: Any, b: int) -> d
         }
     d = result.shape[1]
     if values is not None:
-        given = torch.as_tensor(values, dtype=torch.float64)
+        given = torch.as_tensor(as_array(values), dtype=torch.float64)
         if given.numel() not in (d, d * len(result)):
             raise ValueError(
                 f"values must have {d} features, in one row or one row per example, got {tuple(given.shape)}."
