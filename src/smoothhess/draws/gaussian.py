@@ -25,7 +25,7 @@ from smoothhess.linalg.orthonormal import gram_schmidt
 LARGEST_SIGMA = 1e150  # in files: its square is finite
 
 
-def _real(value: object, name: str) -> Tensor:
+def _real(value: Any, name: str) -> Tensor:
     """`value` as a finite, detached float64 tensor on the CPU."""
     try:
         given = value.to_numpy().copy() if hasattr(value, "to_numpy") else value  # a column of pandas is read-only

@@ -119,8 +119,9 @@ class ModelAgreement:
             for p in chosen:
                 at = int(i[p]), int(j[p])
                 tables = (self.mean.value, self.mean.stderr, low, high, self.spread, self.share)
-                numbers = (float(t[b][at]) for t in tables)
-                rows.append(StablePair(*at, (label(at[0]), label(at[1])), *numbers, float(effect[at])))
+                numbers = dict(zip(StablePair._fields[3:], (float(t[b][at]) for t in tables), strict=False))
+                names = label(at[0]), label(at[1])
+                rows.append(StablePair(*at, names, **numbers, effect=float(effect[at])))
             found.append(rows)
         return found
 

@@ -103,7 +103,7 @@ def global_interactions(
         attribute_options.setdefault("names", columns)
     maker = _Maker(explainer, additional_forward_args is not None, feature_mask, attribute_options)
     if is_array(batches):
-        batches = to_tensors(batches, getattr(explainer, "forward_func", explainer))
+        batches = to_tensors(batches, explainer.forward_func if isinstance(explainer, SmoothHess) else explainer)
     total: GlobalInteractions | None = None
     record = int(first_record)
     length = len(batches) if isinstance(batches, Tensor) else None

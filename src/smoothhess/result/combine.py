@@ -17,7 +17,8 @@ from smoothhess.estimate.statistics import merge
 from smoothhess.result.result import Result
 
 R = TypeVar("R", bound=Result)
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 Sampled = Any  # a `SampledResult`: its methods call these functions
 
 PER_EXAMPLE = ("n_passes", "precision_error", "control_weights")  # tensors (B, …) in addition to inputs and target

@@ -68,8 +68,8 @@ def target_names(result: Result) -> tuple[str, ...]:
         return ("",) * len(result)
 
     def word(row: list[int]) -> str:
-        named = result.classes is not None and len(row) == 1 and -len(result.classes) <= row[0] < len(result.classes)
-        return result.classes[row[0]] if named else described(row)
+        classes = result.classes or ()
+        return classes[row[0]] if len(row) == 1 and -len(classes) <= row[0] < len(classes) else described(row)
 
     return tuple(word(row) for row in result.target.tolist())
 

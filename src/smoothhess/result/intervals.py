@@ -69,4 +69,4 @@ def plus_minus(value: float, half: float) -> str:
     digits = max(0, 1 - math.floor(math.log10(half)))
     if digits > MOST_DIGITS or abs(value) >= 10**MOST_DIGITS:
         return f"{value:.4g} ± {half:.2g}"
-    return f"{value:.{digits}f} ± {half:.{digits}f}"
+    return f"{round(value, digits) + 0.0:.{digits}f} ± {half:.{digits}f}"  # not −0

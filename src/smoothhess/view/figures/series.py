@@ -78,8 +78,9 @@ def series(
     for edge in left[1:] if len(left) <= 60 else ():
         curve.axvline(edge, color="#dddddd", linewidth=0.4, zorder=0)
     single = one.gradient_estimate()
-    numbers = (canvas.array(x[0]).reshape(-1) for x in (single.value, single.stderr, single.half_width(level)))
-    _bars(slope, *numbers, left, right)
+    every = (single.value, single.stderr, single.half_width(level))
+    value, stderr, reach = (canvas.array(x[0]).reshape(-1) for x in every)
+    _bars(slope, value, stderr, reach, left, right)
     _interactions(pair, one, index, left, right, k, level)
     for panel in (curve, slope, pair):
         panel.axvspan(left[index], right[index], color=SHADE, linewidth=0, zorder=0)
