@@ -1,5 +1,7 @@
 """Names of features and classes, and the unit of the output, are given once and kept by results."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,14 @@ def test_columns_of_a_table_are_names():
     result = SmoothHess(network()).attribute(table, 0, **OPTIONS)
     assert result.names == (tuple(NAMES),) * 3
     torch.testing.assert_close(result.hessian, named().hessian)
+    for found in (
+        baselines.gradient(network(), table, 0),
+        baselines.random(network(), table, 0),
+        baselines.softplus(network(), table, 0, beta=4.0),
+        baselines.smoothgrad(network(), table, 0, **OPTIONS),
+        baselines.integrated_hessians(network(), table, 0, of="softplus", beta=4.0, n_steps=2, tolerance=math.inf),
+    ):
+        assert found.names == result.names
     scales = sweep(network(), table, [0.1, 0.2], target=0, n_calls=64)
     assert all(r.names == result.names for r in scales.results)
     assert scales.difference(0, 1).names == result.names

@@ -155,6 +155,7 @@ def integrated_hessians(
         seed=options.get("seed", 0) if source.is_sampled else 0,
         method=f"integrated Hessians, {source.name}",
         note=_completeness(rows, end, begin, noise, tolerance) + caution(error),
+        names=call.names,
     )
 
 

@@ -61,6 +61,7 @@ def smoothgrad(
         feature_mask=feature_mask,
         internal_batch_size=internal_batch_size,
         seed=seed,
+        names=call.names if feature_mask is None else None,
     )
     seeds = sampled.seed
     return Exact(
@@ -70,6 +71,7 @@ def smoothgrad(
         status=sampled.status,
         control=sampled.control,
         control_note=sampled.control_note,
+        names=sampled.names,
         predicted=call.predicted,
         derivatives=Derivatives(
             output=sampled.output,

@@ -63,7 +63,7 @@ def is_array(value: Any) -> bool:
 
 
 def as_array(value: Any) -> Any:
-    """A table or column of pandas as a NumPy array of its own; anything else as it is."""
+    """A table or column of pandas as a new NumPy array; anything else as it is."""
     return np.array(value) if hasattr(value, "to_numpy") else value
 
 
