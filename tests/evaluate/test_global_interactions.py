@@ -370,14 +370,17 @@ def test_too_many_features_want_groups():
 
 @pytest.mark.skipif(not PAGE.exists(), reason="an installed package has no docs")
 @pytest.mark.skipif(not callable(getattr(evaluate, "global_interactions", None)), reason="not exported yet")
-def test_the_page_runs(capsys):
+def test_the_page_runs(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
     names = {}
     with torch.random.fork_rng(devices=[]):
         for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
             exec(compile(code, str(PAGE), "exec"), names)
     assert "Global interactions of 4 features over 300 record(s)" in capsys.readouterr().out
     assert len(names["pairs"]) == 3
-    assert len(names["rows"]) == 10
+    assert len(names["frame"]) == 10
     assert len(names["whole"]) == 500
     assert names["soft"].noise.max() == 0
 
