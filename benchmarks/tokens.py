@@ -331,7 +331,7 @@ def methods(model: Answer, ids: Tensor, target: object) -> Iterator[tuple[str, T
     exact = sh.baselines.hessian(gates, ones, target, arguments)
     yield "Hessian of the gates at the text", exact.hessian, exact.n_passes
     for steps in (1, 16):
-        path = sh.baselines.integrated_hessians(gates, ones, target, arguments, n_steps=steps)
+        path = sh.baselines.integrated_hessians(gates, ones, target, arguments, of="own", n_steps=steps)
         yield f"Integrated Hessians of the gates, {steps} step(s)", path.hessian, path.n_passes
     fused = TokenGates(model, model.model.tokens)
     single = (ids, model.model.tokens.weight.detach().mean(0)[None, None], None)

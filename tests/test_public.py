@@ -40,6 +40,7 @@ NAMES = [
     "evaluate",
     "explain_dataset",
     "from_gradient",
+    "from_sklearn",
     "minimize_in_ball",
     "perturbation_mse",
     "baselines",

@@ -37,6 +37,7 @@ PAGES = [
     "howto/neurons.md",
     "howto/other-frameworks.md",
     "howto/pages.md",
+    "howto/scikit-learn.md",
     "howto/several-inputs.md",
     "howto/series.md",
     "howto/tables.md",

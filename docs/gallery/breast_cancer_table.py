@@ -31,11 +31,11 @@ assert accuracy > 0.9
 
 confidence = model(columns[test]).softmax(-1).max(1).values
 patient = columns[test[confidence.argsort()[:3]]]  # the three patients with the least confident predictions
-result = sh.SmoothHess(model).attribute(patient, target=1, sigma=0.25)
+result = sh.SmoothHess(model).attribute(patient, target=1, sigma=0.25, names=names)
 print(f"relative error {float(result.relative_error.max()):.0%} at most, {int(result.n_calls.max())} calls")
-for pair in result.top_pairs(5, names)[0]:
+for pair in result.top_pairs(5)[0]:
     print(f"{' × '.join(pair.names)}: {pair.value:+.3f} in [{pair.low:+.3f}, {pair.high:+.3f}]")
-assert all(pair.significant for pair in result.top_pairs(5, names)[0])
+assert all(pair.significant for pair in result.top_pairs(5)[0])
 
 # The effect of moving both columns, beyond the sum of the effects of each, at steps of the noise's radius σ√d:
 found = sh.evaluate.validate_pairs(model, result, 10)
@@ -43,4 +43,4 @@ print(found.around)
 half = found.steps.tolist().index(0.5)  # half of that radius
 assert float(found.around.rank_correlation[half].mean()) > 0.8
 
-result.plot("graph", k=15, names=names).figure.savefig("breast_cancer_table.png", dpi=110)
+result.plot("graph", k=15).figure.savefig("breast_cancer_table.png", dpi=110)

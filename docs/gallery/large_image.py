@@ -50,9 +50,9 @@ noise = segments.noise(squares, 0.25)
 result = sh.SmoothHess(model).attribute(x, gaussian=noise, feature_mask=squares, n_calls=400)
 print(f"relative error {float(result.relative_error):.0%} after {int(result.n_calls)} calls")
 for pair in result.top_pairs(3)[0]:
-    print(f"squares {' × '.join(pair.names)}: {pair.value:+.2f} in [{pair.low:+.2f}, {pair.high:+.2f}]")
+    print(f"{' × '.join(pair.names)}: {pair.value:+.2f} in [{pair.low:+.2f}, {pair.high:+.2f}]")
 first, second = result.top_pairs(2)[0]
-assert first.names == ("5", "10")
+assert (first.i, first.j) == (5, 10)
 assert first.significant
 assert abs(first.value - 3) < 1  # the interaction of the label
 assert abs(second.value) < abs(first.value) / 3
@@ -63,4 +63,4 @@ print(f"relative error without a mask {float(whole.relative_error):.0%}")
 assert (whole @ torch.ones_like(x)).shape == x.shape
 assert whole.groups(squares.mask // 4).shape == (1, 4, 4)  # the four rows of squares
 
-result.plot("segment", source=5, names=squares.names).figure.savefig("large_image.png", dpi=110)
+result.plot("segment", source=5).figure.savefig("large_image.png", dpi=110)

@@ -24,8 +24,9 @@ print(scales)
 
 truth = torch.special.ndtr(0.5 / torch.tensor(sigmas).double()) ** 2
 curve, flat = scales.entry(0, 1), scales.entry(2, 3)
-for sigma, value, error, exact in zip(sigmas, curve.value[:, 0], curve.stderr[:, 0], truth, strict=True):
-    print(f"σ = {sigma}: {float(value):.3f} ± {float(error):.3f}, truth {float(exact):.3f}")
+low, high = (end[:, 0].tolist() for end in curve.interval())
+for sigma, value, a, b, exact in zip(sigmas, curve.value[:, 0].tolist(), low, high, truth.tolist(), strict=True):
+    print(f"σ = {sigma}: {value:.3f}, 95 % in [{a:.3f}, {b:.3f}], truth {exact:.3f}")
 assert ((curve.value[:, 0] - truth).abs() <= 4 * curve.stderr[:, 0]).all()
 assert torch.allclose(flat.value[:, 0], torch.ones(5).double(), atol=0.1)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from smoothhess.explainers.token_smooth_hess import TokenSmoothHess
     from smoothhess.model.external import from_gradient
     from smoothhess.model.layer_functions import Embedded
+    from smoothhess.model.scikit_learn import from_sklearn
     from smoothhess.model.targets import continuation, contrast
     from smoothhess.result import segments
     from smoothhess.result.closed_form_hessian import ClosedForm
@@ -65,6 +66,7 @@ __all__ = [
     "evaluate",
     "explain_dataset",
     "from_gradient",
+    "from_sklearn",
     "minimize_in_ball",
     "perturbation_mse",
     "segments",
@@ -100,6 +102,7 @@ _PLACES = {
     "evaluate": "smoothhess.evaluate",
     "explain_dataset": "smoothhess.datasets:explain_dataset",
     "from_gradient": "smoothhess.model.external:from_gradient",
+    "from_sklearn": "smoothhess.model.scikit_learn:from_sklearn",
     "minimize_in_ball": "smoothhess.evaluate:minimize_in_ball",
     "perturbation_mse": "smoothhess.evaluate:perturbation_mse",
     "segments": "smoothhess.result.segments",

@@ -151,9 +151,30 @@ def test_a_relu_networks_own_derivatives_do_not_add_up():
         pytest.warns(UserWarning, match="the Hessian is exactly zero"),  # at every point of the path
         pytest.warns(UserWarning, match=r"3 of 3 .* do not add up .* use of='softplus', 'swish' or 'smooth'"),
     ):
-        result = integrated_hessians(f, 3 * X)
+        result = integrated_hessians(f, 3 * X, of="own")
     off = result.hessian - torch.diag_embed(result.hessian.diagonal(dim1=1, dim2=2))
     assert not off.any()
+
+
+def test_a_relu_network_is_smoothed_by_default():
+    f = net(4, 10, 10, 1, activation=nn.ReLU)
+    with pytest.warns(UserWarning, match=r"smoothed with sigma=0\.\d+, 1/50 of the mean distance") as caught:
+        result = integrated_hessians(f, 3 * X, n_calls=2000)
+    assert len(caught) == 1
+    sigma = float((3 * X).norm(dim=1).mean()) / 50
+    assert f"smooth (n_calls 2000, sigma {sigma:g})" in result.method
+    change = (f(3 * X) - f(0 * X))[:, 0].detach()
+    total = result.hessian.sum((1, 2))
+    assert bool(((total - result.value).abs() <= 0.05 * result.value.abs()).all())
+    assert bool(((total - change).abs() <= 0.05 * change.abs().max()).all())
+
+
+def test_a_smooth_network_and_a_given_sigma_need_no_default():
+    smooth = net(4, 10, 1, activation=nn.Tanh)
+    torch.testing.assert_close(integrated_hessians(smooth, X).hessian, integrated_hessians(smooth, X, of="own").hessian)
+    kinked, options = net(4, 10, 1, activation=nn.ReLU), {"sigma": 0.5, "n_calls": 64}
+    given = integrated_hessians(kinked, X, **options)
+    torch.testing.assert_close(given.hessian, integrated_hessians(kinked, X, of="smooth", **options).hessian)
 
 
 def test_too_few_steps_are_noticed():

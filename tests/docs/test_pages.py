@@ -28,6 +28,7 @@ SLOW = [
     "howto/datasets.md",
     "howto/images.md",
     "howto/large-inputs.md",
+    "howto/scikit-learn.md",
     "howto/series.md",
     "howto/tables.md",
 ]
@@ -36,6 +37,8 @@ NEEDS = {
     "howto/command-line.md": ["cyclopts", "skimage", "matplotlib"],
     "howto/images.md": ["skimage", "matplotlib"],
     "howto/other-frameworks.md": ["pandas", "scipy"],
+    "global.md": ["pandas", "matplotlib"],
+    "howto/scikit-learn.md": ["sklearn", "pandas"],
     "howto/series.md": ["matplotlib"],
     "howto/tables.md": ["sklearn", "pandas", "matplotlib"],
     "howto/text.md": ["matplotlib", "sklearn", "transformers"],

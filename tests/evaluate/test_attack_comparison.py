@@ -11,6 +11,7 @@ from smoothhess import SmoothHess, Taylor, baselines
 from smoothhess.evaluate.attack import AttackPath, attack
 from smoothhess.evaluate.attack_comparison import AttackComparison, mcnemar, post_hoc
 from smoothhess.evaluate.smallest_flip import smallest_flip
+from smoothhess.result.intervals import half_width
 
 W = torch.tensor([3.0, 4.0]).double()  # of length 5
 MARGINS = torch.tensor([0.1, 0.4, 0.6, 0.9, -0.2, -0.7]).double()  # signed distances of six points to the boundary
@@ -209,11 +210,11 @@ def test_reading_it():
     lines = found.to_markdown().splitlines()
     assert lines[0] == "| unchanged, % | r = 0.2 | r = 0.6 | r = 1.2 |"
     assert len(lines) == 4
-    share = found.share("G", 0.6)
-    assert f"{100 * share.value:.1f} ± {100 * share.stderr:.1f}" in lines[3]
+    low, high = found.interval("G", 0.6)
+    assert f"{100 * found.share('G', 0.6).value:.1f} ± {50 * (high - low):.1f}" in lines[3]
     apart = found.difference("H+G", "G")
     against = found.to_markdown(against="G").splitlines()
-    assert f"({100 * float(apart.value[0]):+.1f} ± {100 * float(apart.stderr[0]):.1f}, p = " in against[2]
+    assert f"({100 * float(apart.value[0]):+.1f} ± {100 * half_width(float(apart.stderr[0])):.1f}, p = " in against[2]
     assert "p =" not in against[3]
     text = repr(found)
     assert "Predictions left unchanged by 2 attack(s) on 40 point(s)" in text

@@ -8,6 +8,7 @@ from scipy.stats import ttest_rel
 
 from smoothhess import Isotropic, SmoothHess, Taylor
 from smoothhess.evaluate import Comparison, compare, perturbation_mse
+from smoothhess.result.intervals import half_width
 from tests.truths import OneHidden
 
 F = OneHidden(5)
@@ -146,14 +147,14 @@ def test_reading_it():
     assert len(lines) == 5
     assert all(line.count("|") == 4 for line in lines)
     mean = compared.mean("SH+SG", 0.3)
-    assert f"{mean.value:.3g} ± {mean.stderr:.1g}" in lines[2]
+    assert f"{mean.value:.3g} ± {half_width(mean.stderr, len(compared) - 1):.1g}" in lines[2]
     text = repr(compared)
     assert "3 method(s) around 12 point(s), 1000 samples each (uniform in the ball), seed 0" in text
     assert "over points; the sampling error is at most" in text
     alone = compare(F, X[:1], {"zero": lambda p: 0 * p.sum(-1)}, 1.0, n_samples=50, sampling="radius")
-    assert "± one standard error over samples" in repr(alone)
+    assert "± half of a 95 % interval over samples" in repr(alone)
     assert "as in the paper's tables" in repr(alone)
-    assert f"± {float(alone.stderr):.1g}" in alone.to_markdown()
+    assert f"± {half_width(float(alone.stderr)):.1g}" in alone.to_markdown()
     exact = compare(F, X[:2], {"f": lambda p: F(p.flatten(0, 1)).reshape(p.shape[:2])}, 1.0, n_samples=50)
     assert "nan" not in repr(exact)
 
@@ -213,7 +214,7 @@ def test_a_table_beside_one_method():
     compared = table(n_samples=300)
     lines = compared.to_markdown(against="SG").splitlines()
     apart = compared.difference("G", "SG")
-    assert f"({float(apart.value[1]):+.2g} ± {float(apart.stderr[1]):.1g}) |" in lines[4]
+    assert f"({float(apart.value[1]):+.2g} ± {half_width(float(apart.stderr[1]), len(compared) - 1):.1g}) |" in lines[4]
     assert "(" not in lines[3]
     assert lines[:2] == compared.to_markdown().splitlines()[:2]
     with pytest.raises(ValueError, match="expected one of the methods"):

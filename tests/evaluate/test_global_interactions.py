@@ -311,7 +311,7 @@ def test_predicted_outputs():
     x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [2.0, 1.0]]).double()
     found = global_interactions(SmoothHess(Two()), x, target="predicted", sigma=0.1, n_calls=32)
     assert float(found.mean.value[0, 1]) == pytest.approx((3 + 1 + 3) / 3)
-    with pytest.raises(ValueError, match="needs outputs of shape \\(N, C\\)"):
+    with pytest.raises(ValueError, match="needs outputs \\(N, C\\)"):
         global_interactions(SmoothHess(product), X, target="predicted", sigma=0.1)
     with pytest.raises(ValueError, match="needs SmoothHess\\(model\\)"):
         global_interactions(exactly, X, target="predicted")
@@ -346,7 +346,7 @@ def test_the_model_is_borrowed_and_the_global_rng_does_not_move():
         ({"tol": 0.1}, ValueError, "tol cannot be chosen here"),
         ({"seed": -1}, ValueError, "seed must be an integer, 0 or more, got -1"),
         ({"first_record": 1.5}, ValueError, "first_record must be an integer"),
-        ({"target": "best"}, ValueError, 'target must be "predicted", a function or indices'),
+        ({"target": "best"}, ValueError, 'target must be "predicted", an index'),
         ({"target": [0, 1]}, ValueError, "expected one target per example, got 2 targets for 40"),
         ({"feature_mask": torch.zeros(40, 3).long()}, ValueError, "feature_mask must have the shape of one input"),
         ({"sigma": None}, ValueError, "exactly one"),
@@ -370,14 +370,17 @@ def test_too_many_features_want_groups():
 
 @pytest.mark.skipif(not PAGE.exists(), reason="an installed package has no docs")
 @pytest.mark.skipif(not callable(getattr(evaluate, "global_interactions", None)), reason="not exported yet")
-def test_the_page_runs(capsys):
+def test_the_page_runs(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
     names = {}
     with torch.random.fork_rng(devices=[]):
         for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
             exec(compile(code, str(PAGE), "exec"), names)
     assert "Global interactions of 4 features over 300 record(s)" in capsys.readouterr().out
     assert len(names["pairs"]) == 3
-    assert len(names["rows"]) == 10
+    assert len(names["frame"]) == 10
     assert len(names["whole"]) == 500
     assert names["soft"].noise.max() == 0
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from smoothhess import SmoothHess
 from smoothhess.evaluate.global_interactions import global_interactions
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments
 from smoothhess.result.exact import Exact
@@ -180,3 +181,35 @@ def test_other_devices_and_features():
         whole.merge(found(H[:, 1:, 1:], seed=1))
     with pytest.raises(ValueError, match="can be merged"):
         whole.merge(found(scales=torch.full((4,), 2.0).double(), seed=1))
+
+
+def test_names_are_kept_by_files_and_merging(tmp_path):
+    f, x = lambda x: x[:, 0] * x[:, 1], torch.ones(20, 3).double()
+    names = ["age", "dose", "height"]
+    found = global_interactions(SmoothHess(f), x, sigma=0.5, names=names)
+    found.save(tmp_path / "x.safetensors")
+    rest = global_interactions(SmoothHess(f), x, sigma=0.5, names=names, first_record=20)
+    for other in (GlobalInteractions.load(tmp_path / "x.safetensors"), found.merge(rest), found.to("cpu")):
+        assert other.names == tuple(names)
+        assert other.top_pairs(1)[0].names == ("age", "dose")
+    assert "age × dose" in repr(found)
+    assert found.to_records()[1]["name_j"] == "dose"
+    with pytest.raises(ValueError, match="different names of features"):
+        found.merge(global_interactions(SmoothHess(f), x, sigma=0.5, names=["a", "b", "c"], first_record=20))
+
+
+def test_a_figure_a_page_and_a_frame(tmp_path):
+    x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0)).double()
+    found = global_interactions(SmoothHess(lambda x: x[:, 0] * x[:, 1].tanh()), x, sigma=0.5, names=["age", "<b>", "c"])
+    page = found.report(tmp_path / "x.html").read_text()
+    assert "age × &lt;b&gt;" in page
+    assert "30 records" in page
+    with pytest.raises(ValueError, match="does not exist"):
+        found.report(tmp_path / "none" / "x.html")
+    pytest.importorskip("pandas")
+    frame = found.to_frame()
+    assert len(frame) == 6
+    assert frame["name_i"].tolist()[:3] == ["age"] * 3
+    pytest.importorskip("matplotlib")
+    for by in ("square", "abs", "mean"):
+        assert found.plot(k=2, by=by).get_yticklabels()[0].get_text() == "age × <b>"

@@ -208,7 +208,8 @@ def test_noise_that_a_large_feature_swallows():
     found = diagnose(f, x, sigma=0.05)
     assert "loses over 10% of it to rounding" in found.verdict[0]
     assert found.inside.item() is False
-    SmoothHess(f).attribute(x, sigma=found.lower.item(), n_calls=20)
+    with pytest.warns(UserWarning, match="1 of 3 columns are larger than 1000 σ"):
+        SmoothHess(f).attribute(x, sigma=found.lower.item(), n_calls=20)
 
 
 def test_too_few_flips():

@@ -449,7 +449,7 @@ def test_bad_options(options, text):
         (torch.ones(0, 3), ValueError, "at least one example"),
         (torch.ones(3), ValueError, r"For a single example use x\[None\]"),
         (torch.tensor([[1.0, torch.nan]]), ValueError, "inputs contain NaN"),
-        ([[1.0]], TypeError, "must be one torch tensor with examples in dimension 0, got list"),
+        ([[1.0]], TypeError, "must be one tensor, array or DataFrame with examples in dimension 0, got list"),
     ],
 )
 def test_bad_inputs(inputs, error, text):

@@ -11,6 +11,7 @@ import smoothhess as sh
 from smoothhess import segments
 from smoothhess.result import export
 from smoothhess.result.exact import Attribution
+from smoothhess.result.pairs import COLUMNS
 
 NAMES = ["age", "dose", "height", "weight", "time"]
 
@@ -27,7 +28,7 @@ def result():
 
 def test_a_frame_has_a_row_for_every_pair_of_every_example(result):
     frame = export.to_frame(result, NAMES)
-    assert list(frame.columns) == list(export.COLUMNS)
+    assert list(frame.columns) == list(COLUMNS)
     assert len(frame) == 2 * 10
     assert frame.groupby("example").size().tolist() == [10, 10]
     for example, pairs in enumerate(result.top_pairs(10, NAMES)):

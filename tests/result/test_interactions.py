@@ -357,9 +357,9 @@ def test_indices_and_points_of_other_types():
     assert single.taylor()(torch.zeros(1, 2, 12).double()).dtype == torch.float32
 
 
-def test_names_are_no_indices():
-    with pytest.raises(TypeError, match=r"Use names.index\('alcohol'\)"):
-        make().row("alcohol")  # type: ignore[arg-type]
+def test_names_that_a_result_does_not_have():
+    with pytest.raises(ValueError, match="this result has no names, so there is no feature 'alcohol'"):
+        make().row("alcohol")
     with pytest.raises(TypeError, match="integer group ids, got .*Replace names"):
         make().groups(["a"] * 12)  # type: ignore[arg-type]
 

@@ -34,7 +34,7 @@ def numbers(result, kind, example):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bars_are_the_numbers_with_two_standard_errors(kind):
+def test_bars_are_the_numbers_with_their_intervals(kind):
     result = table(120, design="iid", control=None)
     ax = result.plot(kind, k=4, names=NAMES, example=1)
     value, stderr = numbers(result, kind, 1)
@@ -43,7 +43,8 @@ def test_bars_are_the_numbers_with_two_standard_errors(kind):
     bars = next(c for c in ax.containers if isinstance(c, BarContainer))
     np.testing.assert_allclose([b.get_width() for b in bars], value[chosen])
     assert [t.get_text() for t in ax.get_yticklabels()] == [NAMES[i] for i in chosen]
-    np.testing.assert_allclose(line_segments(ax)[0][:, :, 0].T, [(value + s * 2 * stderr)[chosen] for s in (-1, 1)])
+    found = (result.gradient_estimate() if kind == "gradient" else result.diagonal()).interval()
+    np.testing.assert_allclose(line_segments(ax)[0][:, :, 0].T, [end[1].numpy()[chosen] for end in found])
     weak = unbiased_noise(value, stderr)[chosen]
     assert [b.get_alpha() == canvas.FAINT for b in bars] == weak.tolist()
 

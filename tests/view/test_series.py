@@ -56,7 +56,7 @@ def test_bars_stand_over_their_intervals(grouped, example):
     low, high = (t[0].numpy() for t in one.row(1).interval(0.9))
     low[1] = high[1] = 0
     np.testing.assert_allclose(line_segments(pair)[0][:, :, 1], np.stack([low, high], 1), atol=1e-12)
-    error = 2 * one.gradient_stderr[0].numpy()
+    error = one.gradient_estimate().half_width(0.9)[0].numpy()
     np.testing.assert_allclose(line_segments(slope)[0][:, 1, 1], expected[0] + error)
     shade = next(p for p in pair.patches if isinstance(p, Rectangle) and p not in bars(pair))
     assert (shade.get_x(), shade.get_width()) == pytest.approx((starts[1] * 0.5, (stops[1] - starts[1]) * 0.5))

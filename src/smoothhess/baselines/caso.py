@@ -83,8 +83,8 @@ def cafo(
     return Attribution.make(
         loss.inputs,
         surface.output,
-        step.to(inputs).reshape(inputs.shape),
-        value=(slope * step).sum(1).to(inputs),
+        step.to(loss.inputs).reshape(loss.inputs.shape),
+        value=(slope * step).sum(1).to(loss.inputs),
         target=loss.label[:, None].cpu(),
         n_passes=surface.n_passes + 0.5,
         n_calls=surface.n_calls,
@@ -145,14 +145,14 @@ def caso(
     loss = Loss.of(forward_func, inputs, target, additional_forward_args, internal_batch_size)
     surface = loss.derivatives(of, options)
     step, note = _steepest(surface, penalty)
-    pairs = surface.product(step.to(inputs)[:, None])[:, 0].double()  # Hδ, (B, d)
+    pairs = surface.product(step.to(loss.inputs)[:, None])[:, 0].double()  # Hδ, (B, d)
     slope = surface.gradient.flatten(1).double()
     return Attribution.make(
         loss.inputs,
         surface.output,
-        step.to(inputs).reshape(inputs.shape),
-        **_between(surface, step.to(inputs)),
-        value=((slope + pairs / 2) * step).sum(1).to(inputs),
+        step.to(loss.inputs).reshape(loss.inputs.shape),
+        **_between(surface, step.to(loss.inputs)),
+        value=((slope + pairs / 2) * step).sum(1).to(loss.inputs),
         target=loss.label[:, None].cpu(),
         n_passes=surface.n_passes + 0.5,
         n_calls=surface.n_calls,

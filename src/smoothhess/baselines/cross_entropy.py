@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from smoothhess.baselines.derivative_source import Derivatives, Source
 from smoothhess.model import targets as targets
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle
+from smoothhess.model.model_call import ModelCall, is_predicted
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Attribution, Exact
 from smoothhess.result.result import Result
@@ -114,10 +115,9 @@ class Loss:
         forward_func: Callable[..., Any], inputs: Tensor, target: Any, args: Any, internal_batch_size: int | None
     ) -> Loss:
         """Run the model once; the labels are `target`, or the predicted classes if it is None."""
-        check_inputs(inputs)
-        inputs = inputs.detach()
-        oracle = Oracle(forward_func, inputs, None, args, check_batch_size(internal_batch_size))
-        rows = targets.entries(target, len(inputs))
+        call = ModelCall(forward_func, inputs, None, args, internal_batch_size)
+        inputs, oracle = call.inputs, call.oracle()
+        rows = None if is_predicted(target) else targets.entries(target, len(inputs))
         owner = torch.arange(len(inputs), device=inputs.device)
 
         def run(points: Tensor, whose: Tensor) -> tuple[Tensor]:

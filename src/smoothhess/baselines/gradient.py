@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Exact
 
@@ -36,19 +36,14 @@ def gradient(
     >>> gradient(lambda x: x.prod(1), torch.tensor([[1.0, 2.0, 3.0]])).gradient
     tensor([[6., 3., 2.]])
     """
-    inputs, output, slope, entries = first_order(
-        forward_func, inputs, target, additional_forward_args, internal_batch_size
-    )
-    return Exact.make(inputs, output, slope, target=entries, n_passes=1.0, method="gradient")
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    output, slope, entries = first_order(call)
+    return Exact.make(call.inputs, output, slope, target=entries, n_passes=1.0, method="gradient", names=call.names)
 
 
-def first_order(
-    forward_func: Callable[..., Any], inputs: Tensor, target: Any, args: Any, internal_batch_size: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The detached inputs, f (B,) and ∇f (B, *shape) at them, and the indices of the target."""
-    check_inputs(inputs)
-    inputs = inputs.detach()
-    oracle = Oracle(forward_func, inputs, target, args, check_batch_size(internal_batch_size))
-    with borrowed(forward_func, inputs.device):
+def first_order(call: ModelCall) -> tuple[Tensor, Tensor, Tensor | None]:
+    """f (B,) and ∇f (B, *shape) at the inputs, and the indices of the target."""
+    inputs, oracle = call.inputs, call.oracle()
+    with borrowed(call.forward_func, inputs.device):
         output, slope = oracle(inputs, torch.arange(len(inputs), device=inputs.device))
-    return inputs, output, slope, oracle.entries
+    return output, slope, oracle.entries

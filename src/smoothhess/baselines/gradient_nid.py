@@ -11,6 +11,7 @@ from torch import Tensor
 
 from smoothhess.baselines.derivative_source import Derivatives, Source, caution
 from smoothhess.draws.gaussian import Diagonal
+from smoothhess.model.convert_inputs import to_tensors
 from smoothhess.result.exact import Attribution
 from smoothhess.result.exact import Derivatives as Held
 from smoothhess.result.result import Result
@@ -55,6 +56,7 @@ def gradient_nid(
     if isinstance(of, Result):
         if options:
             raise TypeError(f"of is an existing result, which takes no options, got {', '.join(options)}.")
+        inputs = to_tensors(inputs, forward_func)
         if of.inputs.shape != inputs.shape or not torch.equal(of.inputs, inputs.detach().to(of.inputs)):
             raise ValueError("of must be a result for these inputs, in this order.")
         return squared(of)

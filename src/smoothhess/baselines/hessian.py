@@ -93,6 +93,7 @@ def second_order(
         target=oracle.entries,
         method=method,
         note=ZERO_HESSIAN if zero else "",
+        names=call.names,
     )
     if feature_mask is not None:
         result = result.groups(feature_mask)

@@ -16,15 +16,23 @@ from torch import Tensor
 
 from smoothhess.baselines.derivative_source import DENSE, Derivatives, Level, Source, caution, curvature
 from smoothhess.baselines.log_quadrature import logarithmic_rule
+from smoothhess.curvature import activation_hooks
+from smoothhess.curvature.frozen_network import NoKinksError
 from smoothhess.draws.seeding import evaluation_seed
 from smoothhess.explainers.progress import Progress
+from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.model import targets as targets
-from smoothhess.model.gradients import check_inputs
+from smoothhess.model.convert_inputs import to_tensors
+from smoothhess.model.model_call import ModelCall
+from smoothhess.model.state import borrowed, is_opaque
 from smoothhess.result.exact import Attribution, StoredResult
+from smoothhess.result.intervals import half_width
 from smoothhess.result.result import Result
 
 CANCELLED = 1e-3  # completeness error allowed relative to the absolute row sums, which may cancel
 MOST_STEPS = 500  # points; the cost of computing the quadrature rule grows with the cube of their number
+SMOOTHING = 50  # σ of a model with kinks is the mean distance to the baseline over this number
+LEAST_CALLS, MOST_CALLS = 256, 4096  # gradient calls at each point of a model with kinks
 SEED_BITS = (1 << 32) - 1  # mask of the seeds of the points
 
 
@@ -35,7 +43,7 @@ def integrated_hessians(
     additional_forward_args: Any = None,
     *,
     baselines: Any = None,
-    of: str | Derivatives = "own",
+    of: str | Derivatives | None = None,
     n_steps: int = 32,
     tolerance: float = 0.05,
     internal_batch_size: int | None = None,
@@ -55,14 +63,17 @@ def integrated_hessians(
     Γ is Integrated Gradients applied twice. Its entries sum to h(x) − h(x′) if gradient and Hessian belong to one
     function and n_steps is large enough. This completeness is checked: the note reports the error of the sum, and
     there is a warning if it exceeds `tolerance`. The Hessian of a ReLU network is zero except at its kinks, which the
-    points of the path miss, so completeness fails with of="own"; use a softened or smoothed network.
+    points of the path miss, so completeness fails with of="own". By default such a network is smoothed with a σ of a
+    fiftieth of the mean distance |x − x′|, which the method and a warning state.
 
     Args:
         forward_func, inputs, target, additional_forward_args, internal_batch_size: see `gradient`.
-        baselines: start of the path: a number, or a tensor with the shape of one input or of the batch; 0 if None.
+        baselines: start of the path: a number, or a tensor, array or DataFrame with the shape of one input or of the
+            batch; 0 if None.
         of: source of the derivatives: "own" (the model), "softplus" or "swish" (the softened network, with beta=),
             "smooth" (the model smoothed by a Gaussian, with sigma=, n_calls=, … of `SmoothHess.attribute` and
-            independent draws at every point), or a function with the signature of the baselines.
+            independent draws at every point), or a function with the signature of the baselines. None takes "smooth"
+            if the activations of the model have kinks or a sigma is given, otherwise "own".
         n_steps: points on the path, from 1 to 500.
         tolerance: relative error of the sum of all entries above which a warning is issued, beyond three standard
             errors of a sampled h and a thousandth of the absolute row sums.
@@ -77,14 +88,17 @@ def integrated_hessians(
         ValueError: if baselines have another shape or are not finite, if n_steps is out of range, or if feature_mask is
             given.
 
+    Warns:
+        UserWarning: if `of` is None and the model is smoothed because it has kinks, or if the entries do not add up.
+
     >>> f = lambda x: x[:, 0] * x[:, 1] + x[:, 1]
     >>> integrated_hessians(f, torch.tensor([[2.0, 3.0]])).hessian  # x₁x₂ = 6 in quarters, x₂ = 3 to itself
     tensor([[[1.5000, 1.5000],
              [1.5000, 4.5000]]])
     """
-    check_inputs(inputs)
-    inputs, source = inputs.detach(), Source.ensure(of, options)
-    start = _baseline(baselines, inputs)
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    inputs, target = call.inputs, call.target
+    start = _baseline(to_tensors(baselines, forward_func), inputs)
     _check_steps(n_steps)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance!r}.")
@@ -93,12 +107,17 @@ def integrated_hessians(
             "feature_mask is not supported: Γ of groups is not computed from group sums of Hessians. Call groups(mask) "
             "on the result."
         )
+    if of is None:
+        of, options = _default_source(call, start, options)
+    source = Source.ensure(of, options)
 
     def at(find: Callable[..., Any], points: Tensor, step: int) -> Any:
-        own = {"seed": _reseeded(options.get("seed", 0), step)} if source.is_sampled else {}
-        return find(
-            forward_func, points, target, additional_forward_args, internal_batch_size=internal_batch_size, **own
-        )
+        own: dict[str, Any] = {"seed": _reseeded(options.get("seed", 0), step)} if source.is_sampled else {}
+        own["internal_batch_size"] = internal_batch_size
+        with warnings.catch_warnings():
+            # between kinks few draws carry an estimate; completeness shows whether the sum over all points is right
+            warnings.simplefilter("ignore", FewEventsWarning)
+            return find(forward_func, points, target, additional_forward_args, **own)
 
     move = (inputs - start).flatten(1)  # Δ
     # Σ w ∇h, Σ w t ∇²h of dense Hessians, and the terms of the others
@@ -136,6 +155,7 @@ def integrated_hessians(
         seed=options.get("seed", 0) if source.is_sampled else 0,
         method=f"integrated Hessians, {source.name}",
         note=_completeness(rows, end, begin, noise, tolerance) + caution(error),
+        names=call.names,
     )
 
 
@@ -169,6 +189,38 @@ class _Integral:
         return _Integral(self.move[index], self.first[index], second, rest)
 
 
+def _default_source(call: ModelCall, start: Tensor, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The source of the derivatives and its options: the smoothed model if the model has kinks; warns of it."""
+    if {"sigma", "radius", "gaussian"} & options.keys():
+        return "smooth", options
+    distance = float((call.inputs - start).flatten(1).norm(dim=1).mean())
+    if distance == 0 or "dense" in options or not _has_kinks(call):
+        return "own", options
+    sigma = distance / SMOOTHING
+    warnings.warn(
+        "the model has kinks, such as those of relu, which its Hessian does not contain, so that the entries would not "
+        f"add up. The model is smoothed with sigma={sigma:.3g}, 1/{SMOOTHING} of the mean distance |x − x′|. Pass "
+        "sigma, of='softplus' with beta, or of='own'.",
+        stacklevel=3,
+    )
+    d = call.inputs[0].numel()
+    return "smooth", {"n_calls": min(max(LEAST_CALLS, 4 * d), MOST_CALLS), **options, "sigma": sigma}
+
+
+def _has_kinks(call: ModelCall) -> bool:
+    """Whether the model calls a piecewise linear activation or a maximum; False if its calls cannot be recorded."""
+    if is_opaque(call.forward_func):
+        return False
+    first = call.inputs[:1]
+    run = call.oracle().bound(torch.zeros(1, dtype=torch.long, device=first.device))
+    try:
+        with borrowed(call.forward_func, first.device), torch.no_grad():
+            calls = activation_hooks.record(run, first).calls
+    except (NoKinksError, activation_hooks.OtherPathError, RuntimeError, TypeError):
+        return False
+    return any(c.knots or c.kind == "max_pool" for c in calls)
+
+
 def _completeness(rows: Tensor, end: Level, begin: Level, noise: Tensor, tolerance: float) -> str:
     """Text about the error of Σ Γ = h(x) − h(x′); warns where it exceeds the tolerance."""
     total = rows.double().sum(1)
@@ -184,7 +236,7 @@ def _completeness(rows: Tensor, end: Level, begin: Level, noise: Tensor, toleran
             "does not include the contribution of its kinks: use of='softplus', 'swish' or 'smooth'.",
             stacklevel=3,
         )
-    chance = f" ± {float(noise.max()):.2g}" if bool(noise.any()) else ""
+    chance = f" ± {half_width(float(noise.max())):.2g}" if bool(noise.any()) else ""
     return (
         f"completeness: the sum of the entries differs from h(x) − h(x′) by at most "
         f"{float(missed.abs().max()):.2g}{chance} (relative {float(share.max()):.2g}), and from f(x) − f(x′) by "

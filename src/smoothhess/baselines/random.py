@@ -10,6 +10,7 @@ from torch import Tensor
 
 from smoothhess.baselines.gradient import first_order
 from smoothhess.draws.seeding import torch_generator
+from smoothhess.model.model_call import ModelCall
 from smoothhess.result.exact import Exact
 
 
@@ -38,15 +39,16 @@ def random(
     >>> random(f, x).gradient.norm(dim=1), random(f, x, seed=[0, 0]).gradient.unique(dim=0).shape
     (tensor([1.7321, 1.7321]), torch.Size([1, 3]))
     """
-    inputs, output, slope, entries = first_order(
-        forward_func, inputs, target, additional_forward_args, internal_batch_size
-    )
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    inputs, (output, slope, entries) = call.inputs, first_order(call)
     b, d = len(inputs), inputs[0].numel()
     rngs = _generators(seed, b)
     drawn = torch.stack([torch.randn(d, generator=rng, dtype=torch.float64) for rng in rngs])
     length = torch.linalg.vector_norm(slope.flatten(1), dim=1, keepdim=True)
     direction = length * torch.nn.functional.normalize(drawn, dim=1).to(inputs)
-    return Exact.make(inputs, output, direction, target=entries, n_passes=1.0, seed=seed, method="random")
+    return Exact.make(
+        inputs, output, direction, target=entries, n_passes=1.0, seed=seed, method="random", names=call.names
+    )
 
 
 def _generators(seed: Any, batch: int) -> list[torch.Generator]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.explainers.smooth_hess import SmoothHess
-from smoothhess.model.gradients import check_inputs
+from smoothhess.model.model_call import ModelCall
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.exact import Exact
 
@@ -46,10 +46,10 @@ def smoothgrad(
     >>> found.gradient, bool(found.hessian.any())
     (tensor([[2., 2.]], dtype=torch.float64), False)
     """
-    check_inputs(inputs)
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
     sampled = SmoothHess(forward_func).attribute(
-        inputs,
-        target,
+        call.inputs,
+        call.target,
         additional_forward_args,
         sigma=sigma,
         radius=radius,
@@ -61,6 +61,7 @@ def smoothgrad(
         feature_mask=feature_mask,
         internal_batch_size=internal_batch_size,
         seed=seed,
+        names=call.names if feature_mask is None else None,
     )
     seeds = sampled.seed
     return Exact(
@@ -70,6 +71,8 @@ def smoothgrad(
         status=sampled.status,
         control=sampled.control,
         control_note=sampled.control_note,
+        names=sampled.names,
+        predicted=call.predicted,
         derivatives=Derivatives(
             output=sampled.output,
             value=sampled.value,
@@ -82,5 +85,5 @@ def smoothgrad(
             gradient_stderr=sampled.gradient_stderr.flatten(1),
         ),
         method="smoothgrad",
-        seeds=(seeds,) * len(inputs) if isinstance(seeds, int) else seeds,
+        seeds=(seeds,) * len(sampled) if isinstance(seeds, int) else seeds,
     )

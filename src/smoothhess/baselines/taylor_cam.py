@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from smoothhess.baselines.derivative_source import Derivatives, Source, caution, curvature
 from smoothhess.model import targets as targets
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle
 from smoothhess.model.layer_functions import Neuron
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Attribution
 
@@ -66,8 +67,8 @@ def taylor_cam(
     >>> channels.hessian.shape, places.gradient.shape, taylor_map(places).shape
     (torch.Size([4, 3, 3]), torch.Size([4, 2, 2]), torch.Size([4, 2, 2]))
     """
-    check_inputs(inputs)
-    inputs, source, rows = inputs.detach(), Source.ensure(of, options), check_batch_size(internal_batch_size)
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    inputs, target, source, rows = call.inputs, call.target, Source.ensure(of, options), internal_batch_size
     module = Neuron(forward_func, layer, 0).layer
     oracle = Oracle(forward_func, inputs, None, additional_forward_args, rows)
     everyone = torch.arange(len(inputs), device=inputs.device)

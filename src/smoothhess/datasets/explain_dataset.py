@@ -37,6 +37,8 @@ from smoothhess.explainers.interrupted import Interrupted
 from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.linalg.memory import in_batches
+from smoothhess.model.convert_inputs import column_names, is_array, to_tensors
+from smoothhess.model.model_call import is_predicted
 
 
 def explain_dataset(
@@ -73,8 +75,8 @@ def explain_dataset(
     Args:
         explainer: `SmoothHess(model)`, `NeuronSmoothHess(model, layer)` with neuron_selector=…, or any function
             (inputs, target, seeds) → Interactions.
-        loader: a tensor (N, *shape), a DataLoader, or another iterable of batches: tensors, tuples that begin with the
-            inputs, or dictionaries. It must return the same records in the same order each time.
+        loader: a tensor, array or DataFrame (N, *shape), a DataLoader, or another iterable of batches: tensors, tuples
+            that begin with the inputs, or dictionaries. It must return the same records in the same order each time.
         store: the folder of the store; created if it does not exist. Its parent must exist.
         target: the output to explain; see `smoothhess.model.targets`. "predicted" selects the largest output of each
             record; a function is called with the batch: `target(inputs)` for a tensor, `target(*batch)` for a tuple,
@@ -101,7 +103,8 @@ def explain_dataset(
             loses at most this much work.
         device: device on which records are explained; None: the device of the model.
         show_progress: whether to show a progress bar; None: as in `SmoothHess.attribute`.
-        **attribute_options: options of `SmoothHess.attribute`: sigma or radius or gaussian, n_calls, feature_mask, …
+        **attribute_options: options of `SmoothHess.attribute`: sigma or radius or gaussian, n_calls, feature_mask,
+            names, …
 
     Returns:
         The store, opened after the last shard was written.
@@ -127,10 +130,10 @@ def explain_dataset(
     _check_numbers(seed, rank, world_size, n_pairs, max_bytes, pack_size)
     if keep is not None and keep not in KEEP:
         raise ValueError(f"keep must be {', '.join(map(repr, KEEP))} or None, got {keep!r}.")
-    if isinstance(target, str) and target != "predicted":
-        raise ValueError(f'target must be "predicted", a function or indices, got {target!r}.')
-    question = Question.make(explainer, attribute_options)
-    batch_target = None if isinstance(target, str) else target
+    question = Question.make(explainer, attribute_options, column_names(loader))
+    if is_array(loader):
+        loader = to_tensors(loader, question.forward_func)
+    batch_target = None if is_predicted(target) else target
     arriving = batches(loader, key, batch_target, additional_forward_args, or_ids=question.is_function)
     head = next(arriving, None)
     if head is None:
@@ -174,7 +177,7 @@ def explain_dataset(
         shard_files.sweep(path, known.shards, rank)
         shard_files.mend_index(path, known.shards, rank, world_size)
         writer = Writer(known, rank, max_bytes, float(shard_seconds))
-        run = _Run(question, writer, where, int(seed), calls, target == "predicted")
+        run = _Run(question, writer, where, int(seed), calls, is_predicted(target))
         data = DataCheck(known, rank, world_size)
         every = itertools.chain([head], arriving)
         waiting = packs(every, known.pack_size, (rank, world_size), data.read, run.check_same_function)

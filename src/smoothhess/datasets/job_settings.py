@@ -20,6 +20,7 @@ from smoothhess.model.state import modules_behind
 from smoothhess.model.targets import Continuation, Contrast
 from smoothhess.model.tensor_hash import digest, weights_digest
 
+LABELS = ("names", "classes", "unit")  # text of the result, which may be missing
 SILENT = ("internal_batch_size", "compile", "show_progress")  # options that do not change the result
 
 
@@ -79,7 +80,8 @@ def fingerprint(forward_func: Callable[..., Any]) -> str:
 def differences(made_with: dict[str, Any], given: dict[str, Any]) -> list[str]:
     """List the settings that differ, with both values."""
     plain = json.loads(json.dumps(given))
-    names = [*made_with, *(name for name in plain if name not in made_with)]
+    unknown = {name for name in LABELS if None in (made_with.get(name), plain.get(name))}  # older stores have none
+    names = [name for name in dict.fromkeys((*made_with, *plain)) if name not in unknown]
     return [
         f"{name} = {made_with.get(name)!r}, not {plain.get(name)!r}"
         for name in names

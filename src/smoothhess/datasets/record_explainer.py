@@ -7,7 +7,7 @@ in this module.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,14 +19,16 @@ from smoothhess.datasets.job_settings import SILENT, described, fingerprint
 from smoothhess.datasets.record_batches import Pack
 from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.evaluate.global_interactions import FORWARD_ROWS, LEAST_CALLS, MOST_CALLS, Explain
+from smoothhess.evaluate.global_interactions import LEAST_CALLS, MOST_CALLS, Explain
 from smoothhess.explainers.options import Options
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.model.float_precision import AGREEMENT, check_precision
 from smoothhess.model.gradients import Oracle
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed, modules_behind
 from smoothhess.result.exact import StoredResult
 from smoothhess.result.result import Result
+from smoothhess.result.segments import group_names
 
 _NEURON = ("neuron_selector", "attribute_to_neuron_input")
 
@@ -52,13 +54,14 @@ class Question:
     given: frozenset[str] = frozenset()  # options of the user: a subclass may have other defaults for the rest
 
     @staticmethod
-    def make(explainer: Any, options: dict[str, Any]) -> Question:
-        """Validate the explainer and the options of the user."""
+    def make(explainer: Any, options: dict[str, Any], columns: Sequence[str] | None = None) -> Question:
+        """Validate the explainer and the options of the user; `columns` are the names of the features of a table."""
         if isinstance(explainer, CheckedExplainer):
-            made = Question.make(explainer.explainer, options)
+            made = Question.make(explainer.explainer, options, columns)
             return replace(made, check=explainer.check, agree=explainer.agree)
         options = dict(options)
         mask = options.pop("feature_mask", None)
+        names = columns if mask is None else group_names(mask)
         mask = None if mask is None else torch.as_tensor(mask)
         about: dict[str, Any] = {"explainer": type(explainer).__name__}
         if isinstance(explainer, NeuronSmoothHess):
@@ -68,6 +71,8 @@ class Question:
             about |= {name: described(v) for name, v in neuron.items()} | {"layer": _layer_name(explainer)}
             explainer = explainer.for_neuron(neuron["neuron_selector"], neuron.get("attribute_to_neuron_input", False))
         if isinstance(explainer, SmoothHess):
+            if options.get("names") is None and names is not None:
+                options["names"] = names
             unknown = sorted(options.keys() - {f.name for f in fields(Options)})
             if unknown:
                 raise TypeError(f"SmoothHess.attribute has no option {', '.join(map(repr, unknown))}.")
@@ -178,15 +183,9 @@ class Question:
         """Index of the largest output of each record."""
         if not isinstance(self.explainer, SmoothHess):
             raise ValueError('target="predicted" needs SmoothHess(model). Pass a function of the batch instead.')
-        model, rows = self.explainer.forward_func, self.options.internal_batch_size or FORWARD_ROWS
-        with borrowed(model, pack.inputs.device), torch.no_grad():
-            parts = [model(p.inputs.clone(), *(p.forward_args or ())) for p in pack.parts(rows)]
-        output = torch.cat(parts)
-        if output.ndim != 2 or output.shape[1] < 2:
-            raise ValueError(
-                f'target="predicted" wants outputs of shape (N, C) with several classes, got {tuple(output.shape)}.'
-            )
-        return [(c,) for c in output.argmax(1).tolist()]
+        rows = self.options.internal_batch_size
+        call = ModelCall(self.explainer.forward_func, pack.inputs, "predicted", pack.forward_args, rows)
+        return [(c,) for c in call.target.tolist()]
 
 
 def _layer_name(explainer: NeuronSmoothHess) -> str:

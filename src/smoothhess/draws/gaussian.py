@@ -25,10 +25,11 @@ from smoothhess.linalg.orthonormal import gram_schmidt
 LARGEST_SIGMA = 1e150  # in files: its square is finite
 
 
-def _real(value: object, name: str) -> Tensor:
+def _real(value: Any, name: str) -> Tensor:
     """`value` as a finite, detached float64 tensor on the CPU."""
     try:
-        tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
+        given = value.to_numpy().copy() if hasattr(value, "to_numpy") else value  # a column of pandas is read-only
+        tensor = torch.as_tensor(given, dtype=torch.float64).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} must be real numbers (float, list, numpy array or tensor), got {type(value).__name__}."

@@ -3,6 +3,7 @@
 Baselines that SmoothHess is compared with belong in `smoothhess.baselines`.
 """
 
+from smoothhess.evaluate.across_models import ModelAgreement, StablePair, across_models
 from smoothhess.evaluate.attack import AttackPath, attack, margin
 from smoothhess.evaluate.attack_comparison import AttackComparison, AttackDifference, post_hoc
 from smoothhess.evaluate.compare_methods import MethodComparison, compare_methods
@@ -30,10 +31,13 @@ __all__ = [
     "Flip",
     "GlobalInteractions",
     "MethodComparison",
+    "ModelAgreement",
     "Sanity",
     "Selection",
+    "StablePair",
     "Sweep",
     "Validation",
+    "across_models",
     "attack",
     "compare",
     "compare_methods",

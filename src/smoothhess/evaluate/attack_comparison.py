@@ -17,8 +17,10 @@ from smoothhess.estimate import student_t
 from smoothhess.evaluate.attack import AttackPath
 from smoothhess.evaluate.compare_surrogates import Average, as_radii
 from smoothhess.evaluate.perturbation_mse import check_centre
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle, check_batch_size
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
+from smoothhess.result.intervals import half_width
 from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor
 
@@ -114,7 +116,7 @@ class AttackComparison:
         )
 
     def to_markdown(self, against: str | None = None) -> str:
-        """A table of methods by radii: unchanged predictions in per cent ± standard error.
+        """A table of methods by radii: unchanged predictions in per cent ± half of their 95 % interval.
 
         Args:
             against: name of a reference method; adds the paired difference of each other method to it, and McNemar's p.
@@ -134,19 +136,20 @@ class AttackComparison:
                 f"Predictions left unchanged by {len(self.methods)} attack(s) on {len(self)} point(s), in per cent "
                 "(lower is stronger)",
                 *("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows),
-                "  ± one standard error over points; to compare methods use difference(a, b), which is paired",
+                "  ± half of a 95 % interval over points; to compare methods use difference(a, b), which is paired",
             ]
         )
 
     def _cells(self, against: str | None) -> list[list[str]]:
         table = []
         for name in self.methods:
-            shares = [self.share(name, r) for r in self.radii]
-            cells = [f"{100 * s.value:.1f} ± {100 * s.stderr:.1f}" for s in shares]
+            ends = [self.interval(name, r) for r in self.radii]
+            shares = [self.share(name, r).value for r in self.radii]
+            cells = [f"{100 * s:.1f} ± {50 * (high - low):.1f}" for s, (low, high) in zip(shares, ends, strict=True)]
             if against is not None and name != against:
                 apart = self.difference(name, against)
                 found = zip(cells, apart.value.tolist(), apart.stderr.tolist(), apart.p_value.tolist(), strict=True)
-                cells = [f"{c} ({100 * v:+.1f} ± {100 * e:.1f}, p = {p:.2g})" for c, v, e, p in found]
+                cells = [f"{c} ({100 * v:+.1f} ± {100 * half_width(e):.1f}, p = {p:.2g})" for c, v, e, p in found]
             table.append([name, *cells])
         if against is not None:
             self._method(against)
@@ -206,8 +209,7 @@ def post_hoc(
     >>> found.share("order 2", 0.5).value <= found.share("order 2", 0.1).value
     True
     """
-    check_inputs(inputs)
-    inputs = inputs.detach()
+    inputs = ModelCall(forward_func, inputs).inputs
     if not isinstance(attackers, Mapping) or not attackers:
         raise ValueError(
             f"attackers must be a mapping {{name: attacker}} with at least one, got {type(attackers).__name__}"

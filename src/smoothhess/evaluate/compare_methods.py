@@ -22,8 +22,10 @@ from smoothhess.evaluate.attack_comparison import AttackComparison, post_hoc
 from smoothhess.evaluate.compare_surrogates import Comparison, compare
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.trust_region.check_radius import check_radius
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle, check_batch_size
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed, is_opaque
+from smoothhess.result.intervals import half_width
 from smoothhess.result.result import Result
 from smoothhess.result.taylor import Taylor, surrogate
 
@@ -69,7 +71,10 @@ class MethodComparison:
             apart = table.difference(name, OURS[0])
             value, stderr, p = float(apart.value[0]), float(apart.stderr[0]), float(apart.p_value[0])
             ahead = "undecided" if not p < 0.05 else f"{OURS[0] if value > 0 else name} is the {word}"
-            shown = f"{value:+.2g} ± {stderr:.1g}" if isinstance(table, Comparison) else f"{value:+.1%} ± {stderr:.1%}"
+            if isinstance(table, Comparison):
+                shown = f"{value:+.2g} ± {half_width(stderr, len(table) - 1):.1g}"
+            else:
+                shown = f"{value:+.1%} ± {half_width(stderr):.1%}"
             lines.append(f"  {name} − {OURS[0]}: {shown}, p = {p:.2g}: {ahead}")
         return lines
 
@@ -126,12 +131,12 @@ def compare_methods(
     >>> bool(found.surrogates.difference("gradient", "SmoothHess").value > 0)
     True
     """
-    check_inputs(inputs)
     check_radius(radius)
     _check_baselines(baselines)
     if sigma is not None and (isinstance(sigma, bool) or not isinstance(sigma, int | float)):
         raise TypeError(f"sigma must be one number here, a standard deviation, got {type(sigma).__name__}.")
-    inputs = inputs.detach()
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    inputs, target = call.inputs, call.target
     sigma = radius / math.sqrt(inputs[0].numel()) if sigma is None else sigma
     about = (target, additional_forward_args)
     rows: dict[str, Any] = {"internal_batch_size": internal_batch_size}

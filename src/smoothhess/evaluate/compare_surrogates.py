@@ -5,6 +5,7 @@ The estimate of P_MSE itself belongs in `perturbation_mse.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from smoothhess.evaluate.ball_samples import BallSamples
 from smoothhess.evaluate.perturbation_mse import Surrogate, measure
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.model_call import ModelCall
+from smoothhess.result.intervals import half_width
 
 
 class Average(NamedTuple):
@@ -124,7 +126,7 @@ class Comparison:
         )
 
     def to_markdown(self, against: str | None = None) -> str:
-        """A table of methods by radii, mean ± standard error.
+        """A table of methods by radii, mean ± half of its 95 % interval.
 
         Args:
             against: name of a reference method; adds the paired difference of each other method to it.
@@ -147,26 +149,26 @@ class Comparison:
             *("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows),
         ]
         if len(self) == 1:
-            return "\n".join([*lines, "  ± one standard error over samples"])
+            return "\n".join([*lines, "  ± half of a 95 % interval over samples"])
         share = (self.sampling_stderr / self.errors.mean(2)).nan_to_num(0).max()
-        note = f"  ± one standard error over points; the sampling error is at most {float(share):.1%} of a mean"
+        note = f"  ± half of a 95 % interval over points; the sampling error is at most {float(share):.1%} of a mean"
         return "\n".join([*lines, note])
 
     def _cells(self, against: str | None = None) -> list[list[str]]:
-        """Name and mean ± standard error at each radius; over samples if there is only one point."""
-        table = []
+        """Name and mean ± half of its 95 % interval at each radius; over samples if there is only one point."""
+        table, df = [], len(self) - 1 if len(self) > 1 else math.inf
         if against is not None:
             self._method(against)
         for m, name in enumerate(self.methods):
             averages = [self.mean(name, r) for r in self.radii]
             if len(self) == 1:
                 averages = [Average(a.value, float(self.stderr[m, i, 0])) for i, a in enumerate(averages)]
-            cells = [f"{a.value:.3g} ± {a.stderr:.1g}" for a in averages]
+            cells = [f"{a.value:.3g} ± {half_width(a.stderr, df):.1g}" for a in averages]
             if against is not None and name != against:
                 apart = self.difference(name, against)
                 stderr = apart.stderr if len(self) > 1 else apart.per_point_stderr[:, 0]
                 found = zip(cells, apart.value.tolist(), stderr.tolist(), strict=True)
-                cells = [f"{c} ({v:+.2g} ± {e:.1g})" for c, v, e in found]
+                cells = [f"{c} ({v:+.2g} ± {half_width(e, df):.1g})" for c, v, e in found]
             table.append([name, *cells])
         return table
 

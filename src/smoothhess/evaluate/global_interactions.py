@@ -21,22 +21,22 @@ from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.model import targets as targets
+from smoothhess.model.convert_inputs import column_names, is_array, to_tensors
 from smoothhess.model.gradients import check_inputs
-from smoothhess.model.state import borrowed
+from smoothhess.model.model_call import ModelCall, is_predicted
 from smoothhess.result.exact import StoredResult
 from smoothhess.result.result import Result
 
 LEAST_CALLS, MOST_CALLS = 64, 1024  # per record when n_calls is None; the noise averages out over records
 MOST_RECORDS = 256  # largest number of records in a chunk
 MOST_FEATURES = 4096  # ten (F, F) matrices are kept and about as many are temporary: 3 GB
-FORWARD_ROWS = 1024  # batch size of the forward passes for target="predicted"
 
 Explain = Callable[[Tensor, Any, list[int]], Result]  # inputs, target, one seed per record → result
 
 
 def global_interactions(
     explainer: SmoothHess | Explain,
-    batches: Tensor | Iterable[Any],
+    batches: Any,
     *,
     target: Any = None,
     additional_forward_args: Any = None,
@@ -59,8 +59,8 @@ def global_interactions(
     Args:
         explainer: `SmoothHess(model)`, or a function (inputs, target, seeds) → Interactions that uses a separate seed
             for each record. A function whose results hold no draws (baselines without seed=seeds) is called once.
-        batches: a tensor (N, *shape), or an iterable of batches: tensors, or tuples that begin with the inputs, such as
-            a DataLoader.
+        batches: a tensor, array or DataFrame (N, *shape), or an iterable of batches: tensors, or tuples that begin with
+            the inputs, such as a DataLoader.
         target: the output to explain; see `smoothhess.model.targets`. "predicted" is the largest output of each record;
             a function is called with the batch, `target(inputs)` or `target(*batch)` (lambda x, y: y takes labels);
             for a tensor of N records it may also hold one target per record.
@@ -75,7 +75,7 @@ def global_interactions(
         seed: seed of all draws.
         first_record: number of the first record, for a data set that is processed in parts and merged.
         show_progress: whether to show a progress bar; None: as in `SmoothHess.attribute`.
-        options: other options of `SmoothHess.attribute`: design, control, internal_batch_size, precision, …
+        options: other options of `SmoothHess.attribute`: names, design, control, internal_batch_size, precision, …
 
     Returns:
         A GlobalInteractions with mean H, mean |H| and E[H²] of every pair and standard errors over records.
@@ -98,7 +98,12 @@ def global_interactions(
         if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
             raise ValueError(f"{name} must be an integer, 0 or more, got {number!r}.")
     attribute_options = {"sigma": sigma, "radius": radius, "gaussian": gaussian, "n_calls": n_calls, **options}
+    columns = column_names(batches)
+    if columns is not None and feature_mask is None and isinstance(explainer, SmoothHess):
+        attribute_options.setdefault("names", columns)
     maker = _Maker(explainer, additional_forward_args is not None, feature_mask, attribute_options)
+    if is_array(batches):
+        batches = to_tensors(batches, explainer.forward_func if isinstance(explainer, SmoothHess) else explainer)
     total: GlobalInteractions | None = None
     record = int(first_record)
     length = len(batches) if isinstance(batches, Tensor) else None
@@ -192,6 +197,7 @@ class _Maker:
             method=method,
             n_calls=sum(int(r.n_calls.sum()) for r in results),
             n_passes=sum(float(r.n_passes.sum()) for r in results),
+            names=None if first.names is None or first.feature_kind else first.names[0],
         )
 
     def _explain(self, inputs: Tensor, target: Any, args: Any, seeds: list[int]) -> Result:
@@ -222,19 +228,12 @@ class _Maker:
             )
         return int(n_calls) // 2
 
-    def predicted(self, inputs: Tensor) -> Tensor:
+    def predicted(self, inputs: Tensor, args: Any) -> Tensor:
         """Index of each record's largest output."""
         if not isinstance(self.explainer, SmoothHess):
             raise ValueError('target="predicted" needs SmoothHess(model). Pass a function of the batch instead.')
-        model = self.explainer.forward_func
-        rows = self.options.get("internal_batch_size") or FORWARD_ROWS
-        with borrowed(model, inputs.device), torch.no_grad():
-            output = torch.cat([model(part.clone()) for part in inputs.detach().split(rows)])
-        if output.ndim != 2 or output.shape[1] < 2:
-            raise ValueError(
-                f'target="predicted" needs outputs of shape (N, C) with several classes, got {tuple(output.shape)}.'
-            )
-        return output.argmax(1)
+        rows = self.options.get("internal_batch_size")
+        return ModelCall(self.explainer.forward_func, inputs, "predicted", args, rows).target
 
 
 def unbiased_features(result: Result) -> Tensor:
@@ -263,18 +262,13 @@ def _batches(
                 "Map it to its inputs: (b['x'] for b in loader)."
             )
         check_inputs(inputs)
-        if isinstance(target, str):
-            if target != "predicted":
-                raise ValueError(f'target must be "predicted", a function or indices, got {target!r}.')
-            chosen: Any = maker.predicted(inputs)
+        own = args(*batch) if callable(args) else args
+        if is_predicted(target):
+            chosen: Any = maker.predicted(inputs, own)
         else:
             chosen = target(*batch) if callable(target) else target
         rows = targets.entries(chosen, len(inputs))
-        yield (
-            inputs,
-            None if rows is None else [tuple(r) for r in rows.tolist()],
-            args(*batch) if callable(args) else args,
-        )
+        yield inputs, None if rows is None else [tuple(r) for r in rows.tolist()], own
 
 
 def _split(n: int, size: int) -> Iterator[slice]:

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
+from smoothhess.result.combine import agreed
 from smoothhess.result.false_discoveries import benjamini_hochberg
+from smoothhess.result.features import name_each
 from smoothhess.result.files import REMEDY, Parts, read_checked, write_atomically
-from smoothhess.result.intervals import Estimate
+from smoothhess.result.intervals import Estimate, plus_minus
 from smoothhess.result.pairs import Pair, labels_of
 from smoothhess.result.tensor_schema import check_tensors, naming
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 FORMAT, VERSION = "smoothhess.global", "1"
 _MOMENTS = ("mean", "square", "abs", "abs_upper", "noise")
@@ -88,6 +94,7 @@ class GlobalInteractions:
     n_calls: int  # gradients at perturbed inputs, summed over records
     n_passes: float  # total cost in units of a gradient call
     estimator_version: int = ESTIMATOR_VERSION  # of the estimator that explained the records
+    names: tuple[str, ...] | None = None  # names of the features
 
     def __len__(self) -> int:
         """Number of records."""
@@ -145,7 +152,7 @@ class GlobalInteractions:
 
         Args:
             k: number of pairs.
-            names: names of the features.
+            names: names of the features; None: those of this result.
             by: the summary that is ranked, tested against zero and reported as value: "square" (E[H²]) and "abs"
                 (`mean_abs`) with one-sided tests, or "mean" (mean H) with a two-sided test.
             q: false discovery rate among the pairs marked significant (Benjamini–Hochberg over all pairs).
@@ -164,7 +171,7 @@ class GlobalInteractions:
         if k < 1 or not 0 < q < 1:
             raise ValueError(f"expected k ≥ 1 and 0 < q < 1, got k={k}, q={q}.")
         size = len(self.scales)
-        labels = labels_of(names, size, self.feature_shape)
+        labels = self._labels(names)
         moves = self.scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1).cpu()
         if len(moves) != size:
             raise ValueError(f"expected one scale per feature, {size}, got {len(moves)}.")
@@ -188,10 +195,12 @@ class GlobalInteractions:
             for a, b, v, s, low, high, e, qv in zip(*columns, strict=True)
         ]
 
+    def _labels(self, names: Sequence[str] | None) -> Callable[[int], str]:
+        return labels_of(self.names if names is None else names, len(self.scales), self.feature_shape)
+
     def to_records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One dictionary per pair i ≤ j, for pandas.DataFrame(…) or a csv writer."""
-        size = len(self.scales)
-        labels = labels_of(names, size, self.feature_shape)
+        size, labels = len(self.scales), self._labels(names)
         columns = {"mean": "mean", "mean_abs": "abs", "mean_abs_upper": "abs_upper", "mean_square": "square"}
         tables: dict[str, Tensor] = {}
         for name, kept in columns.items():
@@ -204,6 +213,45 @@ class GlobalInteractions:
             {"i": a, "j": b, "name_i": labels(a), "name_j": labels(b), **{name: x[row] for name, x in listed.items()}}
             for row, (a, b) in enumerate(zip(i.tolist(), j.tolist(), strict=True))
         ]
+
+    def to_frame(self, names: Sequence[str] | None = None) -> pd.DataFrame:
+        """A pandas DataFrame of `to_records`, one row per pair i ≤ j.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas: pip install pandas") from error
+        return pd.DataFrame(self.to_records(names))
+
+    def plot(self, **options: Any) -> Axes:
+        """Plot the strongest pairs with 95 % intervals over records, with Matplotlib.
+
+        Args:
+            **options: `k`, `names`, `by`, `q` of `top_pairs`, and `ax`.
+
+        Returns:
+            Matplotlib Axes.
+        """
+        from smoothhess.view.figures.global_pairs import global_pairs
+
+        return global_pairs(self, **options)
+
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """Write a self-contained HTML page with a table of the strongest pairs and a picture of all of them.
+
+        Args:
+            path: file to write.
+            **options: `names`, `k`, `q` of `top_pairs`, and `title`.
+
+        Returns:
+            The path of the file.
+        """
+        from smoothhess.view.report.global_page import global_page
+
+        return global_page(self, path, **options)
 
     def merge(self, other: GlobalInteractions) -> GlobalInteractions:
         """Merge the results of two sets of records; equal to one pass over both.
@@ -240,6 +288,7 @@ class GlobalInteractions:
             segments=_joined(self.segments + other.segments),
             n_calls=self.n_calls + other.n_calls,
             n_passes=self.n_passes + other.n_passes,
+            names=agreed([self, other], "names of features", lambda g: g.names),
         )
 
     def to(self, device: torch.device | str) -> GlobalInteractions:
@@ -266,6 +315,8 @@ class GlobalInteractions:
             "n_passes": self.n_passes,
             "estimator_version": self.estimator_version,
         }
+        if self.names is not None:
+            about["names"] = self.names
         return Parts(about, tensors)
 
     @staticmethod
@@ -304,25 +355,26 @@ class GlobalInteractions:
             n_calls=int(about["n_calls"]),
             n_passes=float(about["n_passes"]),
             estimator_version=int(about.get("estimator_version", 1)),
+            names=name_each(about["names"], math.prod(about["feature_shape"])) if "names" in about else None,
         )
 
     def __repr__(self) -> str:
-        size = len(self.scales)
+        size, pairs = len(self.scales), self.top_pairs(8)
+        width = max([16, *(len(" × ".join(p.names)) for p in pairs)])
         lines = [
             f"Global interactions of {size} features over {len(self)} record(s), {self.method}, "
             f"{self.n_passes / len(self):.4g} passes per record",
-            "  pair             √E[H²]·scales   E[H²] ± stderr         mean H ± stderr        mean |H|           q",
+            f"  {'pair':<{width}} √E[H²]·scales   E[H²] ± 95 %           mean H ± 95 %          mean |H|           q",
         ]
         mean, low, high = (e.value for e in (self.mean, self.mean_abs, self.mean_abs_upper))
-        for pair in self.top_pairs(8):
+        reach = self.mean.half_width()
+        for pair in pairs:
             a, b = pair.i, pair.j
-            square = f"{pair.value:.3g} ± {pair.stderr:.1g}"
-            signed = f"{float(mean[a, b]):.3g} ± {float(self.mean.stderr[a, b]):.1g}"
+            square = plus_minus(pair.value, (pair.high - pair.low) / 2)
+            signed = plus_minus(float(mean[a, b]), float(reach[a, b]))
             between = f"{max(0.0, float(low[a, b])):.3g} … {float(high[a, b]):.3g}"
-            name = " × ".join(pair.names)
-            lines.append(
-                f"  {name:<16} {pair.effect:>11.3g}    {square:<22} {signed:<22} {between:<18} {pair.q_value:.2g}"
-            )
+            name, strength = " × ".join(pair.names), f"{pair.effect:>11.3g}"
+            lines.append(f"  {name:<{width}} {strength}    {square:<22} {signed:<22} {between:<18} {pair.q_value:.2g}")
         rest = size * (size - 1) // 2 - 8
         return "\n".join(lines + ([f"  … and {rest} more"] if rest > 0 else []))
 

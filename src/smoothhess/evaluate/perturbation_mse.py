@@ -66,13 +66,9 @@ def perturbation_mse(
     >>> perturbation_mse(f, x, flat, 1.0).round(decimals=2), round(50 / 54, 2)
     (tensor([0.9300], dtype=torch.float64), 0.93)
     """
-    (moments,) = measure(
-        ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size),
-        {"surrogate": surrogate},
-        [radius],
-        BallSamples(n_samples, sampling, seed),
-    )
-    return moments.mean[:-1, 0].to(inputs)
+    call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
+    (moments,) = measure(call, {"surrogate": surrogate}, [radius], BallSamples(n_samples, sampling, seed))
+    return moments.mean[:-1, 0].to(call.inputs)
 
 
 def measure(

@@ -25,7 +25,8 @@ from smoothhess.draws.seeding import evaluation_seed, torch_generator
 from smoothhess.evaluate.check_integer import check_integer
 from smoothhess.evaluate.rank_correlation import spearman
 from smoothhess.explainers.smooth_hess import SmoothHess
-from smoothhess.model.gradients import check_inputs
+from smoothhess.model.model_call import ModelCall
+from smoothhess.result.intervals import half_width
 from smoothhess.result.result import Result
 
 RESOLUTION = 1e-6  # relative to the strongest pair; weaker pairs are rounding errors and tied in rank
@@ -56,6 +57,7 @@ class Sanity:
 
     checks: tuple[Check, ...]
     question: str  # the method, the inputs and the Gaussian, in words
+    n_examples: int  # over which values are averaged
 
     @property
     def passed(self) -> bool:
@@ -82,13 +84,13 @@ class Sanity:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [f"Sanity of {self.question}"]
         lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, "  ± one standard error over examples"])
+        return "\n".join([*lines, "  ± half of a 95 % interval over examples"])
 
     def _cells(self) -> list[list[str]]:
         rows = [["check", "value", "reference", "should be", "verdict"]]
         for c in self.checks:
             value = "–" if math.isnan(c.value) else f"{c.value:.2f}"
-            value += "" if math.isnan(c.stderr) else f" ± {c.stderr:.2f}"
+            value += "" if math.isnan(c.stderr) else f" ± {half_width(c.stderr, self.n_examples - 1):.2f}"
             rows.append([c.name, value, "–" if math.isnan(c.reference) else f"{c.reference:.2f}", c.should, c.verdict])
         return rows
 
@@ -140,8 +142,8 @@ def sanity(
     >>> [check.name for check in report.checks][:2], len(report)
     (['seeds: top 10 pairs found again', 'seeds: rank correlation of |H|'], 8)
     """
-    check_inputs(inputs)
-    inputs = inputs.detach()
+    call = ModelCall(forward_func, inputs, target, additional_forward_args)
+    inputs, target = call.inputs, call.target
     for name, number, least in (("k", k, 1), ("n_seeds", n_seeds, 2), ("stages", stages, 1), ("seed", seed, 0)):
         check_integer(number, name, least)
     if not (isinstance(nearness, int | float) and 0 < nearness < math.inf):
@@ -155,7 +157,7 @@ def sanity(
     ceiling = _Likeness.mean([base.like(other) for other in again])
     checks += _parameter_checks(forward_func, runs, base, ceiling, n_seeds + 1, int(stages))
     b, d, _ = runs.shape
-    return Sanity(tuple(checks), f"SmoothHess of {b} example(s) × {d} features, {runs.text}")
+    return Sanity(tuple(checks), f"SmoothHess of {b} example(s) × {d} features, {runs.text}", b)
 
 
 # --- similarity of Hessians -------------------------------------------------------------------------------------------

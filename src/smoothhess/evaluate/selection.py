@@ -29,6 +29,7 @@ from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.trust_region.check_radius import check_radius
 from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
+from smoothhess.result.intervals import half_width
 from smoothhess.result.result import Result
 from smoothhess.result.taylor import surrogate
 
@@ -134,7 +135,7 @@ class Selection:
             f"{self.parameter} of {self.method} by {SCORES[self.score]} at radius {self.radius:g}, "
             f"{self.per_point.shape[1]} point(s): best {self.best:g} of{skipped or f' {len(self)}'}",
             *("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows),
-            "  ± one standard error over points and samples; differences are paired; *: best, =: tied with it",
+            "  ± half of a 95 % interval over points and samples; differences are paired; *: best, =: tied with it",
         ]
         if self.at_edge:
             lines.append("  The best candidate lies at the edge of the grid: a wider grid may hold a better one.")
@@ -147,8 +148,8 @@ class Selection:
             zip(*(t.tolist() for t in columns), strict=True)
         ):
             mark = "*" if c == self.best_index else "=" if tied else ""
-            beyond = "" if c == self.best_index else f"{apart:.2g} ± {apart_error:.1g}"
-            rows.append([f"{value:.4g}", f"{score:.3g} ± {error:.1g}", beyond, mark])
+            beyond = "" if c == self.best_index else f"{apart:.2g} ± {half_width(apart_error):.1g}"
+            rows.append([f"{value:.4g}", f"{score:.3g} ± {half_width(error):.1g}", beyond, mark])
         return rows
 
     def plot(self, *, ax: Axes | None = None) -> Axes:

@@ -25,7 +25,7 @@ from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
 from smoothhess.linalg.low_rank import Known
-from smoothhess.model.gradients import check_inputs
+from smoothhess.model.model_call import ModelCall
 from smoothhess.result.interactions import Interactions, SampledResult
 from smoothhess.result.intervals import Estimate
 
@@ -231,17 +231,19 @@ def sweep(
     """
     if not hasattr(explainer, "attribute"):
         explainer = SmoothHess(explainer)
-    check_inputs(inputs)
     given = [name for name in ("sigma", "radius", "gaussian") if options.get(name) is not None]
     if given:
         raise ValueError(f"sweep takes several scales: pass a list as sigmas or radii, not {given[0]}.")
-    gaussians = _scales(sigmas, radii, inputs[0].numel())
+    call = ModelCall(getattr(explainer, "forward_func", explainer.attribute), inputs)
+    gaussians = _scales(sigmas, radii, call.inputs[0].numel())
     arguments = {"additional_forward_args": additional_forward_args, **options}
     if target is not None:
         arguments["target"] = target
     if isinstance(explainer, SmoothHess | NeuronSmoothHess):
         arguments.setdefault("tails", None)  # draws from tail strata are not shared between scales
-    return Sweep(tuple(explainer.attribute(inputs, gaussian=g, **arguments) for g in gaussians))
+    if call.names is not None:
+        arguments.setdefault("names", call.names)
+    return Sweep(tuple(explainer.attribute(call.inputs, gaussian=g, **arguments) for g in gaussians))
 
 
 def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
@@ -292,6 +294,10 @@ def _difference(a: Interactions, b: Interactions) -> Change:
         unbiased=a.unbiased and b.unbiased,
         precision=a.precision,
         precision_error=torch.stack(errors).amax(0) if errors else None,
+        names=a.names,
+        classes=a.classes,
+        unit=a.unit,
+        predicted=a.predicted,
     )
 
 

@@ -30,6 +30,7 @@ from smoothhess.model.gradients import Oracle, check_batch_size
 from smoothhess.model.input_parts import FunctionOfParts
 from smoothhess.model.state import borrowed
 from smoothhess.result.exact import Attribution, StoredResult
+from smoothhess.result.intervals import half_width
 from smoothhess.result.pairs import Pair
 from smoothhess.result.result import Result
 
@@ -172,7 +173,7 @@ class Validation:
         lines = [f"uᵀHv against second differences of the model {where}: {p} pair(s) of {b} example(s)"]
         lines += ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
         spread = "examples" if b > 1 else "pairs"
-        lines.append(f"  step 1 is {self.unit}; ± one standard error over {spread}")
+        lines.append(f"  step 1 is {self.unit}; ± half of a 95 % interval over {spread}")
         return "\n".join([*lines, f"  {self.summary}"])
 
     @property
@@ -422,7 +423,8 @@ def _pairs(
                 raise ValueError(f"a pair must be (i, j), two features, got {pair!r}.")
             i, j = (result.flat_index(e) for e in ends)
             index[example, p] = torch.tensor([i, j])
-            texts = pair.names if isinstance(pair, Pair) else [str(e) if names is None else names[e] for e in (i, j)]
+            own = result.names[example] if names is None and result.names is not None else names
+            texts = pair.names if isinstance(pair, Pair) else [str(e) if own is None else own[e] for e in (i, j)]
             words.append(" × ".join(texts))
         labels.append(tuple(words))
     lengths, unit = _lengths(result, radius)  # (1 or B, features)
@@ -508,12 +510,13 @@ def _steps(steps: Any) -> Tensor:
 
 
 def _mean_text(rho: Tensor, pairs: int) -> str:
-    """Mean of ρ over examples and its standard error; over pairs if there is one example."""
+    """Mean of ρ over examples and half of its 95 % interval; over pairs if there is one example."""
     defined = rho[~rho.isnan()]
     if not len(defined):
         return "–"
     if len(defined) > 1:
-        stderr = float(defined.std()) / len(defined) ** 0.5
+        stderr, df = float(defined.std()) / len(defined) ** 0.5, len(defined) - 1
     else:
+        df = max(pairs - 2, 1)
         stderr = float(((1 - defined[0].square()).clamp_min(0) / max(pairs - 2, 1)).sqrt())
-    return f"{float(defined.mean()):.2f} ± {stderr:.2f}"
+    return f"{float(defined.mean()):.2f} ± {half_width(stderr, df):.2f}"

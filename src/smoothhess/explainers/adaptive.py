@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,9 +46,12 @@ from smoothhess.explainers.sampler import PRECISION_PASSES, Sampler
 from smoothhess.linalg.memory import GROUPED_ROWS, KEPT_RESULTS, PART_MATRICES, is_out_of_memory, release
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
-from smoothhess.model.gradients import Oracle, check_inputs
+from smoothhess.model.gradients import Oracle
 from smoothhess.model.input_parts import InputPart
+from smoothhess.model.model_call import ModelCall
+from smoothhess.result.features import name_each
 from smoothhess.result.interactions import Interactions
+from smoothhess.result.segments import group_names
 
 FIRST_ROWS = 64  # rows before the first error estimate of an adaptive run, or one per dimension if these are fewer,
 FIRST_SHARE = 8  # or this part of a block if that is more
@@ -74,30 +77,24 @@ class Run:
     budget: Budget
     seeds: Sequence[int]
     sums: Grouping | None = None  # groups of the result, if the rows of all features are kept for their sums
+    names: tuple[str, ...] | None = None  # names of the features, or of the groups
     input_parts: tuple[InputPart, ...] | None = None  # the inputs whose features are concatenated, if there are several
+    predicted: bool = False  # whether the targets are the classes that the model predicts
 
     @staticmethod
-    def prepare(
-        forward_func: Callable[..., Any],
-        inputs: Tensor,
-        target: Any,
-        additional_forward_args: Any,
-        options: Options,
-        capacity: Capacity,
-    ) -> Run:
-        """Validate the inputs, and the options that depend on them; the model is not called."""
-        check_inputs(inputs)
-        inputs = inputs.detach()
+    def prepare(call: ModelCall, options: Options, capacity: Capacity) -> Run:
+        """Validate the options that depend on the inputs; the model is not called."""
+        inputs = call.inputs
         d = inputs[0].numel()
         gaussian = Gaussian.ensure(sigma=options.sigma, radius=options.radius, gaussian=options.gaussian, d=d)
         k, grouping, sums = gaussian.rank(d), None, None
         if options.feature_mask is not None:
             grouping = Grouping.make(options.feature_mask, options.direction, inputs.shape, gaussian.scales(d), inputs)
         oracle = Oracle(
-            forward_func,
+            call.forward_func,
             inputs,
-            target,
-            additional_forward_args,
+            call.target,
+            call.additional_forward_args,
             options.internal_batch_size,
             check_precision(options.precision, inputs.device, inputs.dtype),
             options.compile,
@@ -109,15 +106,24 @@ class Run:
         if grouping is not None and options.shrink and _rows_fit(inputs, k, budget.most):
             grouping, sums = None, grouping
         white, seeds = gaussian.to(inputs.device, inputs.dtype), seeds_of(options.seed, len(inputs))
-        return Run(oracle, inputs, white, grouping, options, budget, seeds, sums)
+        groups = grouping or sums
+        own = call.names if groups is None else group_names(options.feature_mask)
+        names = own if options.names is None else name_each(options.names, d if groups is None else groups.count)
+        return Run(oracle, inputs, white, grouping, options, budget, seeds, sums, names, predicted=call.predicted)
 
     def finish(self, result: Interactions) -> Interactions:
         """The result of all or the first examples, or its sums over groups if a feature_mask was given."""
-        result = replace(result, input_parts=self.input_parts)
-        if self.sums is None:
-            return result
-        sums = self.sums.to(result.device).select(torch.arange(len(result), device=result.device))
-        return replace(result.grouped(sums), status=result.status)
+        if self.sums is not None:
+            sums = self.sums.to(result.device).select(torch.arange(len(result), device=result.device))
+            result = replace(result.grouped(sums), status=result.status)
+        return replace(
+            result,
+            names=None if self.names is None else (self.names,) * len(result),
+            classes=None if self.options.classes is None else tuple(map(str, self.options.classes)),
+            unit=self.options.unit or "",
+            predicted=self.predicted,
+            input_parts=self.input_parts,
+        )
 
     def explain(self, bar: Progress) -> Interactions:
         """Execute the run; raises `Interrupted` with the result so far after a KeyboardInterrupt."""

@@ -44,6 +44,9 @@ class Options:
     shrink: bool = True
     feature_mask: Tensor | None = None
     direction: Tensor | None = None
+    names: Any = None
+    classes: Sequence[str] | None = None
+    unit: str | None = None
     internal_batch_size: int | None = None
     seed: int | Sequence[int] = 0
     precision: str = "float32"
@@ -63,6 +66,11 @@ class Options:
             raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {probes}.")
         if self.direction is not None and self.feature_mask is None:
             raise ValueError("direction weights the features of groups: pass feature_mask as well.")
+        if isinstance(self.classes, str) or not isinstance(self.unit, str | None):
+            raise TypeError(
+                "classes must be a sequence of strings, one for each output, and unit one string, got "
+                f"{type(self.classes).__name__} and {type(self.unit).__name__}."
+            )
         check_batch_size(self.internal_batch_size)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.estimate.effective_draws import heavy_tails
 from smoothhess.estimate.quadratic_rows import FEW_ROWS, is_informative, rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
@@ -21,11 +22,27 @@ from smoothhess.linalg.memory import PART_MATRICES
 from smoothhess.model.token_gates import are_embeddings
 from smoothhess.result.interactions import Interactions
 
+TOO_LARGE, FITTING = 1000.0, 100.0  # size of a column relative to σ, for the warning about columns
 STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| above which a warning is issued; the limit is higher with fewer rows than that
 
 
 class FewEventsWarning(UserWarning):
     """Too few draws, or none, changed the gradient: the error of the interactions is unknown or uncertain."""
+
+
+def warn_unscaled_columns(inputs: Tensor, gaussian: Gaussian) -> None:
+    """Warn if one σ is far too small for some columns of a table (B, d) and fits others."""
+    if inputs.ndim != 2 or not isinstance(gaussian, Isotropic):
+        return
+    size = inputs.abs().amax(0) / gaussian.sigma  # (d,)
+    large, fitting = size > TOO_LARGE, size < FITTING
+    if bool(large.any()) and bool(fitting.any()):
+        warnings.warn(
+            f"{int(large.sum())} of {inputs.shape[1]} columns are larger than {TOO_LARGE:g} σ, and "
+            f"{int(fitting.sum())} are smaller than {FITTING:g} σ: one σ does not fit columns of such different "
+            "scales. Standardise the columns, or pass a sigma per column.",
+            stacklevel=3,
+        )
 
 
 def warn_of(result: Interactions, tol: float | None) -> None:

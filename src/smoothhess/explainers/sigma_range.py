@@ -192,7 +192,7 @@ def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tupl
         control="auto" if controlled else None,
         internal_batch_size=call.internal_batch_size,
     )
-    run = Run.prepare(call.forward_func, call.inputs, call.target, call.additional_forward_args, options, Capacity())
+    run = Run.prepare(call, options, Capacity())
     try:
         with borrowed(call.forward_func, call.inputs.device), Progress(False) as bar:
             result = run.finish(run.result(bar)).unshrunk()

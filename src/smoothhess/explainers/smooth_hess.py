@@ -24,14 +24,21 @@ from smoothhess.explainers.choose_control import given_control, with_control
 from smoothhess.explainers.interrupted import STATUS, Interrupted, interrupted
 from smoothhess.explainers.options import Options, rows_of_calls, seeds_of
 from smoothhess.explainers.progress import Progress
-from smoothhess.explainers.result_warnings import warn_inconsistent, warn_of, warn_summed_embeddings
+from smoothhess.explainers.result_warnings import (
+    warn_inconsistent,
+    warn_of,
+    warn_summed_embeddings,
+    warn_unscaled_columns,
+)
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.memory import LAYER_HESSIANS
 from smoothhess.model.capacity import Capacity
+from smoothhess.model.convert_inputs import column_names, to_tensors
 from smoothhess.model.float_precision import check_precision
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
-from smoothhess.model.input_parts import FunctionOfParts, are_several, join_inputs, join_values
+from smoothhess.model.gradients import Oracle, check_batch_size
+from smoothhess.model.input_parts import FunctionOfParts, are_several, join_inputs, join_names, join_values
 from smoothhess.model.layer_functions import Neuron
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.model_output import OutputField
 from smoothhess.model.state import borrowed
 from smoothhess.result.closed_form_hessian import ClosedForm, Layer
@@ -67,7 +74,7 @@ class SmoothHess:
 
     def attribute(
         self,
-        inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
+        inputs: Any,
         target: Any = None,
         additional_forward_args: Any = None,
         *,
@@ -84,6 +91,9 @@ class SmoothHess:
         shrink: bool = True,
         feature_mask: Tensor | None = None,
         direction: Tensor | None = None,
+        names: Any = None,
+        classes: Sequence[str] | None = None,
+        unit: str | None = None,
         internal_batch_size: int | None = None,
         seed: int | Sequence[int] = 0,
         precision: str = "float32",
@@ -93,10 +103,12 @@ class SmoothHess:
         """Estimate the interactions of features around each of B inputs.
 
         Args:
-            inputs: (B, *shape), floating point; examples in dimension 0. A tuple of such tensors is passed to the model
-                as its first arguments, a dictionary as keyword arguments; their features are concatenated, and
-                `between` of the result reads the interactions of two inputs.
-            target: the output to explain; see `smoothhess.model.targets`.
+            inputs: (B, *shape), floating point; examples in dimension 0: a tensor, or a NumPy array or a DataFrame,
+                which is converted to the dtype and device of the model's parameters. A tuple of inputs is passed to
+                the model as its first arguments, a dictionary as keyword arguments; their features are concatenated,
+                and `between` of the result reads the interactions of two inputs.
+            target: the output to explain, such as the index of a class, or "predicted" for the class with the largest
+                output of each input; see `smoothhess.model.targets`.
             additional_forward_args: further arguments of the model; a tensor with B rows is indexed with the examples.
             sigma: standard deviation of the noise, a number or one per feature. Pass one of sigma, radius, gaussian.
                 For several inputs sigma, feature_mask and direction may be tuples (or dictionaries), one for each.
@@ -134,6 +146,11 @@ class SmoothHess:
             feature_mask: integer group ids; accumulates sums over groups of features without a (d, d) matrix.
             direction: weights of the features in these sums, with the shape of one input or of the batch, as in
                 `Interactions.groups`.
+            names: one name per feature, or per group with feature_mask; a tuple or dictionary of names for each of
+                several inputs. None takes the columns of a DataFrame, or the names of `Segments`. Pairs, figures,
+                pages and files of the result use them.
+            classes: names of the model's outputs, by target.
+            unit: unit of the output, such as "€".
             internal_batch_size: rows per forward pass; None chooses it by the free memory. Does not change the result.
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives one seed for
                 each example.
@@ -160,13 +177,16 @@ class SmoothHess:
             UserWarning: if an example stopped at max_calls, if H cannot be distinguished from zero, if the gradients
                 are not the derivatives of the values, or if the model fails only while its activations are recorded.
             UserWarning: if the model raises an error at the far inputs of the search that `tails` makes.
+            UserWarning: if some columns of a table are larger than 1000 sigma while others are about as large as sigma.
             UserWarning: if feature_mask sums the coordinates of embeddings, see `TokenSmoothHess`.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
         function, parts, features = self.forward_func, None, cast(Any, inputs)
         if are_several(inputs):
-            features, parts = join_inputs(features)
+            columns = list(map(column_names, inputs.values() if isinstance(inputs, Mapping) else inputs))
+            features, parts = join_inputs(to_tensors(inputs, function))
             function = FunctionOfParts(function, parts)
+            names = join_names(names, columns, parts) if feature_mask is None else names
             sigma = join_values(sigma, parts, "sigma")
             feature_mask = join_values(feature_mask, parts, "feature_mask")
             direction = join_values(direction, parts, "direction")
@@ -184,14 +204,17 @@ class SmoothHess:
             shrink=shrink,
             feature_mask=feature_mask,
             direction=direction,
+            names=names,
+            classes=classes,
+            unit=unit,
             internal_batch_size=internal_batch_size,
             seed=seed,
             precision=precision,
             compile=compile,
             show_progress=show_progress,
         )
-        run = Run.prepare(function, features, target, additional_forward_args, options, self.capacity)
-        run = replace(run, input_parts=parts)
+        call = ModelCall(function, features, target, additional_forward_args, internal_batch_size)
+        run = replace(Run.prepare(call, options, self.capacity), input_parts=parts)
         if feature_mask is not None and direction is None:
             warn_summed_embeddings(self.forward_func, run.inputs, torch.as_tensor(feature_mask))
         result = None
@@ -201,6 +224,8 @@ class SmoothHess:
             warn_of(result, run.budget.tol)
         except KeyboardInterrupt as error:
             raise interrupted(error, len(run.inputs), result) from None
+        if parts is None:
+            warn_unscaled_columns(run.inputs, run.gaussian)
         return result
 
     def closed_form(
@@ -241,8 +266,8 @@ class SmoothHess:
         >>> [(layer.name, layer.kind, layer.units) for layer in closed.by_layer()], bool(closed.error < 1e-9)
         ([('1', 'relu', 8)], True)
         """
-        check_inputs(inputs)
-        inputs, plan = inputs.detach(), find_design("orthogonal")
+        call = ModelCall(self.forward_func, inputs, target, additional_forward_args, internal_batch_size)
+        inputs, plan = call.inputs, find_design("orthogonal")
         d = inputs[0].numel()
         gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d).to(inputs.device, inputs.dtype)
         if (k := gaussian.rank(d)) > CONTROL_LIMIT:
@@ -252,9 +277,8 @@ class SmoothHess:
                 f"tau_probes={k} makes its τ exact, for {k // 2} passes."
             )
         rows = rows_of_calls(check_calls, plan, "check_calls")
-        rows_at_once = check_batch_size(internal_batch_size)
         oracle = Oracle(
-            self.forward_func, inputs, target, additional_forward_args, rows_at_once, capacity=self.capacity
+            self.forward_func, inputs, call.target, additional_forward_args, internal_batch_size, capacity=self.capacity
         )
         ones = torch.ones(len(inputs), 2, dtype=torch.float64, device=inputs.device)
         try:
@@ -436,7 +460,7 @@ def smooth_hvp(forward_func: Callable[..., Any], x: Tensor, v: Tensor, target: A
     >>> smooth_hvp(f, x, v, sigma=1.0, n_calls=20_000).round(decimals=1).abs()
     tensor([[0., 1.]], dtype=torch.float64)
     """
-    return SmoothHess(forward_func).attribute(x, target, **options) @ v
+    return SmoothHess(forward_func).attribute(x, target, **options) @ torch.as_tensor(v)
 
 
 def _closed_form(control: Control, sampler: Sampler, check: Interactions, tolerance: float) -> ClosedForm:

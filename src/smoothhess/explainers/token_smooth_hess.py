@@ -23,8 +23,10 @@ from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.gradients import check_batch_size
+from smoothhess.model.model_call import is_predicted
 from smoothhess.model.state import borrowed
 from smoothhess.model.token_gates import TokenGates, baseline_vectors, check_ids, frozen_positions
+from smoothhess.result.features import name_each
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.intervals import Estimate
 
@@ -319,6 +321,8 @@ class _Text:
 
     def check_target(self, target: Any) -> None:
         """Raise if a target reads a position that attention_mask excludes, or if a continuation is not in the text."""
+        if is_predicted(target):
+            return
         rows = targets.entries(target, len(self.ids))
         kind = targets.kind(rows)
         if rows is None or (kind == "entry" and rows.shape[1] != 2) or (kind == "contrast" and rows.shape[1] != 5):
@@ -363,16 +367,11 @@ def _names(names: Any, batch: int, count: int) -> tuple[tuple[str, ...], ...] | 
     """The names of the features of each text."""
     if names is None:
         return None
-    if isinstance(names, str):
-        raise TypeError("names must be a sequence of strings, one per token, got one string. Use tokenizer.tokenize.")
-    shared = all(isinstance(name, str) for name in names)
+    shared = isinstance(names, str) or all(isinstance(name, str) for name in names)
     each = [names] * batch if shared else list(names)
-    if len(each) != batch or any(len(one) != count for one in each):
-        raise ValueError(
-            f"names must be {count} strings, one per feature, or {batch} lists of them, got "
-            f"{len(names)} {'strings' if shared else 'lists'}."
-        )
-    return tuple(tuple(map(str, one)) for one in each)
+    if len(each) != batch:
+        raise ValueError(f"names must be {count} strings, or {batch} lists of them, got {len(each)} lists.")
+    return tuple(name_each(one, count) for one in each)
 
 
 def _refuse_cache(named: Mapping[str, Any], plain: Sequence[Any]) -> None:

@@ -18,6 +18,7 @@ from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity, InputKind
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
 from smoothhess.model.float_precision import AGREEMENT, HALVES, LARGE, SCALE, evaluated
+from smoothhess.model.input_advice import OutputRowsError, advising
 from smoothhess.model.input_parts import are_several
 from smoothhess.model.random_operations import call_without_random_operations
 from smoothhess.model.state import is_opaque
@@ -73,6 +74,7 @@ class Oracle:
         self._checked_shape: torch.Size | None = None  # of an output that the targets were checked against
         self.n_rows = 0  # rows of forward and backward passes so far
         self._doubts: list[Tensor] = []  # largest output and gradient of calls that were not checked yet
+        self._answered = False  # whether the model has returned an output that can be explained
 
     def __call__(self, points: Tensor, owner: Tensor, wait: bool = True) -> tuple[Tensor, Tensor]:
         """Values (N,) and gradients (N, *shape) at points (N, *shape).
@@ -155,25 +157,37 @@ class Oracle:
         return value
 
     def _output(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
+        def check(output: Any, rows: int) -> None:
+            _check_rows(output, rows)
+            if output.shape[1:] != self._checked_shape:
+                targets.check(self.entries, output)
+                self._checked_shape = output.shape[1:]
+
         with evaluated(self.precision, points.device), norms or nullcontext():
-            output = self._called_at(points, owner)
-        if self.precision != "float32" and isinstance(output, Tensor) and output.is_floating_point():
+            output = self._called_at(points, owner, check)
+        if self.precision != "float32":
             output = output.to(points.dtype)
-        if not isinstance(output, Tensor) or output.shape[1:] != self._checked_shape:
-            targets.check(self.entries, output)
-            self._checked_shape = output.shape[1:]
-        if len(output) != len(points):
-            raise ValueError(
-                f"the model returned {len(output)} rows for {len(points)} inputs: expected one output per row."
-            )
         return self.pick(output, owner)
 
-    def _called_at(self, points: Tensor, owner: Tensor) -> Any:
+    def outputs(self, points: Tensor, owner: Tensor) -> Tensor:
+        """The entire output of the model at points, (N, …), without gradients."""
+        with torch.no_grad():
+            return self.in_batches(lambda p, o: (self._called_at(p, o, _check_rows),), points, owner, cautious=False)[0]
+
+    def _called_at(self, points: Tensor, owner: Tensor, check: Callable[[Any, int], None]) -> Tensor:
+        """The output of the model, which `check` accepts; errors of the first call name a remedy where one is known."""
         call = self.bound(owner, self.called)
-        if self._inspected:
-            return call(points)
-        output = call_without_random_operations(call, points)
-        self._inspected = True
+
+        def explained(points: Tensor) -> Tensor:
+            output = call(points) if self._inspected else call_without_random_operations(call, points)
+            check(output, len(points))
+            return output
+
+        if self._answered:
+            return explained(points)
+        with advising(self.forward_func, explained, points):
+            output = explained(points)
+        self._inspected = self._answered = True
         return output
 
     def _differentiated(self, points: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
@@ -295,18 +309,18 @@ def check_inputs(inputs: Any, or_ids: bool = False) -> None:
         )
     if not isinstance(inputs, Tensor):
         raise TypeError(
-            f"inputs must be one torch tensor with examples in dimension 0, got {type(inputs).__name__}. Use "
-            "torch.as_tensor; pass further inputs as additional_forward_args."
+            "inputs must be one tensor, array or DataFrame with examples in dimension 0, got "
+            f"{type(inputs).__name__}. Use torch.as_tensor; pass further inputs as additional_forward_args."
         )
     if inputs.dtype not in (torch.float32, torch.float64, *((torch.int32, torch.int64) if or_ids else ())):
         raise TypeError(
             f"inputs must be float32 or float64, got {inputs.dtype}: noise is added to them and gradients are taken. "
-            "Use inputs.float(); for token ids use TokenSmoothHess."
+            "Use inputs.float(), and model.float() for a model in half precision; for token ids use TokenSmoothHess."
         )
     if inputs.ndim < 2 or inputs.numel() == 0:
         raise ValueError(
             f"inputs must be (B, …) with at least one example and one feature, got shape {tuple(inputs.shape)}. "
-            "For a single example use x[None]."
+            "For a single example use x[None], or df.iloc[[0]] of a DataFrame."
         )
     if inputs.is_inference():
         raise ValueError(
@@ -314,6 +328,15 @@ def check_inputs(inputs: Any, or_ids: bool = False) -> None:
         )
     if not torch.isfinite(inputs).all():
         raise ValueError("inputs contain NaN or infinity. Fill or drop those values first.")
+
+
+def _check_rows(output: Any, rows: int) -> None:
+    """Raise an error unless the output of a model is a tensor with one row for each input."""
+    if not isinstance(output, Tensor):
+        targets.check(None, output)
+    if output.ndim == 0 or len(output) != rows:
+        got = f"{len(output)} rows" if output.ndim else "one number"
+        raise OutputRowsError(f"the model returned {got} for {rows} inputs: expected one output per row.")
 
 
 def check_batch_size(rows: int | None) -> int | None:

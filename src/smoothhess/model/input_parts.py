@@ -129,6 +129,32 @@ def join_values(values: Any, parts: Sequence[InputPart], what: str) -> Any:
     return joined if any(torch.as_tensor(named[p.name]).ndim > len(p.shape) for p in parts) else joined[0]
 
 
+def join_names(names: Any, columns: Sequence[Sequence[str] | None], parts: Sequence[InputPart]) -> Any:
+    """Names of all features from those of each input; `columns` are the names of inputs that are DataFrames.
+
+    Names that are not given for each input are returned as they are.
+
+    >>> join_names(({"a": ["x"]}), (None, None), place_parts([("a", (1,)), ("b", (2,))]))
+    ['x', 'b[0]', 'b[1]']
+    """
+    if isinstance(names, Mapping):
+        columns = [names.get(part.name) for part in parts]
+    elif names is not None and not isinstance(names, str) and not all(isinstance(name, str) for name in names):
+        columns = list(names)
+    elif names is not None or not any(columns):
+        return names
+    if len(columns) != len(parts):
+        raise ValueError(f"names must be one list for each of the inputs {_names(parts)}, got {len(columns)} lists.")
+    joined: list[str] = []
+    for part, own in zip(parts, columns, strict=True):
+        places = range(part.start, part.features.stop)
+        given = [part.label(i) for i in places] if own is None else list(map(str, own))
+        if len(given) != len(places):
+            raise ValueError(f"input {part.name!r} has {len(places)} features, got {len(given)} names for it.")
+        joined += given
+    return joined
+
+
 def grouped_parts(parts: Sequence[InputPart], mask: Tensor) -> tuple[InputPart, ...] | None:
     """The groups of each input, for group ids (·, d); None if a range of ids contains groups of two inputs.
 

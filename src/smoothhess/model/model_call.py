@@ -1,4 +1,4 @@
-"""`ModelCall`: a model with the inputs and the arguments that it is evaluated at, validated once.
+"""`ModelCall`: a model with the inputs and the arguments that it is evaluated at, converted and validated once.
 
 Evaluation itself belongs to `gradients`.
 """
@@ -6,26 +6,36 @@ Evaluation itself belongs to `gradients`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from smoothhess.model.convert_inputs import column_names, to_tensors
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.state import borrowed
+
+PREDICTED = "predicted"  # the target "class with the largest output"
 
 
 @dataclass(frozen=True, eq=False)
 class ModelCall:
     """The function to explain and the inputs to explain it at; the arguments are those of `SmoothHess.attribute`.
 
+    Arrays and DataFrames become tensors; the target "predicted" becomes the predicted class of each input.
+
     Raises:
-        TypeError: if the inputs are not a floating-point tensor.
-        ValueError: if the inputs are empty or not finite, or if the batch size is not positive.
+        TypeError: if the inputs are not floating-point numbers.
+        ValueError: if the inputs are empty or not finite, if the batch size is not positive, or if the target is
+            "predicted" and the model has no classes.
 
     >>> import torch
     >>> call = ModelCall(lambda x: x.sum(1), torch.ones(2, 3))
     >>> call.oracle().values(call.inputs, torch.arange(2))
     tensor([3., 3.])
+    >>> ModelCall(lambda x: x, torch.eye(3), "predicted").target
+    tensor([0, 1, 2])
     """
 
     forward_func: Callable[..., Any]
@@ -33,11 +43,18 @@ class ModelCall:
     target: Any = None
     additional_forward_args: Any = None
     internal_batch_size: int | None = None
+    names: tuple[str, ...] | None = field(default=None, init=False)  # columns of the DataFrame that was given
+    predicted: bool = field(default=False, init=False)  # whether the target was given as "predicted"
 
     def __post_init__(self) -> None:
-        check_inputs(self.inputs)
         check_batch_size(self.internal_batch_size)
-        object.__setattr__(self, "inputs", self.inputs.detach())
+        given = to_tensors(self.inputs, self.forward_func)
+        check_inputs(given)
+        object.__setattr__(self, "names", column_names(self.inputs))
+        object.__setattr__(self, "inputs", given.detach())
+        object.__setattr__(self, "predicted", is_predicted(self.target))
+        if self.predicted:
+            object.__setattr__(self, "target", self._predicted())
 
     def oracle(self, function: Callable[..., Any] | None = None) -> Oracle:
         """Values and gradients of the model, or of another function with the same arguments."""
@@ -48,3 +65,26 @@ class ModelCall:
             self.additional_forward_args,
             self.internal_batch_size,
         )
+
+    def _predicted(self) -> Tensor:
+        """The class with the largest output of each input, (B,)."""
+        oracle = Oracle(self.forward_func, self.inputs, None, self.additional_forward_args, self.internal_batch_size)
+        with borrowed(self.forward_func, self.inputs.device):
+            output = oracle.outputs(self.inputs, torch.arange(len(self.inputs), device=self.inputs.device))
+        if output.ndim != 2 or output.shape[1] < 2:
+            raise ValueError(
+                f'target="predicted" needs outputs (N, C) of several classes, got {tuple(output.shape)}. Pass the '
+                "index of the output to explain, or None for a single output."
+            )
+        return output.argmax(1)
+
+
+def is_predicted(target: Any) -> bool:
+    """Whether a target is the word "predicted".
+
+    Raises:
+        ValueError: if it is another word.
+    """
+    if isinstance(target, str) and target != PREDICTED:
+        raise ValueError(f'target must be "predicted", an index, or as in smoothhess.model.targets, got {target!r}.')
+    return isinstance(target, str)

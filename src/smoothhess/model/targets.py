@@ -8,6 +8,7 @@ All functions of the library accept the forms of Captum, for an output of shape 
     list of B ints, or a tensor of B (or 1) integers     one column per example
     list of B tuples     one entry per example
     contrast(a, b)       the difference of two outputs; a and b have one of the forms above
+    "predicted"          the class with the largest output of each example, output (N, C)
     continuation(ids)    the log-probability that a text continues with these tokens, output (N, T, V) of logits
 
 The logit of a token at a position of a text is the tuple (position, token).

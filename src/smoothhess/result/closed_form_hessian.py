@@ -6,7 +6,6 @@ sample is drawn by `SmoothHess.closed_form`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +17,7 @@ from smoothhess.estimate.statistics import Statistics, symmetric
 from smoothhess.estimate.variance import Noise
 from smoothhess.linalg.memory import LAYER_HESSIANS
 from smoothhess.result.interactions import Interactions
-from smoothhess.result.intervals import Estimate
+from smoothhess.result.intervals import Estimate, plus_minus
 from smoothhess.result.taylor import Taylor
 
 MIN_UNITS = 4  # minimum number of complete blocks of draws for a standard error of the error
@@ -154,13 +153,12 @@ class ClosedForm:
         lines = [
             f"Closed form (one flip) of {len(self)} example(s), an approximation checked with "
             f"{int(self.check.n_calls[0])} calls",
-            "  example      f(x)  estimated error        passes",
+            "  example      f(x)  estimated error ± 95 %  passes",
         ]
         for i in range(min(len(self), 8)):
-            stderr = float(self.error_stderr[i])
-            off = f"{float(self.error[i]):.3g} ± {f'{stderr:.1g}' if math.isfinite(stderr) else 'unknown'}"
+            off = plus_minus(float(self.error[i]), NORMAL * float(self.error_stderr[i]))
             flag = f"  more than {self.tolerance:g}" if bool(self.suspect[i]) else ""
-            lines.append(f"  {i:7d}  {float(self.output[i]):8.4g}  {off:<20} {float(self.n_passes[i]):7.0f}{flag}")
+            lines.append(f"  {i:7d}  {float(self.output[i]):8.4g}  {off:<22} {float(self.n_passes[i]):7.0f}{flag}")
         return "\n".join(lines + ([f"  … and {len(self) - 8} more"] if len(self) > 8 else []))
 
 

@@ -5,7 +5,7 @@ The statistics themselves are selected, concatenated and merged in `smoothhess.e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ from smoothhess.estimate.statistics import merge
 from smoothhess.result.result import Result
 
 R = TypeVar("R", bound=Result)
+S = TypeVar("S")
+T = TypeVar("T")
 Sampled = Any  # a `SampledResult`: its methods call these functions
 
 PER_EXAMPLE = ("n_passes", "precision_error", "control_weights")  # tensors (B, …) in addition to inputs and target
@@ -53,7 +55,7 @@ def concatenated(results: Sequence[R], **source: Any) -> R:
         target=torch.cat(targets) if len(targets) == len(results) else None,
         n_passes=torch.cat([r.n_passes for r in results]),
         status=tuple(s for r in results for s in r.status),
-        names=None if any(r.names is None for r in results) else tuple(n for r in results for n in r.names or ()),
+        **_labels(results),
         feature_kind=results[0].feature_kind if len({r.feature_kind for r in results}) == 1 else "",
         control=next((r.control for r in results if r.control), None),
         control_note=next((r.control_note for r in results if r.control_note), ""),
@@ -61,6 +63,36 @@ def concatenated(results: Sequence[R], **source: Any) -> R:
         precision_error=torch.cat(errors) if errors else None,
         **source,
     )
+
+
+def _labels(results: Sequence[Result]) -> dict[str, Any]:
+    """Names of features and outputs of concatenated results."""
+    columns = [r for r in results if not r.feature_kind]
+    shared = agreed(columns, "names of features", lambda r: None if r.names is None else r.names[0])
+    each = [r.names if r.feature_kind else None if shared is None else (shared,) * len(r) for r in results]
+    return {
+        "names": None if any(n is None for n in each) else tuple(name for n in each for name in n or ()),
+        "classes": agreed(results, "names of classes", lambda r: r.classes),
+        "unit": agreed(results, "units of the output", lambda r: r.unit or None) or "",
+        "predicted": all(r.predicted for r in results),
+    }
+
+
+def agreed(results: Sequence[S], what: str, read: Callable[[S], T | None]) -> T | None:
+    """The value that all results agree on, of those that have one; raises ValueError if two values differ."""
+    values = [value for r in results if (value := read(r)) is not None]
+    for value in values[1:]:
+        if value != values[0]:
+            raise ValueError(
+                f"the results have different {what}: {_start(values[0])} and {_start(value)}. Combine results of the "
+                "same columns and classes, in the same order."
+            )
+    return values[0] if values else None
+
+
+def _start(value: Any) -> str:
+    """The beginning of a list of names, or another value, for errors."""
+    return f"{', '.join(map(repr, value[:4]))}{', …' if len(value) > 4 else ''}" if isinstance(value, tuple) else value
 
 
 def concatenate_sampled(first: Sampled, results: Sequence[Result]) -> Sampled:
@@ -118,6 +150,9 @@ def merge_sampled(a: Sampled, b: Sampled) -> Sampled:
         control_note="" if a.control or b.control else a.control_note or b.control_note,
         precision_error=_larger(a.precision_error, b.precision_error),
         unbiased=a.unbiased and b.unbiased,
+        names=agreed([a, b], "names of features", lambda r: r.names),
+        classes=agreed([a, b], "names of classes", lambda r: r.classes),
+        unit=agreed([a, b], "units of the output", lambda r: r.unit or None) or "",
         n_passes=a.n_passes + b.n_passes,
         status=tuple(s if s == t else "calls" for s, t in zip(a.status, b.status, strict=True)),
     )

@@ -26,6 +26,7 @@ from smoothhess.model.gradients import check_inputs
 from smoothhess.result import combine, eigenpairs, files, text
 from smoothhess.result.derivatives import INSTEAD, Derivatives, Operator
 from smoothhess.result.eigenpairs import Eigenpairs
+from smoothhess.result.features import name_each
 from smoothhess.result.files import Parts
 from smoothhess.result.intervals import Estimate
 from smoothhess.result.result import Result
@@ -62,6 +63,7 @@ class StoredResult(Result):
         seed: int | Sequence[int] = 0,
         method: str = "",
         note: str = "",
+        names: Sequence[str] | None = None,
     ) -> Self:
         """Make a result from a gradient and a Hessian.
 
@@ -83,6 +85,7 @@ class StoredResult(Result):
             seed: seed of a random method, one or one per example.
             method: name of the method.
             note: a remark about the numbers for the reader.
+            names: one name per feature.
 
         Returns:
             A result of the class on which the method is called.
@@ -127,6 +130,7 @@ class StoredResult(Result):
             method=method,
             note=note,
             seeds=_each_seed(seed, b),
+            names=None if names is None else (name_each(names, d),) * b,
         )
 
     @property
@@ -190,7 +194,7 @@ class StoredResult(Result):
 
     def grouped(self, grouping: Grouping) -> Self:
         """As `groups`, for a `Grouping` that was validated before; one product per group, no d × d matrix."""
-        return replace(self, derivatives=self.derivatives.grouped(grouping, self.inputs[0].numel()))
+        return replace(self, derivatives=self.derivatives.grouped(grouping, self.inputs[0].numel()), names=None)
 
     def select(self, chosen: Tensor) -> Self:
         """The examples at indices on the CPU, in that order; for modules of this package."""

@@ -21,41 +21,9 @@ if TYPE_CHECKING:
 
 Result = Any  # an Interactions: its methods call these functions
 
-__all__ = ["COLUMNS", "rows", "to_frame", "to_scipy", "to_shapiq"]
+__all__ = ["to_frame", "to_scipy", "to_shapiq"]
 
-COLUMNS = (
-    "example",
-    "i",
-    "j",
-    "first",
-    "second",
-    "value",
-    "stderr",
-    "low",
-    "high",
-    "effect",
-    "q_value",
-    "significant",
-    "n_eff",
-    "tail_index",
-)
 MOST_PLAYERS = 1000  # shapiq keeps a Python object for each pair
-
-
-def rows(
-    result: Result,
-    names: Sequence[str] | None = None,
-    *,
-    k: int | None = None,
-    q: float = 0.05,
-    level: float = 0.95,
-    scales: Tensor | None = None,
-) -> list[tuple[Any, ...]]:
-    """One tuple of COLUMNS for each of the k strongest pairs (all when None) of each example, strongest first."""
-    d = result.shape[1]
-    most = max(1, d * (d - 1) // 2) if k is None else k
-    found = result.top_pairs(most, names, q=q, level=level, scales=scales)
-    return [(example, p.i, p.j, *p.names, *p[3:]) for example, pairs in enumerate(found) for p in pairs]
 
 
 def to_frame(
@@ -89,11 +57,9 @@ def to_frame(
     >>> to_frame(result, ["age", "dose", "height"])[["first", "second", "significant"]].iloc[0].tolist()
     ['age', 'dose', True]
     """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("to_frame needs pandas: pip install pandas") from error
-    return pd.DataFrame(rows(result, names, k=k, q=q, level=level, scales=scales), columns=list(COLUMNS))
+    d = result.shape[1]
+    most = max(1, d * (d - 1) // 2) if k is None else k
+    return result.top_pairs(most, names, q=q, level=level, scales=scales).to_frame()
 
 
 def to_shapiq(result: Result, example: int = 0, *, move: Any = None) -> shapiq.InteractionValues:

@@ -5,6 +5,7 @@ Functions of this module turn indices and vectors of any accepted shape into fla
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,15 +14,18 @@ import torch
 from torch import Tensor
 
 from smoothhess.model.input_parts import InputPart
+from smoothhess.model.targets import described
 from smoothhess.result.pairs import labels_of
 
 Result = Any  # a `Result`: its methods call these functions
 
 
-def flat_index(i: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Position of a feature, given as a number or as an index into the feature shape, among all features."""
+def flat_index(
+    i: int | str | tuple[int, ...], shape: tuple[int, ...], names: Sequence[Sequence[str]] | None = None
+) -> int:
+    """Position of a feature, given by a number, an index into the feature shape or its name, among all features."""
     if isinstance(i, str):
-        raise TypeError(f"a feature must be an index, not a name, got {i!r}. Use names.index({i!r}).")
+        return _named_index(i, names)
     d = torch.Size(shape).numel()
     single = hasattr(i, "__index__") and not isinstance(i, tuple)
     index = tuple(map(operator.index, (i,) if single else i))  # type: ignore[arg-type]
@@ -32,6 +36,42 @@ def flat_index(i: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
     for j, size in zip(index, sizes, strict=True):
         flat = flat * size + j % size
     return flat
+
+
+def _named_index(name: str, names: Sequence[Sequence[str]] | None) -> int:
+    """Position of the only feature of this name, which must be the same in all examples."""
+    if names is None:
+        raise ValueError(f"this result has no names, so there is no feature {name!r}. Pass an index, or names=.")
+    if len(set(map(tuple, names))) > 1:
+        raise ValueError(f"the examples have different names: pass the index of {name!r}, or select one example.")
+    places = [i for i, own in enumerate(names[0]) if own == name]
+    if len(places) == 1:
+        return places[0]
+    near = ", ".join(map(repr, difflib.get_close_matches(name, names[0], 3, 0.5) or names[0][:5]))
+    found = f"{len(places)} features are named {name!r}: pass an index." if places else f"Its features are {near}, …"
+    raise ValueError(f"expected the name of one feature, got {name!r}. {found}")
+
+
+def name_each(names: Any, count: int) -> tuple[str, ...]:
+    """Names as strings, one for each of `count` features."""
+    if isinstance(names, str):
+        raise TypeError("names must be a sequence of strings, one per feature, got one string.")
+    given = tuple(map(str, names))
+    if len(given) != count:
+        raise ValueError(f"names must be {count} strings, one per feature, got {len(given)}.")
+    return given
+
+
+def target_names(result: Result) -> tuple[str, ...]:
+    """The target of each example in words."""
+    if result.target is None:
+        return ("",) * len(result)
+
+    def word(row: list[int]) -> str:
+        classes = result.classes or ()
+        return classes[row[0]] if len(row) == 1 and -len(classes) <= row[0] < len(classes) else described(row)
+
+    return tuple(word(row) for row in result.target.tolist())
 
 
 def unit_rows(result: Result, index: int) -> Tensor:

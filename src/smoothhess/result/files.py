@@ -134,8 +134,9 @@ def common_parts(result: Any) -> Parts:
     }
     if result.names is not None:
         about["names"] = result.names
-    if result.feature_kind:
-        about["feature_kind"] = result.feature_kind
+    for name in ("classes", "unit", "predicted", "feature_kind"):
+        if value := getattr(result, name):
+            about[name] = value
     if result.input_parts is not None:
         about["input_parts"] = [[part.name, part.shape] for part in result.input_parts]
     if result.target is not None:
@@ -264,7 +265,7 @@ def _check_parts(parts: Parts) -> None:
             raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
     if "design" in about:
         find_design(about["design"])
-    for name in ("method", "note", "precision", "feature_kind"):
+    for name in ("method", "note", "precision", "feature_kind", "unit"):
         if name in about and not isinstance(about[name], str):
             raise ValueError(f"expected {name!r} as text, got {type(about[name]).__name__}")
 
@@ -289,6 +290,9 @@ def _common_fields(parts: Parts) -> dict[str, Any]:
         "status": tuple(about["status"]),
         "estimator_version": about.get("estimator_version", 1),  # files written before version numbers
         "names": tuple(tuple(map(str, names)) for names in about["names"]) if "names" in about else None,
+        "classes": tuple(map(str, about["classes"])) if "classes" in about else None,
+        "unit": about.get("unit", ""),
+        "predicted": bool(about.get("predicted", False)),
         "feature_kind": about.get("feature_kind", ""),  # older files have none
         "input_parts": place_parts(about["input_parts"]) if "input_parts" in about else None,
     }

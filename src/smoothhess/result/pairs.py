@@ -8,10 +8,10 @@ is the public method; the variances are in `smoothhess.estimate.variance`, Stude
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.effective_number import effective_number
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
 from smoothhess.result.false_discoveries import q_values
+from smoothhess.result.intervals import plus_minus
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Pair(NamedTuple):
@@ -41,6 +45,67 @@ class Pair(NamedTuple):
     significant: bool  # whether q_value is at most the q that was passed to `top_pairs`
     n_eff: float = math.nan  # effective number of draws that carry the sampled part of the value; NaN if not sampled
     tail_index: float = math.nan  # of their contributions; above 0.7 the standard error is unreliable
+
+
+COLUMNS = ("example", "i", "j", "first", "second", *Pair._fields[3:])  # of `TopPairs.to_frame`
+
+
+class TopPairs(list[list[Pair]]):
+    """The strongest pairs: a list of `Pair` for each example, which prints as a table.
+
+    >>> import smoothhess as sh
+    >>> x = torch.tensor([[1.0, 2.0]])
+    >>> result = sh.Exact.make(x, x.prod(1), x.flip(1), torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]))
+    >>> result.top_pairs(1, ["age", "dose"])
+    Strongest pairs of 1 example(s); ± is the half-width of the 95 % interval
+      example  pair        value  effect  q  interval
+            0  age × dose  1      1       0  exact
+    """
+
+    def __init__(self, pairs: Iterable[list[Pair]] = (), level: float = 0.95, unit: str = "") -> None:
+        super().__init__(pairs)
+        self.level, self.unit = level, unit
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """One tuple of COLUMNS for each pair of each example, strongest first."""
+        return [(example, p.i, p.j, *p.names, *p[3:]) for example, pairs in enumerate(self) for p in pairs]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The pairs as a pandas DataFrame with one row per pair; see smoothhess.result.export.to_frame.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas: pip install pandas") from error
+        return pd.DataFrame(self.rows(), columns=list(COLUMNS))
+
+    def __repr__(self) -> str:
+        unit = f" ({self.unit})" if self.unit else ""
+        head = f"Strongest pairs of {len(self)} example(s){_of_the(self.level)}"
+        table = [("example", "pair", "value", f"effect{unit}", "q", "interval")]
+        for example, pairs in enumerate(self):
+            table += [(f"{example:7d}", " × ".join(p.names), *_cells(p)) for p in pairs]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join([head, *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table)])
+
+
+def _of_the(level: float) -> str:
+    return f"; ± is the half-width of the {100 * level:g} % interval"
+
+
+def _cells(p: Pair) -> tuple[str, str, str, str]:
+    """Value, effect, q-value, and whether the interval contains zero, as text."""
+    half, move = (p.high - p.low) / 2, abs(p.effect / p.value) if p.value else 0.0
+    if half == 0:
+        zero = "exact" if p.value else "exactly zero"
+    elif not math.isfinite(half):
+        zero = "unknown"
+    else:
+        zero = "excludes zero" if p.low > 0 or p.high < 0 else "contains zero"
+    return plus_minus(p.value, half), plus_minus(p.effect, move * half), f"{p.q_value:.2g}", zero
 
 
 class Columns(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -21,12 +21,14 @@ from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import ESTIMATOR_VERSION
 from smoothhess.estimate.variance import Variance, Variances
+from smoothhess.model.convert_inputs import as_array
 from smoothhess.model.input_parts import InputPart, grouped_parts, join_values
 from smoothhess.result import eigenpairs, export, features, files, text
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.intervals import Estimate
-from smoothhess.result.pairs import Columns, Entries, Pair, strongest_pairs, with_effective_draws
+from smoothhess.result.pairs import Columns, Entries, TopPairs, strongest_pairs, with_effective_draws
+from smoothhess.result.segments import group_names
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -47,7 +49,10 @@ class Result(ABC):
     precision: str = "float32"  # precision in which the model was evaluated
     precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
-    names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example, such as tokens
+    names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example: columns or tokens
+    classes: tuple[str, ...] | None = None  # names of the model's outputs, by target
+    unit: str = ""  # unit of the output
+    predicted: bool = False  # whether the target of each example is the class that the model predicts
     feature_kind: str = ""  # "token" or "patch": the positions of an input; "" for the numbers of other inputs
     input_parts: tuple[InputPart, ...] | None = None  # the inputs whose features are concatenated, if there are several
 
@@ -82,6 +87,11 @@ class Result(ABC):
         if self.input_parts is None or self.grouping is None:
             return self.input_parts
         return grouped_parts(self.input_parts, self.grouping.mask)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The target of each example in words: the name of its class, or its index; "" without a target."""
+        return features.target_names(self)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -248,18 +258,17 @@ class Result(ABC):
         """
         return self.source.product(features.check_rows(self, rows))
 
-    def row(self, i: int | tuple[int, ...]) -> Estimate:
+    def row(self, i: int | str | tuple[int, ...]) -> Estimate:
         """Interactions of feature i with every feature.
 
         Args:
-            i: flat index of the feature, or one index per dimension of `feature_shape`.
+            i: flat index of the feature, one index per dimension of `feature_shape`, or its name.
 
         Returns:
             An `Estimate` of H_ij for all j, (B, *feature shape).
 
         Raises:
-            TypeError: if i is a name.
-            ValueError: if there is no feature i.
+            ValueError: if there is no feature i, or if a name is not that of one feature of all examples.
         """
         index = self.flat_index(i)
         value = self.source.unbiased.product(features.unit_rows(self, index))
@@ -365,7 +374,7 @@ class Result(ABC):
                 the effect of removing both groups beyond the sum of the effects of removing each.
 
         Returns:
-            A result whose features are the groups.
+            A result whose features are the groups; their names are those of the mask, if it is a `Segments`.
 
         Raises:
             TypeError: if `feature_mask` does not hold integers.
@@ -375,7 +384,9 @@ class Result(ABC):
         if self.feature_parts is not None:
             feature_mask = join_values(feature_mask, self.feature_parts, "feature_mask")
             direction = join_values(direction, self.feature_parts, "direction")
-        return self.grouped(Grouping.make(feature_mask, direction, shape, self.feature_scales[0], self.inputs))
+        found = self.grouped(Grouping.make(feature_mask, direction, shape, self.feature_scales[0], self.inputs))
+        names = group_names(feature_mask)
+        return found if names is None else replace(found, names=(names,) * len(self))
 
     @abstractmethod
     def grouped(self, grouping: Grouping) -> Self:
@@ -391,7 +402,7 @@ class Result(ABC):
         scales: Tensor | None = None,
         selection: Literal["all", "split"] = "all",
         between: tuple[int | str, int | str] | None = None,
-    ) -> list[list[Pair]]:
+    ) -> TopPairs:
         """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
 
         Values and intervals are those of the unbiased estimate. Pairs are ranked by `hessian`: if it is denoised, the
@@ -414,7 +425,7 @@ class Result(ABC):
                 one with a feature of the other are ranked and counted.
 
         Returns:
-            A list of `Pair` for each example, strongest first.
+            A list of `Pair` for each example, strongest first; it prints as a table and has `to_frame()`.
 
         Raises:
             ValueError: if k, q, level or selection is out of range, if the number of names or scales is not d, if there
@@ -427,7 +438,9 @@ class Result(ABC):
         labels = iter([features.label_of(self, n) for n in given])
         found = self.strongest_pairs_of(k, q, level, scales, selection == "split", between)
         pairs = [pairs for part in found for pairs in part.named(labels)]
-        return with_effective_draws(pairs, self.source.features) if isinstance(self.source, HessianEstimate) else pairs
+        if isinstance(self.source, HessianEstimate):
+            pairs = with_effective_draws(pairs, self.source.features)
+        return TopPairs(pairs, level, self.unit)
 
     def strongest_pairs_of(
         self,
@@ -440,7 +453,9 @@ class Result(ABC):
     ) -> list[Columns]:
         """The strongest pairs as tensors; for modules of this package."""
         self.refuse_dense()
-        given = self.feature_scales if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(1, -1)
+        given = self.feature_scales
+        if scales is not None:
+            given = torch.as_tensor(as_array(scales), dtype=torch.float64).reshape(1, -1)
         entries = self.split_entries() if split else self._entries()
         allowed = None if between is None else features.pairs_between(self, *between)
         return strongest_pairs(entries, given.expand(len(self), -1), k, q, level, allowed)
@@ -569,6 +584,6 @@ class Result(ABC):
     def refuse_dense(self) -> None:
         """Raise if there are too many features for a dense matrix."""
 
-    def flat_index(self, i: int | tuple[int, ...]) -> int:
-        """Return the position of a feature, given as a number or as an index into the input, among all features."""
-        return features.flat_index(i, self.feature_shape)
+    def flat_index(self, i: int | str | tuple[int, ...]) -> int:
+        """Return the position of a feature, given by a number, an index into the input or its name."""
+        return features.flat_index(i, self.feature_shape, self.names)

@@ -73,6 +73,11 @@ class Segments:
         return torch.bincount(self.mask.reshape(-1), minlength=len(self))
 
 
+def group_names(feature_mask: Any) -> tuple[str, ...] | None:
+    """The names of the groups of a `feature_mask`; None if it is not a `Segments`."""
+    return feature_mask.names if isinstance(feature_mask, Segments) else None
+
+
 def slic(image: Any, n: int = 50, *, compactness: float = 10.0) -> Segments:
     """Super-pixels of an image: patches of similar colour that follow its edges (SLIC).
 

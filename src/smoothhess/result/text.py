@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smoothhess.result.intervals import plus_minus
+
 LIMITS = (
     "The intervals describe the Monte-Carlo error of this network's smoothed Hessian. They do not show whether an "
     "interaction is real, stable or causal."
@@ -23,14 +25,17 @@ def sampled_table(result: Any) -> str:
         f"Interactions of {_size(result)}, {result.gaussian_text}, {result.design} design"
         f"{'' if result.control is None else f', control {result.control}'}{', denoised' if result.shrink else ''}"
         f"{'' if result.unbiased else ', biased'}{_precision(result)}, seed {result.seed}",
-        "  example      f(x)  smoothed value       rel. error      R²    calls   n_eff  stopped by",
+        "  example      f(x)  smoothed value ± 95 %  rel. error      R²    calls   n_eff  stopped by"
+        f"{_target_head(result)}",
     ]
+    half = result.value_estimate().half_width()
     for i in range(min(len(result), MOST_EXAMPLES)):
-        value = f"{float(result.value[i]):.4g} ± {float(result.value_stderr[i]):.1g}"
+        value = plus_minus(float(result.value[i]), float(half[i]))
+        target = f"   {result.target_names[i]}".rstrip()
         lines.append(
-            f"  {i:7d}  {float(result.output[i]):8.4g}  {value:<20} {float(result.relative_error[i]):9.3g}  "
+            f"  {i:7d}  {float(result.output[i]):8.4g}  {value:<22} {float(result.relative_error[i]):9.3g}  "
             f"{float(result.r2[i]):6.3f}  {int(result.n_calls[i]):7d}  {float(result.n_eff[i]):6.1f}  "
-            f"{result.status[i]}"
+            f"{result.status[i]:<10}{target}".rstrip()
         )
     return "\n".join([*lines, *_rest(result)])
 
@@ -60,13 +65,20 @@ def describe_gaussian(gaussian: Any, d: int) -> str:
     return f"{type(gaussian).__name__} {sigma}"
 
 
+def _target_head(result: Any) -> str:
+    if result.target is None:
+        return ""
+    return "   target, the predicted class" if result.predicted else "   target"
+
+
 def _size(result: Any) -> str:
     b, d, _ = result.shape
     if result.input_parts is not None:
         inputs = ", ".join(f"{part.name} {part.shape}" for part in result.feature_parts or result.input_parts)
         return f"{b} example(s) × {d} {'features' if result.grouping is None else 'groups'} of inputs {inputs}"
     what = f"{d} groups" if result.grouping is not None else f"{d} features {result.feature_shape}"
-    return f"{b} example(s) × {what}"
+    unit = f", output in {result.unit}" if result.unit else ""
+    return f"{b} example(s) × {what}{unit}"
 
 
 def _precision(result: Any) -> str:

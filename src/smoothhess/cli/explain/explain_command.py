@@ -81,7 +81,7 @@ def explain(
         weights: Weights for the factory's network: .safetensors, or a state dict in .pth or .pt.
         output: Which tensor to explain if the model returns several: a name (logits) or a number (0).
         target: Which output to explain: its number, its name in CLASSES, or comma-separated numbers for an output with
-            several dimensions. Default: the largest output of each input, which is the predicted class.
+            several dimensions. Default: predicted, the largest output of each input, which is the predicted class.
         classes: Names of the outputs: a text file with one name per line, or a json file.
         mean: Mean for a model that takes normalised inputs: one number, one per channel or column (0.485,0.456,0.406),
             or a .npy file. The normalisation becomes part of the model, so that RADIUS and SIGMA are in the units of

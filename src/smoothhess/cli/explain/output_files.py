@@ -15,11 +15,11 @@ import torch
 from smoothhess.cli.explain.example_question import Question
 from smoothhess.cli.explain.inputs import unmoved
 from smoothhess.cli.explain.load_model import Model
-from smoothhess.result import export
 from smoothhess.result.interactions import Interactions
+from smoothhess.result.pairs import COLUMNS as PAIR_COLUMNS
 
 MOST_ROWS = 20_000  # maximum number of pairs in a csv file
-COLUMNS = (*export.COLUMNS[1:], "unit")  # unit of both features: "sd", or empty for the units of the file
+COLUMNS = (*PAIR_COLUMNS[1:], "unit")  # unit of both features: "sd", or empty for the units of the file
 
 
 def write(question: Question, result: Interactions, model: Model, place: Path, remarks: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ def write_pairs(result: Interactions, names: Sequence[str] | None, path: Path, u
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        found = export.rows(result, names, k=MOST_ROWS)
+        found = result.top_pairs(MOST_ROWS, names).rows()
         writer.writerows((*(_no_formula(cell) for cell in row[1:]), unit) for row in found)
 
 

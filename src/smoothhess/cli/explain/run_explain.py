@@ -159,10 +159,12 @@ def _attribute(question: Question, device: torch.device) -> tuple[Interactions, 
         warnings.simplefilter("always")
         values, target, options = example.values[None].to(device), question.target.index, question.options
         if example.gates is not None:
-            result = example.gates.attribute(values, target, names=example.names, **options)
+            named = {"names": example.names, "classes": question.classes}
+            result = example.gates.attribute(values, target, **named, **options)
         else:
             mask = None if question.segments is None else question.segments.mask.to(device)
-            result = SmoothHess(example.forward_func).attribute(values, target, feature_mask=mask, **options)
+            named = {"feature_mask": mask, "names": question.names, "classes": question.classes}
+            result = SmoothHess(example.forward_func).attribute(values, target, **named, **options)
     remarks = [
         str(w.message)
         .replace("1 of 1 example(s): ", "")

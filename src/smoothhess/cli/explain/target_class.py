@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.model.bounded_files import read_text
+from smoothhess.model.model_call import PREDICTED
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def find(words: str | None, output: Tensor, classes: Sequence[str] | None) -> Ta
     """Return the target that `words` select from an output of shape (1, …).
 
     Args:
-        words: The value of --target; None selects the largest output.
+        words: The value of --target; None and "predicted" select the largest output.
         output: The model's output for one example.
         classes: The names of the outputs.
 
@@ -65,12 +66,12 @@ def find(words: str | None, output: Tensor, classes: Sequence[str] | None) -> Ta
     """
     shape = tuple(output.shape[1:])
     if len(shape) == 0 or shape == (1,):
-        if words not in (None, "0"):
+        if words not in (None, "0", PREDICTED):
             raise ValueError(f"--target {words}: the model has a single output. Omit --target.")
         return Target(None, classes[0] if classes and len(classes) == 1 else "the output", "the only output")
     if classes is not None and (len(shape) != 1 or len(classes) != shape[0]):
         raise ValueError(f"--classes names {len(classes)} classes, but the model's output has shape {shape}.")
-    if words is None:
+    if words is None or (words == PREDICTED and PREDICTED not in (classes or ())):
         if len(shape) > 1:
             raise ValueError(
                 f"the model's output has shape {shape} for each input: select an entry with --target "

@@ -19,6 +19,7 @@ from smoothhess.explainers.options import Options
 from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.result_warnings import warn_of
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
+from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed, modules_behind
 from smoothhess.result.interactions import Interactions
 
@@ -84,7 +85,9 @@ def attribute(
             processes, {name: described(value) for name, value in arguments.items() if name not in SILENT}
         )
         refuse_distributed_model(explainer.forward_func)
-        run = Run.prepare(explainer.forward_func, inputs, target, additional_forward_args, chosen, explainer.capacity)
+        rows = chosen.internal_batch_size
+        call = ModelCall(explainer.forward_func, inputs, target, additional_forward_args, rows)
+        run = Run.prepare(call, chosen, explainer.capacity)
         with borrowed(explainer.forward_func, run.inputs.device):
             sampler = run.start()
             if not processes.is_leader:

@@ -6,7 +6,7 @@ File names and atomic writes are in `shard_files`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.result.exact import StoredResult
 from smoothhess.result.files import Parts, restore
 from smoothhess.result.interactions import Interactions
+from smoothhess.result.intervals import plus_minus
 from smoothhess.result.pairs import Columns, Pair, labels_of
 from smoothhess.result.result import Result
 
@@ -50,6 +51,7 @@ class Record:
     gradient_stderr: Tensor  # (*feature shape)
     keep: str
     n_pairs: int  # largest number of pairs that were kept
+    names: Sequence[str] | None  # names of the features
     kept: dict[str, Any]  # "pairs", "hessian", "stderr" or "result"
 
     @property
@@ -82,7 +84,7 @@ class Record:
 
         Args:
             k: number of pairs, at most the `n_pairs` of the job unless keep="result".
-            names: names of the features; None: their indices.
+            names: names of the features; None: those of the job, or their indices.
 
         Raises:
             ValueError: k is larger than the number of pairs that were kept.
@@ -94,7 +96,7 @@ class Record:
                 f"expected between 1 and {self.n_pairs} pairs, which is how many were kept, got k={k}. Explain into "
                 "another store with a larger n_pairs, or keep='result'."
             )
-        label = labels_of(names, self.gradient.numel(), tuple(self.gradient.shape))
+        label = labels_of(self.names if names is None else names, self.gradient.numel(), tuple(self.gradient.shape))
         return [p._replace(names=(label(p.i), label(p.j))) for p in self.kept.get("pairs", [])[:k]]
 
     @property
@@ -110,7 +112,10 @@ class Record:
 
     def __repr__(self) -> str:
         error = f"relative error {self.relative_error:.3g}, {self.n_calls} calls, stopped by {self.status}"
-        pairs = [f"  {' × '.join(p.names)}: {p.value:.3g} ± {p.stderr:.1g}" for p in self.kept.get("pairs", [])[:3]]
+        pairs = [
+            f"  {' × '.join(p.names)}: {plus_minus(p.value, (p.high - p.low) / 2)}"
+            for p in self.kept.get("pairs", [])[:3]
+        ]
         return "\n".join([f"Record {self.number}: f(x) = {self.output:.4g}, {error}", *pairs])
 
 
@@ -256,8 +261,9 @@ def shard_of(packs: Sequence[Rows], summary: GlobalInteractions | None) -> tuple
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_records(file: ShardReader, keep: str, n_pairs: int, rows: Sequence[int]) -> Iterator[Record]:
-    """Yield the records in these rows of an open shard."""
+def read_records(file: ShardReader, settings: dict[str, Any], rows: Sequence[int]) -> Iterator[Record]:
+    """Yield the records in these rows of an open shard of a job with these settings."""
+    keep, names = settings["keep"], settings.get("names")
     columns = {name: file.rows(name) for name in file.columns}
     for row in rows:
         found = {name: part[row : row + 1][0] for name, part in columns.items()}
@@ -266,7 +272,7 @@ def read_records(file: ShardReader, keep: str, n_pairs: int, rows: Sequence[int]
             raise ValueError(f"expected 'gradient_stderr' {tuple(gradient.shape)} in {file.path}")
         kept: dict[str, Any] = {}
         if "pair.i" in found:
-            kept["pairs"] = _pairs(found, tuple(gradient.shape))
+            kept["pairs"] = _pairs(found, labels_of(names, gradient.numel(), tuple(gradient.shape)))
         if keep == "hessian":
             kept |= {name: _square(found[name], gradient.numel()) for name in ("hessian", "stderr")}
         if keep == "result":
@@ -280,15 +286,15 @@ def read_records(file: ShardReader, keep: str, n_pairs: int, rows: Sequence[int]
             gradient=gradient,
             gradient_stderr=found["gradient_stderr"],
             keep=keep,
-            n_pairs=n_pairs,
+            n_pairs=settings["n_pairs"],
+            names=names,
             kept=kept,
             **scalars,
         )
 
 
-def _pairs(found: dict[str, Tensor], feature_shape: tuple[int, ...]) -> list[Pair]:
+def _pairs(found: dict[str, Tensor], label: Callable[[int], str]) -> list[Pair]:
     columns = [found[f"pair.{name}"].tolist() for name in _PAIR]
-    label = labels_of(None, 0, feature_shape)
     return [
         Pair(i, j, (label(i), label(j)), value, stderr, low, high, effect, q_value, bool(significant))
         for i, j, value, stderr, low, high, effect, q_value, significant in zip(*columns, strict=True)

@@ -48,6 +48,7 @@ def tally(
         method=first.method if isinstance(first, StoredResult) else f"SmoothHess {first.gaussian_text}",
         n_calls=sum(int(r.n_calls[rows].sum()) for r in results),
         n_passes=sum(float(r.n_passes[rows].sum()) for r in results),
+        names=None if first.names is None or first.feature_kind else first.names[0],
     )
 
 

@@ -121,7 +121,7 @@ class Store:
             raise IndexError(f"record {number} is not in {self.path}, which holds {self._described()}.")
         shard, row = self.shards[self._shard[at]], int(self._row[at])
         with open_shard(self.path, shard, self._verified) as file:
-            return next(read_records(file, self.keep, self.settings["n_pairs"], [row]))
+            return next(read_records(file, self.settings, [row]))
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over all records in the order of their numbers."""
@@ -132,7 +132,7 @@ class Store:
                 stop += 1
             rows = self._row[start:stop].tolist()
             with open_shard(self.path, self.shards[self._shard[start]], self._verified) as file:
-                yield from read_records(file, self.keep, self.settings["n_pairs"], rows)
+                yield from read_records(file, self.settings, rows)
             start = stop
 
     def column(self, name: str) -> np.ndarray:

@@ -25,7 +25,7 @@ def diagonal(
 ) -> Axes:
     """Draw the unbiased diagonal entries H_ii: red for positive curvature along the feature, blue for negative.
 
-    Images and groups of pixels are drawn as a map, other inputs as bars with ± 2 standard errors. Values within noise
+    Images and groups of pixels are drawn as a map, other inputs as bars with 95 % intervals. Values within noise
     (|z| < 2) are faint. Three channels are summed, and the standard error is the sum of the three standard errors, an
     upper bound. No d × d matrix is computed.
 
@@ -57,7 +57,7 @@ def diagonal(
     noise = f"{captions.quality_words(one)}; {captions.FAINT_WORDS}" if stderr.any() else captions.quality_words(one)
     numbers = feature_map.Numbers(
         value=value,
-        stderr=stderr,
+        half=None if channels else canvas.array(found.half_width()[0]).reshape(-1),
         faint=canvas.within_noise(value, stderr),
         title=f"Where f bends along one {captions.noun(one)} by itself",
         caption=channels + noise,

@@ -123,7 +123,7 @@ def _direction(
         title = f"{name.capitalize()} direction of {captions.method(one)}"
     return feature_map.Numbers(
         value=flat,
-        stderr=None,
+        half=None,
         faint=np.full(flat.shape, faint),
         title=title,
         caption=f"λ = {float(value):+.3g}{doubt}{channels}{noisy}".replace("-", "−"),

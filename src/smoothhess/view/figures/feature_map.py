@@ -31,7 +31,7 @@ class Numbers:
     """The numbers to draw, one per feature, group or pixel, and the text that describes them."""
 
     value: Array  # (d,), or (H·W,) where channels are summed
-    stderr: Array | None  # same shape; None if there are no standard errors
+    half: Array | None  # half-widths of the 95 % intervals, same shape; None where they are not drawn
     faint: Array  # bool, same shape
     title: str
     caption: str
@@ -94,7 +94,7 @@ def paint(ax: Axes, value: Array, faint: Array, segments: Array | None, limit: f
 
 
 def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
-    """Draw the numbers against the index of the feature, with a band of ± 2 standard errors."""
+    """Draw the numbers against the index of the feature, with a band of the 95 % intervals."""
     ax = canvas.new_axes(ax, 6.4, 3.2)
     value, x = numbers.value, np.arange(len(numbers.value))
     font, reach = title_layout.small(ax), _reach(numbers)
@@ -112,7 +112,7 @@ def _profile(numbers: Numbers, ax: Axes | None) -> Axes:
     ax.set_ylabel(f"{name}{title_layout.in_powers(ax.yaxis)}", fontsize=font)
     canvas.hide_spines(ax, "top", "right")
     below = ["index of the feature", numbers.sentence.replace("←", "↓").replace("→", "↑")]
-    band = "; band: ± 2 s.e." if reach is not None else ""
+    band = "; band: 95 % intervals" if reach is not None else ""
     title_layout.compose(ax, numbers.title, numbers.caption + band, below)
     return ax
 
@@ -136,7 +136,7 @@ def _bars(one: Result, numbers: Numbers, k: int, labels: list[str] | None, ax: A
     ax.tick_params(axis="x", labelsize=font)
     ax.tick_params(axis="y", length=0)
     canvas.hide_spines(ax, "top", "right", "left")
-    whiskers = "; whiskers: ± 2 s.e." if reach is not None else ""
+    whiskers = "; whiskers: 95 % intervals" if reach is not None else ""
     power = title_layout.in_powers(ax.xaxis, 8 if wide else 5)
     d = len(numbers.value)
     part = f"the {len(chosen)} strongest of {d}; " if len(chosen) < d else ""
@@ -146,7 +146,7 @@ def _bars(one: Result, numbers: Numbers, k: int, labels: list[str] | None, ax: A
 
 
 def _reach(numbers: Numbers) -> Array | None:
-    """Return two standard errors; None if there are none, or all are 0."""
-    if numbers.stderr is None or not numbers.stderr.any():
+    """Return the half-widths, NaN where they are unknown; None if there are none, or all are 0."""
+    if numbers.half is None or not numbers.half.any():
         return None
-    return 2 * np.where(np.isfinite(numbers.stderr), numbers.stderr, np.nan)
+    return np.where(np.isfinite(numbers.half), numbers.half, np.nan)

@@ -27,7 +27,7 @@ def gradient(
     limit: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw SmoothGrad: a map for inputs (H, W), (1, H, W) or (3, H, W), else bars with ± 2 standard errors.
+    """Draw SmoothGrad: a map for inputs (H, W), (1, H, W) or (3, H, W), else bars with 95 % intervals.
 
     Values within noise (|z| < 2) are faint. Three channels are summed, which is the effect of brightening the pixel.
     For groups of an image, all pixels of a group have its colour. More than 40 unnamed features of one dimension are
@@ -53,7 +53,7 @@ def gradient(
     sentence, unit = captions.gradient_label(one)
     numbers = feature_map.Numbers(
         value=value,
-        stderr=stderr,
+        half=canvas.array(one.gradient_estimate().half_width()[0]).reshape(-1) if every_feature else None,
         faint=canvas.within_noise(value, stderr),
         title=f"What each {captions.noun(one)} does by itself",
         caption=f"{channels}{captions.FAINT_WORDS}" if stderr.any() else channels + captions.quality_words(one),

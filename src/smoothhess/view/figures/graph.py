@@ -83,7 +83,7 @@ def graph(
     else:
         where = dict(enumerate(picture.places))
         _over(ax, picture, found, where, cmap)
-        if labels is not None:
+        if names is not None and labels is not None:
             _tags(ax, nodes, where, labels)
     ax.set_aspect("equal")
     ax.set_axis_off()

@@ -52,11 +52,36 @@ def pairs(
     one = canvas.one_example(result, example)
     labels = canvas.names_of(one, names)
     found = canvas.strongest(one, k, labels, q=q, level=level, scales=scales)
-    values = np.array([(p.value, p.low, p.high) for p in found])
+    what, unit = "interaction $H_{ij}$", ""
     if as_effect:
-        # an effect is the value times a positive scale; a value of 0 has effect 0 and an interval of length 0
-        values *= np.array([[p.effect / p.value if p.value else 0.0] for p in found])
-    value, low, high = values.T
+        found, what = [in_effects(p) for p in found], "effect $H_{ij}σ_iσ_j$"
+        unit = f"in {one.unit or 'units of the output'}"
+    if captions.is_attribution(one):
+        what, unit = f"interaction by {captions.method(one)}", unit or "in units of the method"
+    sampled = any(p.stderr > 0 for p in found)
+    dots = f"bars: {level * 100:g} % intervals; filled dot: q ≤ {q:g}" if sampled else ""
+    head = ("Pairs that act together, strongest first", captions.quality_words(one))
+    return draw(found, head, f"{what}, {unit or captions.unit_words(one)}", dots, ax)
+
+
+def in_effects(p: Pair) -> Pair:
+    """The pair with its effect, in units of the output, in place of its value."""
+    # an effect is the value times a positive scale; a value of 0 has effect 0 and an interval of length 0
+    size = p.effect / p.value if p.value else 0.0
+    return p._replace(value=p.effect, stderr=size * p.stderr, low=size * p.low, high=size * p.high)
+
+
+def draw(found: Sequence[Pair], head: tuple[str, str], what: str, dots: str, ax: Axes | None) -> Axes:
+    """Draw pairs with their intervals from top to bottom; dots of significant pairs are filled.
+
+    Args:
+        found: The pairs.
+        head: Title and caption.
+        what: The quantity on the axis.
+        dots: What bars and dots are.
+        ax: Axes to draw into; a new figure if None.
+    """
+    value, low, high = np.array([(p.value, p.low, p.high) for p in found]).T
     colours = canvas.sign_colours(value)
     alpha = [canvas.FAINT if pair_lines.is_noise(p) else 1.0 for p in found]
     ax = canvas.new_axes(ax, 6.4, 1.5 + 0.3 * len(found))
@@ -74,19 +99,13 @@ def pairs(
     ax.set_ylim(len(found) - 0.4, -0.6)
     ax.grid(axis="x", color="#e5e5e5", linewidth=0.6)
     ax.set_axisbelow(True)
-    what, unit = ("effect $H_{ij}σ_iσ_j$", "in units of the output") if as_effect else ("interaction $H_{ij}$", "")
-    if captions.is_attribution(one):
-        what, unit = f"interaction by {captions.method(one)}", unit or "in units of the method"
-    unit = unit or captions.unit_words(one)
     wide = title_layout.cell(ax)[0] >= title_layout.NARROW
-    what = f"{what}, {unit}{title_layout.in_powers(ax.xaxis, 8 if wide else 5)}"
-    faint = f"; {captions.FAINT_WORDS}" if min(alpha) < 1 else ""
-    sampled = any(p.stderr > 0 for p in found)
-    dots = f"bars: {level * 100:g} % intervals; filled dot: q ≤ {q:g}{faint}" if sampled else ""
+    what = f"{what}{title_layout.in_powers(ax.xaxis, 8 if wide else 5)}"
+    faint = f"; {captions.FAINT_WORDS}" if dots and min(alpha) < 1 else ""
     ax.tick_params(axis="x", labelsize=font)
     ax.tick_params(axis="y", length=0)
     canvas.hide_spines(ax, "top", "right", "left")
-    title_layout.compose(ax, "Pairs that act together, strongest first", captions.quality_words(one), [what, dots])
+    title_layout.compose(ax, *head, [what, f"{dots}{faint}"])
     return ax
 
 

@@ -36,7 +36,7 @@ def series(
 
     Three panels share the time axis. Inputs have shape (T,) or (C, T) and are grouped by intervals of time,
     `result.groups(windows)`; with one channel they may be ungrouped, and each sample is an interval. Bars of SmoothGrad
-    have whiskers of ± 2 standard errors; bars of the unbiased interactions have confidence intervals. Bars within noise
+    and of the unbiased interactions have confidence intervals as whiskers. Bars within noise
     (|z| < 2) are faint. Arcs connect the source to its k strongest partners, red for H > 0 and blue for H < 0.
 
     Args:
@@ -77,8 +77,10 @@ def series(
         curve.plot(middles, row, linewidth=1.2, color=colour)
     for edge in left[1:] if len(left) <= 60 else ():
         curve.axvline(edge, color="#dddddd", linewidth=0.4, zorder=0)
-    value, stderr = (canvas.array(x[0]).reshape(-1) for x in (one.gradient, one.gradient_stderr))
-    _bars(slope, value, stderr, 2 * stderr, left, right)
+    single = one.gradient_estimate()
+    every = (single.value, single.stderr, single.half_width(level))
+    value, stderr, reach = (canvas.array(x[0]).reshape(-1) for x in every)
+    _bars(slope, value, stderr, reach, left, right)
     _interactions(pair, one, index, left, right, k, level)
     for panel in (curve, slope, pair):
         panel.axvspan(left[index], right[index], color=SHADE, linewidth=0, zorder=0)
@@ -92,7 +94,7 @@ def series(
     slope.set_ylabel(f"by itself:\n{first_order}{title_layout.in_powers(slope.yaxis)}", fontsize=font)
     pair.set_ylabel(f"with the\nsource: H{title_layout.in_powers(pair.yaxis)}", fontsize=font)
     time = "sample" if step is None else "time (s)"
-    whiskers = "" if one.design == "exact" else f"; whiskers: ± 2 s.e. (middle), {level * 100:g} % intervals (below)"
+    whiskers = "" if one.design == "exact" else f"; whiskers: {level * 100:g} % intervals"
     meaning = "above 0: raising both raises f more than the sum of the parts, below: less"
     if captions.is_attribution(one):
         meaning = f"interactions by {captions.method(one)}"
@@ -155,8 +157,8 @@ def _interactions(ax: Axes, one: Result, index: int, left: Array, right: Array, 
     from matplotlib.path import Path
 
     found = one.row(index)
-    half = (found.interval(level)[1] - found.value)[0]
-    numbers, errors, reach = (canvas.array(x).reshape(-1).copy() for x in (found.value[0], found.stderr[0], half))
+    every = (found.value, found.stderr, found.half_width(level))
+    numbers, errors, reach = (canvas.array(x[0]).reshape(-1).copy() for x in every)
     numbers[index] = errors[index] = reach[index] = 0  # the diagonal entry is not an interaction
     _bars(ax, numbers, errors, reach, left, right)
     tops = np.abs(numbers) + np.where(np.isfinite(reach), reach, 0.0)

@@ -84,9 +84,10 @@ def report(
         segments: Integer group ids, as for `Interactions.groups`, if the result has no groups.
         series: True if the inputs are curves (…, L), or the times of their samples; False if they are not curves. If
             None, inputs are curves if the groups are windows of a long row, or if their shape is (1, L).
-        classes: Names of the outputs, indexed by target, or the name of a single output. The forms of targets are
-            described in `smoothhess.model.targets`.
-        output: Name of the explained quantity: "logit", "probability", "price in €", …
+        classes: Names of the outputs, indexed by target, or the name of a single output; those of the result if None.
+            The forms of targets are described in `smoothhess.model.targets`.
+        output: Name of the explained quantity: "logit", "probability", "price in €", …; "output" with the unit of the
+            result by default.
         title: Title of the page; a default if None.
         headings: One heading per example.
         sweep: Results of the same inputs at other σ, as returned by `smoothhess.sweep`; the page then has a slider.

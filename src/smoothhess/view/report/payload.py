@@ -17,6 +17,7 @@ from torch import Tensor
 from smoothhess._version import __version__
 from smoothhess.draws.gaussian import SegmentShift
 from smoothhess.linalg.memory import PAGE_BYTES
+from smoothhess.model.convert_inputs import as_array
 from smoothhess.model.targets import described
 from smoothhess.result.exact import Attribution
 from smoothhess.result.text import LIMITS
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from smoothhess.result.result import Result
 
 MOST_FEATURES = 512  # with more, a page is slow to open and not legible
+PREDICTED = "The explained output of each example is that of the class which the model predicts for it."
 NAMES_OF_KINDS = {"image": "parts of the image", "series": "intervals"}
 
 
@@ -87,7 +89,7 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
             "directed": result.grouping is not None and result.grouping.direction is not None,
             "exact": result.design == "exact",
             "derivative": not isinstance(result, Attribution),
-            "note": str(options.note),
+            "note": " ".join(filter(None, (str(options.note), PREDICTED if result.predicted else ""))),
             "level": level,
             "q": q,
             "limits": LIMITS,
@@ -188,6 +190,9 @@ def _refuse_large(d: int, count: int) -> None:
 def _output_words(result: Result, classes: Any, output: str, b: int) -> str:
     """Return the name of the explained output: "the ‘cat’ logit", "output 3", "the output"."""
     target = None if result.target is None else result.target[b].reshape(-1).tolist()
+    classes = result.classes if classes is None else classes
+    if output == "output" and result.unit:
+        output = f"output in {result.unit}"
     if isinstance(classes, str):
         return f"the ‘{classes}’ {output}"
     if target is None:
@@ -274,7 +279,7 @@ def _places(result: Result, where: Layout, image: Any, values: Any, b: int) -> d
         }
     d = result.shape[1]
     if values is not None:
-        given = torch.as_tensor(values, dtype=torch.float64)
+        given = torch.as_tensor(as_array(values), dtype=torch.float64)
         if given.numel() not in (d, d * len(result)):
             raise ValueError(
                 f"values must have {d} features, in one row or one row per example, got {tuple(given.shape)}."
