@@ -63,7 +63,7 @@ class TestResults:
         chosen = nn.functional.one_hot(mask).double()
         torch.testing.assert_close(result.groups(mask).hessian, chosen.T @ dense @ chosen)
         noise = result.noise
-        torch.testing.assert_close(noise.squared_norm, unbiased.square().sum((-1, -2)))
+        torch.testing.assert_close(noise.estimate.squared_norm, unbiased.square().sum((-1, -2)))
         if shrink:
             torch.testing.assert_close(result.estimate.denoised.norm2, dense.square().sum((-1, -2)))
             white = result.estimate.denoised.dense()

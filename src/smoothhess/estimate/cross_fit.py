@@ -50,8 +50,8 @@ class CrossFit:
     def select(self, index: Tensor, rows: int) -> CrossFit:
         """The examples at `index`, which have at most `rows` rows."""
         skew = None if self.skew is None else self.skew[index]
-        own = (t[index, :rows] for t in (self.odd, self.noise, self.along, self.across))
-        return CrossFit(*own, self.added.select(index), self.constant[index], skew)
+        odd, noise, along, across = (t[index, :rows] for t in (self.odd, self.noise, self.along, self.across))
+        return CrossFit(odd, noise, along, across, self.added.select(index), self.constant[index], skew)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; the inverse of `from_tensors`."""
@@ -73,11 +73,11 @@ class CrossFit:
     def cat(parts: Sequence[CrossFit], rows: int) -> CrossFit:
         """Concatenate the examples, padded to `rows` rows."""
         padded = [[_padded(t, rows) for t in (p.odd, p.noise, p.along, p.across)] for p in parts]
-        own = (torch.cat(tensors) for tensors in zip(*padded, strict=True))
+        odd, noise, along, across = (torch.cat(tensors) for tensors in zip(*padded, strict=True))
         skews = [p.skew for p in parts if p.skew is not None]
         skew = torch.cat(skews) if len(skews) == len(parts) else None
         constant = torch.cat([p.constant for p in parts])
-        return CrossFit(*own, Known.cat([p.added for p in parts]), constant, skew)
+        return CrossFit(odd, noise, along, across, Known.cat([p.added for p in parts]), constant, skew)
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:

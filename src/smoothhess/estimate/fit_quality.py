@@ -1,6 +1,6 @@
-"""How well an estimated Hessian fits: the explained share of the gradient's variation, and a test of H = 0.
+"""How well an estimated Hessian fits: the explained share of the gradient's variation, and tests of H = 0 and of jumps.
 
-All functions take the `Noise` of a result. Variances themselves are in `variance`.
+The functions take the `Noise` or the statistics of a result. Variances themselves are in `variance`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from smoothhess.draws.designs import find_design
 from smoothhess.estimate.fit_rows import fitted
-from smoothhess.estimate.statistics import symmetric
+from smoothhess.estimate.statistics import Statistics, symmetric, unmoved
 from smoothhess.estimate.unbiased_hessian import corrected_rows
 from smoothhess.estimate.variance import Noise
 
+JUMP_ROUNDING = 1e3  # units in the last place by which values of an affine function may differ
 ZERO_TEST_ROWS = 512  # rows whose inner products are used in the test of H = 0
 
 
@@ -69,9 +71,21 @@ def explained(noise: Noise) -> Tensor:
     return torch.where((total_variation > 0) & torch.isfinite(spread), share, torch.nan)
 
 
+def discontinuous(stats: Statistics) -> Tensor:
+    """Where values changed although no gradient did, (B,); see `Interactions.discontinuous`."""
+    head = stats.head
+    still = unmoved(stats) & stats.is_uncontrolled  # residuals are not gradients of the function
+    if not find_design(stats.design).mirrored or not bool(still.any()):
+        return torch.zeros_like(still)
+    still = still & (head.even.abs().amax((1, 2)) == 0)
+    size = stats.value.double().abs() + torch.linalg.vector_norm(stats.gradient.double(), dim=1)
+    moved = (head.value_even.double() / head.weight.double().clamp_min(1e-300)).abs().amax(1)
+    return still & (moved > JUMP_ROUNDING * torch.finfo(stats.gradient.dtype).eps * size)
+
+
 def zero_score(noise: Noise) -> Tensor:
     """Unbiased estimate of ‖H‖² over the standard deviation that it would have for H = 0, (B,)."""
-    signal = noise.squared_norm - noise.of_frobenius
+    signal = noise.estimate.squared_norm - noise.of_frobenius
     if noise.prior is None:  # inner products of the estimates of two rows have mean ‖H‖²
         stats = noise.features
         s, g = (t[:, :ZERO_TEST_ROWS].double() for t in (stats.head.score, stats.head.odd))

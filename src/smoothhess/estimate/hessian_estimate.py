@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.draws.designs import find_design
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate import effective_draws, fit_quality
 from smoothhess.estimate.cross_fit import CrossFit
@@ -24,13 +23,12 @@ from smoothhess.estimate.group_sums import group_sums
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.once import Once
 from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
-from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric, unmoved
+from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric
 from smoothhess.estimate.stein_check import z_scores
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise
 
 TOLD_FROM_ZERO = 1.0  # the estimate of ‖H‖² must exceed this many standard deviations that it would have for H = 0
-JUMP_ROUNDING = 1e3  # units in the last place by which values of an affine function may differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,18 +143,6 @@ class HessianEstimate:
             # a few draws do not show which part of an estimate is noise
             return torch.where(few, error.maximum(_unbiased_error(self.noise)), error)
         return _unbiased_error(self.noise)
-
-    @cached_property
-    def discontinuous(self) -> Tensor:
-        """Where values changed although no gradient did, (B,); see `Interactions.discontinuous`."""
-        stats, head = self.statistics, self.statistics.head
-        still = unmoved(stats) & stats.is_uncontrolled  # residuals are not gradients of the function
-        if not find_design(stats.design).mirrored or not bool(still.any()):
-            return torch.zeros_like(still)
-        still = still & (head.even.abs().amax((1, 2)) == 0)
-        size = stats.value.double().abs() + torch.linalg.vector_norm(stats.gradient.double(), dim=1)
-        moved = (head.value_even.double() / head.weight.double().clamp_min(1e-300)).abs().amax(1)
-        return still & (moved > JUMP_ROUNDING * torch.finfo(stats.gradient.dtype).eps * size)
 
     @cached_property
     def r2(self) -> Tensor:
@@ -282,7 +268,7 @@ def _flags(parts: Sequence[HessianEstimate]) -> Tensor | None:
 def _unbiased_error(noise: Noise) -> Tensor:
     """The relative error of the unbiased estimate, (B,)."""
     variance = noise.of_frobenius
-    signal = noise.squared_norm - variance
+    signal = noise.estimate.squared_norm - variance
     return _ratio(variance, torch.where(fit_quality.zero_score(noise) > TOLD_FROM_ZERO, signal, 0.0))
 
 

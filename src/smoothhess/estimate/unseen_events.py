@@ -65,18 +65,13 @@ class UnseenEvents:
         if self.no_kinks is None:
             return torch.zeros_like(self.unmoved)
         still = (self.stats.head.even.abs() <= UNDERFLOW).flatten(1).all(1)
-        return self.unmoved & self.no_kinks & still & ~self._has_couples
-
-    @property
-    def _has_couples(self) -> Tensor:
-        """Where draws from tail strata show what the rows do not, (B,)."""
-        tails = self.stats.tails
-        return torch.zeros_like(self.unmoved) if tails is None else tails.n > 0
+        found = self.unmoved & self.no_kinks & still
+        return found if self.stats.tails is None else found & (self.stats.tails.n == 0)
 
     @cached_property
     def unknown(self) -> Tensor:
         """Where the error is unknown, (B,): no sampled gradient shows a kink, but the operations may have some."""
-        found = (self.unmoved | self.agrees_with_quadratic) & self.stats.is_uncontrolled & ~self._has_couples
+        found = (self.unmoved | self.agrees_with_quadratic) & self.stats.is_uncontrolled
         if self.stats.rare is not None:  # the variance from kinks that no row shows is known
             found = found & ~self.stats.rare.complete
         if self.no_kinks is None:

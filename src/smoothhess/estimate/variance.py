@@ -340,11 +340,6 @@ class Noise:
         found = self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values, parallel=False), gram)
         return found + self.missed.of_frobenius
 
-    @property
-    def squared_norm(self) -> Tensor:
-        """‖Ĥ‖²_F, (B,)."""
-        return self.estimate.squared_norm
-
     def operator_norms(self) -> tuple[Tensor, Tensor]:
         """‖Ĥ‖₂ and the typical ‖Ĥ − H‖₂, (B,) each."""
         stats = self.estimate.stats

@@ -470,7 +470,7 @@ def _verdicts(estimate: HessianEstimate, budget: Budget, rows: int, controlled: 
     if bool((enough & unclear).any()):
         zero = zero | (enough & unclear & _looks_zero(noise))
     if bool((met & (error == 0)).any()):
-        zero = zero | (met & (error == 0) & (noise.squared_norm == 0))
+        zero = zero | (met & (error == 0) & (noise.estimate.squared_norm == 0))
     found = zip(noise.unknown.tolist(), zero.tolist(), met.tolist(), strict=True)
     return [_verdict(*one, rows, rows >= budget.most) for one in found]
 
@@ -488,7 +488,7 @@ def _looks_zero(noise: Noise) -> Tensor:
     A row's estimate has E‖A‖² ≈ k/2 times that variation, and ‖W‖² is the part of it that H explains.
     """
     stats = noise.features
-    signal = noise.squared_norm - noise.of_frobenius
+    signal = noise.estimate.squared_norm - noise.of_frobenius
     score = zero_score(noise)
     spread = torch.where(score != 0, signal / score, torch.inf)
     s, g = stats.head.score.double(), stats.head.odd.double()

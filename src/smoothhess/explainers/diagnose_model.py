@@ -156,6 +156,7 @@ def diagnose(
         ValueError: if `n_pairs` is less than 2, if `n_calls` is not an even number of calls, or if the shape of `data`
             is not that of the inputs.
 
+    >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.ReLU(), torch.nn.Linear(40, 1)).double()
     >>> found = diagnose(net, torch.ones(1, 3).double())
     >>> found.low <= found.recommended <= found.high

@@ -200,7 +200,7 @@ def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tupl
         return torch.full((len(call.inputs),), math.nan, dtype=torch.float64), 2 * rows
     noise = result.noise
     spread = noise.of_frobenius.nan_to_num(0.0)  # NaN where the draws show no kink: the rows are those of a quadratic
-    share = sigma**2 * (noise.squared_norm - spread) / variation(noise)
+    share = sigma**2 * (noise.estimate.squared_norm - spread) / variation(noise)
     return share.double().cpu(), float(result.n_passes.mean())
 
 

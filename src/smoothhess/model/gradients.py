@@ -169,11 +169,6 @@ class Oracle:
             output = output.to(points.dtype)
         return self.pick(output, owner)
 
-    def outputs(self, points: Tensor, owner: Tensor) -> Tensor:
-        """The entire output of the model at points, (N, …), without gradients."""
-        with torch.no_grad():
-            return self.in_batches(lambda p, o: (self._called_at(p, o, _check_rows),), points, owner, cautious=False)[0]
-
     def _called_at(self, points: Tensor, owner: Tensor, check: Callable[[Any, int], None]) -> Tensor:
         """The output of the model, which `check` accepts; errors of the first call name a remedy where one is known."""
         call = self.bound(owner, self.called)
@@ -328,6 +323,17 @@ def check_inputs(inputs: Any, or_ids: bool = False) -> None:
         )
     if not torch.isfinite(inputs).all():
         raise ValueError("inputs contain NaN or infinity. Fill or drop those values first.")
+
+
+def entire_outputs(oracle: Oracle, inputs: Tensor) -> Tensor:
+    """The entire output of the model at its inputs, (B, …), without gradients."""
+    everyone = torch.arange(len(inputs), device=inputs.device)
+
+    def evaluate(points: Tensor, owner: Tensor) -> tuple[Tensor]:
+        return (oracle._called_at(points, owner, _check_rows),)
+
+    with torch.no_grad():
+        return oracle.in_batches(evaluate, inputs, everyone, cautious=False)[0]
 
 
 def _check_rows(output: Any, rows: int) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from smoothhess.model.convert_inputs import column_names, to_tensors
-from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs
+from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs, entire_outputs
 from smoothhess.model.state import borrowed
 
 PREDICTED = "predicted"  # the target "class with the largest output"
@@ -70,7 +69,7 @@ class ModelCall:
         """The class with the largest output of each input, (B,)."""
         oracle = Oracle(self.forward_func, self.inputs, None, self.additional_forward_args, self.internal_batch_size)
         with borrowed(self.forward_func, self.inputs.device):
-            output = oracle.outputs(self.inputs, torch.arange(len(self.inputs), device=self.inputs.device))
+            output = entire_outputs(oracle, self.inputs)
         if output.ndim != 2 or output.shape[1] < 2:
             raise ValueError(
                 f'target="predicted" needs outputs (N, C) of several classes, got {tuple(output.shape)}. Pass the '

@@ -115,7 +115,7 @@ class ClosedForm:
     def _missed_without_units(self, residual: Statistics, features: Statistics) -> Estimate:
         """The ratio from the symmetric and antisymmetric halves of the estimate; its standard error is unknown."""
         noise = Noise(residual, features, self.check.gaussian)
-        missed = noise.squared_norm - noise.of_frobenius
+        missed = noise.estimate.squared_norm - noise.of_frobenius
         known = self.hessian.double()
         cross = 2 * (known * symmetric(features.summed() / features.n[:, None, None])).sum((-1, -2))
         size = (known.square().sum((-1, -2)) + cross + missed).clamp_min(torch.finfo(torch.float64).tiny)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import find_design
+from smoothhess.estimate import fit_quality
 from smoothhess.estimate.effective_draws import carrying_rows, row_tail_index
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.halves import Halves
@@ -127,7 +128,7 @@ class SampledResult(Result):
 
         It is False for designs that do not use each direction twice (±).
         """
-        return self.estimate.discontinuous
+        return fit_quality.discontinuous(self.statistics)
 
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k eigenpairs of H with the largest |λ|, as `Result.eigh`."""

@@ -56,7 +56,7 @@ def eigen(
         ValueError: If `which` holds an index without a direction, or `ax` another number of Axes.
 
     >>> import torch, smoothhess as sh
-    >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
+    >>> result = sh.SmoothHess(lambda x: x.sum(1) ** 2).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
     >>> eigen(result).get_title(loc="left")
     'Strongest direction: f bends up'
     """
