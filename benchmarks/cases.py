@@ -22,6 +22,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # `paper` lies beside this folder
+
 from paper import datasets
 from paper.datasets import Split
 from paper.networks import VGG, SpirometryCNN, gelu_mlp, image_mlp, resnet18

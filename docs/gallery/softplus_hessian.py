@@ -33,7 +33,7 @@ sigma = select(model, validation, radius=radius, target=target, n_calls=256).bes
 beta = select(model, validation, radius=radius, target=target, method="softplus", coarse_to_fine=True).best
 print(f"chosen on {len(validation)} validation images: σ = {sigma:.3f}, β = {beta:.3g}")
 
-smooth = sh.SmoothHess(model).attribute(x, target=predicted, sigma=sigma, n_calls=512)
+smooth = sh.SmoothHess(model).attribute(x, target=predicted, sigma=sigma, n_calls=1024)
 print(f"relative error {float(smooth.relative_error.max()):.0%} at most")
 soft = baselines.softplus(model, x, predicted, beta=beta)
 table = compare(
