@@ -263,6 +263,8 @@ def _check_parts(parts: Parts) -> None:
     for name in ("status", "stream", "seeds", "names"):
         if name in about and len(about[name]) != len(inputs):
             raise ValueError(f"expected {len(inputs)} entries of {name!r}, got {len(about[name])}")
+    if not all(isinstance(reason, str) for reason in about.get("status", ())):
+        raise ValueError(f"expected texts in 'status', got {about['status']!r:.100}")
     if "design" in about:
         find_design(about["design"])
     for name in ("method", "note", "precision", "feature_kind", "unit"):
