@@ -22,6 +22,7 @@ from cases import digits
 from torch import Generator, Tensor
 
 import smoothhess as sh
+from smoothhess.estimate.fit_rows import fit_rows
 from smoothhess.estimate.student_t import quantile
 from smoothhess.estimate.unbiased_hessian import Unbiased
 from smoothhess.estimate.variance import Noise
@@ -81,9 +82,10 @@ def measure(problem: Problem, rows: int, seeds: int) -> list[str]:
     options = {"sigma": problem.sigma, "n_calls": 2 * rows, "seed": range(seeds), "shrink": False, "tails": None}
     result = sh.SmoothHess(problem.function).attribute(x, problem.target, control=problem.control, **options)
     noise = result.noise
+    fit = fit_rows(result.statistics, result.gaussian)
     without = Noise(noise.white, noise.features, noise.gaussian, torch.ones(seeds, dtype=torch.bool))
     cells, errors = [], []
-    for kind in (without, Noise(noise.white, noise.features, noise.gaussian, without.no_kinks, noise.fit)):
+    for kind in (without, Noise(noise.white, noise.features, noise.gaussian, without.no_kinks, fit)):
         error = kind.estimate.dense() - problem.truth
         variance = kind.of_entries()
         inside = error.abs() <= quantile(0.95, variance.df)[:, None, None] * variance.value.sqrt()

@@ -14,7 +14,9 @@ docs/theory.md has the proof. The part of γ that is not linear in z is not redu
 The rows γ′ depend on themselves through D̄, so their antisymmetric half is too small. The variance is that of `noise`,
 the same rows with more of D_f and less of D̄.
 
-The fit is computed by `fit_rows`; `unbiased_hessian` and `variance` use the fitted rows for the Hessian alone.
+The fit is computed by `fit_rows`; a `Noise` that is given one uses the fitted rows for the Hessian alone. Results do
+not use it: the estimate is unbiased and has less variance, but in directions in which a Hessian of low rank is zero
+its variance is underestimated, see docs/benchmarks/coverage.md.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate import effective_draws, fit_quality
-from smoothhess.estimate.cross_fit import CrossFit
-from smoothhess.estimate.fit_rows import fit_rows
 from smoothhess.estimate.group_sums import group_sums
 from smoothhess.estimate.grouping import Grouping
 from smoothhess.estimate.once import Once
@@ -60,12 +58,7 @@ class HessianEstimate:
     def noise(self) -> Noise:
         """Variances of everything that is read off the unbiased estimate."""
         white = self.statistics if self.grouping is None else None
-        return Noise(white, self.features, self.gaussian, self.no_kinks, self.fit)
-
-    @cached_property
-    def fit(self) -> CrossFit | None:
-        """The fit of an incomplete block, in the coordinates of the statistics; group sums carry theirs."""
-        return self.statistics.fit if self.grouping is not None else fit_rows(self.statistics, self.gaussian)
+        return Noise(white, self.features, self.gaussian, self.no_kinks)
 
     @property
     def unbiased(self) -> Unbiased:
