@@ -25,7 +25,6 @@ from sklearn.datasets import load_wine
 from torch import Tensor, nn
 
 import smoothhess as sh
-from smoothhess.estimate.effective_draws import heavy_tails
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "rare_events.md"
 MARK = "<!-- the rest is written by benchmarks/tail_strata.py -->"
@@ -144,7 +143,7 @@ def measured(case: Case, tails: str | None, seeds: int) -> list[str]:
         result = sh.SmoothHess(case.model).attribute(
             inputs, sigma=case.sigma, seed=range(seeds), tails=tails, **case.options
         )
-        few = heavy_tails(result.statistics, False) | result.relative_error.isnan()
+        few = result.estimate.has_heavy_tails | result.relative_error.isnan()
     error = (result.hessian - case.hessian).flatten(1).norm(dim=1) / case.hessian.norm()
     pairs = result.top_pairs(PAIRS)
     covered = torch.tensor([[float(p.low <= case.hessian[p.i, p.j] <= p.high) for p in one] for one in pairs])

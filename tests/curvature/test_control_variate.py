@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from smoothhess import Interactions, Isotropic, SmoothHess
+from smoothhess.curvature import control_variate
 from smoothhess.curvature.control_variate import FLIPS_PER_PAIR, pilot_passes
+from smoothhess.explainers.result_warnings import BiasWarning
 from tests.truths import OneHidden
 
 
@@ -181,7 +183,8 @@ class TestEstimatedTau:
     def test_the_error_of_a_single_result_lies_inside_its_error_bar(self, known, probes, shrink):
         net, x, truth = known
         options = {"sigma": 0.2, "n_calls": 4000, "control": "kink", "shrink": shrink}
-        result = SmoothHess(net).attribute(x, tau_probes=probes, **options)
+        with pytest.warns(BiasWarning, match="estimated from tau_probes"):
+            result = SmoothHess(net).attribute(x, tau_probes=probes, **options)
         exact = SmoothHess(net).attribute(x, **options)
         assert (result.unbiased, exact.unbiased) == (False, True)
         assert (result.tau_probes, exact.tau_probes) == (probes, None)
@@ -198,6 +201,40 @@ class TestEstimatedTau:
         assert abs(float(form.value - v @ truth @ v)) < 4 * float(form.stderr)
         assert float(form.stderr) > float(exact.bilinear(v, v).stderr)
         torch.testing.assert_close(result.stderr()[0].diagonal(), result.diagonal().stderr[0])
+
+    @pytest.mark.parametrize("probes", [8, 64])
+    def test_intervals_contain_the_bias_of_other_probes(self, probes, monkeypatch):
+        """One hidden layer, whose only error is the bias: diagonal entries, a row and a form along itself."""
+        net, runs, covered = OneHidden(30, width=60), 12, []
+        x = 0.3 * torch.randn(1, 30, generator=torch.Generator().manual_seed(5)).double()
+        truth = net.truth(x, Isotropic(0.5)).hessian[0]
+        v = torch.ones(1, 30, dtype=torch.float64)
+        for seed in range(runs):
+            rng = torch.Generator().manual_seed(seed)
+            drawn = torch.randn(probes, 30, generator=rng, dtype=torch.float64)
+            monkeypatch.setattr(control_variate, "tau_rows", lambda *_, drawn=drawn: drawn)
+            with pytest.warns(BiasWarning, match="estimated from tau_probes"):
+                result = SmoothHess(net).attribute(x, sigma=0.5, n_calls=120, control="kink", tau_probes=probes)
+            for estimate, true in (
+                (result.diagonal(), truth.diagonal()),
+                (result.row(3), truth[3]),
+                (result.bilinear(v, v), (truth @ v[0] @ v[0])[None]),
+            ):
+                low, high = estimate.interval()
+                covered.append(((low <= true) & (true <= high)).double().mean(-1))
+        diagonal, row, form = torch.stack([c.reshape(()) for c in covered]).reshape(runs, 3).mean(0).tolist()
+        assert diagonal >= 0.92  # 0.87 with 64 probes if a direction with itself counted as any pair
+        assert min(row, form) >= 0.85
+
+    def test_the_jackknife_estimates_the_bias(self):
+        """Of 1/τ from n probes: the deviation of the mean of four subsets over three is the bias of all, 3/4n."""
+        rng = torch.Generator().manual_seed(0)
+        n, squares = 64, torch.randn(200_000, 64, generator=rng, dtype=torch.float64).square()
+        whole = squares.mean(1).rsqrt()
+        parts = torch.stack([part.mean(1).rsqrt() for part in squares.chunk(4, 1)])
+        bias = (parts.mean(0) - whole) / 3
+        assert float(bias.mean()) == pytest.approx(float((whole - 1).mean()), rel=0.15)
+        assert float(bias.mean()) == pytest.approx(3 / (4 * n), rel=0.15)
 
     def test_the_gradient_stays_unbiased(self):
         """Its closed form is not used where τ is estimated: the bias was 300 standard errors."""

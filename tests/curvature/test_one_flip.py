@@ -348,3 +348,21 @@ def test_a_model_that_cuts_its_batch_is_told_what_to_do():
     with pytest.raises(ValueError, match=r"another path for larger batches.*Pass control=None"):
         chunked.attribute(x, sigma=0.3, n_calls=400, control="kink")
     assert "another path" in chunked.attribute(x, sigma=0.3, n_calls=400).control_note
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("sigma", [0.003, 0.3])
+def test_neurons_that_hardly_flip_are_left_out_within_rounding(sigma):
+    net = mlp(20, 200, 100)
+    x = torch.randn(2, 20, generator=torch.Generator().manual_seed(0))
+
+    def closed_form(dtype):
+        net.to(dtype)
+        inputs = x.to(dtype)
+        oracle = Oracle(net, inputs, 0)
+        value, gradient = oracle(inputs, torch.arange(2))
+        return Kinks.see(oracle, inputs, value, gradient).expectation(Isotropic(sigma)).hessian.core.double()
+
+    exact, found = closed_form(torch.float64), closed_form(torch.float32)
+    assert float(exact.norm()) > 0
+    assert float((found - exact).norm()) < 1e-4 * float(exact.norm())

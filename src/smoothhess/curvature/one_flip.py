@@ -26,7 +26,7 @@ from smoothhess.curvature.frozen_network import FrozenNetwork, NoKinksError, sum
 from smoothhess.curvature.slope_change_moments import Moments, moments, second_derivative
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
-from smoothhess.linalg.gram import symmetric_product
+from smoothhess.linalg.gram import symmetric_product, weighted_gram
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import NEURON_GRADIENTS, in_batches
 from smoothhess.linalg.orthonormal import orthonormal
@@ -73,7 +73,7 @@ class Kinks:
     def price(self, k: int, probes: int | None = None) -> float:
         """Passes per example that `expectation` takes in k dimensions."""
         if probes is not None:
-            return (k / 2 if self._stored(k) else k) + probes / 2 + DRIFT_PROBES * (1 + DRIFT_PARTS) / 2
+            return (k / 2 if self._stored(k) else k) + probes / 2 + DRIFT_PROBES * (2 + DRIFT_PARTS) / 2
         return k / 2 if self._stored(k) else 1.5 * k
 
     def _stored(self, k: int) -> bool:
@@ -127,17 +127,23 @@ class Kinks:
         if probes is not None:
             moved = network.moves(gaussian, probes, owner).double().square()
             squares = moved.mean(1)
-            drift = self._drift(gaussian, owner, [part.mean(1) for part in moved.chunk(DRIFT_PARTS, 1)])
+            drift = self._drift(gaussian, owner, squares, [part.mean(1) for part in moved.chunk(DRIFT_PARTS, 1)])
         if self._stored(k):
-            j = torch.cat(list(network.columns(gaussian, owner)), 1)  # (b, k, units)
-            bend, lean, rise = self.weights((sum_of_squares(j) if squares is None else squares).sqrt())
+            parts, lengths = [], torch.zeros(len(owner), network.neurons, dtype=torch.float64, device=owner.device)
+            for part in network.columns(gaussian, owner):  # (b, c, units); its squares are summed while it is cached
+                parts.append(part)
+                lengths += sum_of_squares(part)
+            bend, lean, rise = self.weights((lengths if squares is None else squares).sqrt())
+            gradient = torch.cat([(part @ lean[..., None].to(part))[..., 0] for part in parts], 1).double()
+            if not (layers or self._has_maps or parts[0].is_cuda):
+                return Expectation(Known(self._summed(parts, bend, lengths)), gradient, passes, (), drift, rise)
+            j = torch.cat(parts, 1)  # (b, k, units)
             weighted = self.curved(j, bend)
-            rise = rise + self._of_maps((j.double() * weighted.double()).sum(1))
-            parts = ()
-            if layers:
-                parts = tuple(c @ w.mT for c, w in zip(network.per_call(j), network.per_call(weighted), strict=True))
-            gradient = (j @ lean[..., None].to(j))[..., 0].double()
-            return Expectation(Known(symmetric_product(j, weighted)), gradient, passes, parts, drift, rise)
+            if self._has_maps:
+                rise = rise + self._of_maps((j.double() * weighted.double()).sum(1))
+            split = zip(network.per_call(j), network.per_call(weighted), strict=True) if layers else ()
+            each = tuple(c @ w.mT for c, w in split)
+            return Expectation(Known(symmetric_product(j, weighted)), gradient, passes, each, drift, rise)
         squares = network.squares(gaussian, owner) if squares is None else squares
         bend, lean, rise = self.weights(squares.sqrt())
         count = len(network.bent) if layers else 1
@@ -146,7 +152,8 @@ class Kinks:
         for part in network.columns(gaussian, owner):
             stop = start + part.shape[1]
             weighted = self.curved(part, bend)
-            rise = rise + self._of_maps((part.double() * weighted.double()).sum(1))
+            if self._has_maps:
+                rise = rise + self._of_maps((part.double() * weighted.double()).sum(1))
             for layer in range(count):
                 chosen = self._only(weighted, layer) if layers else weighted
                 hessians[layer, :, start:stop] = gaussian.pull(network.back(chosen, owner))
@@ -155,20 +162,45 @@ class Kinks:
         hessians = (hessians + hessians.mT) / 2
         return Expectation(Known(hessians.sum(0)), gradient, passes, tuple(hessians) if layers else (), drift, rise)
 
+    def _summed(self, parts: Sequence[Tensor], bend: Tensor, lengths: Tensor) -> Tensor:
+        """Σ_k bend_k j_k j_kᵀ, (b, k, k), from chunks (b, c, units) of the j_k and their squared lengths.
+
+        Neurons that hardly any draw flips are left out: their terms together are smaller than the rounding of the sum
+        of all sizes.
+        """
+        size = bend.abs() * lengths  # Frobenius norm of each term
+        least = torch.finfo(parts[0].dtype).eps / size.shape[1] * size.sum(1, keepdim=True)
+        found = []
+        for i, counts in enumerate(size > least):
+            chosen = torch.nonzero(counts).reshape(-1)
+            j = torch.cat([part[i].index_select(1, chosen) for part in parts])
+            found.append(weighted_gram(j, bend[i, chosen]))
+        return torch.stack(found)
+
+    @property
+    def _has_maps(self) -> bool:
+        """Whether there are calls that mix their inputs."""
+        return any(call.kind == "map" for call in self.network.calls)
+
     def _of_maps(self, curvature: Tensor) -> Tensor:
         """Half the sum of (b, units) over the neurons of calls that mix their inputs, (b,)."""
         parts = zip(self.network.calls, self.network.per_call(curvature), strict=True)
         return sum((part.sum(1) / 2 for call, part in parts if call.kind == "map"), torch.zeros_like(curvature[:, 0]))
 
-    def _drift(self, gaussian: Gaussian, owner: Tensor, squares: Sequence[Tensor]) -> Tensor:
-        """Deviation of the W₁ of each subset of the probes from their mean, along random vectors, (b, R, k).
+    def _drift(self, gaussian: Gaussian, owner: Tensor, squares: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        """The error of W₁ from `squares` of all probes, along random vectors, (b, R, k), from those of subsets of them.
 
-        Scaled so that its mean square over the R rows is that of the error of W₁ from all probes.
+        The mean square over the R rows is that of the error: the variance, from the deviations of the subsets from
+        their mean, and the bias, which is the difference of this mean to all probes over P − 1 (jackknife), since it
+        falls like one over the number of probes.
         """
-        k = gaussian.rank(self.network.inputs[0].numel())
+        k, count = gaussian.rank(self.network.inputs[0].numel()), len(parts)
         moved = self.network.moves(gaussian, fixed_normal(DRIFT_PROBES, k), owner)
-        bends = torch.stack([self.weights(part.sqrt()).bend for part in squares])
-        off = ((bends - bends.mean(0)) / (len(squares) - 1) ** 0.5).to(moved)
+        bends = torch.stack([self.weights(part.sqrt()).bend for part in parts])
+        mean = bends.mean(0)
+        bias = (mean - self.weights(squares.sqrt()).bend) / (count - 1)
+        scaled = [*((bends - mean) / (count * (count - 1)) ** 0.5), bias]
+        off = [(part * (count + 1) ** 0.5).to(moved) for part in scaled]
         return torch.cat([gaussian.pull(self.network.back(moved * part[:, None], owner)).double() for part in off], 1)
 
     # --- low-rank closed form -------------------------------------------------------------------------------------
@@ -242,7 +274,7 @@ class Kinks:
         """Second derivatives of the calls, times u, applied to moves (b, c, units)."""
         network = self.network
         turned = moves * bend[:, None].to(moves)
-        if all(call.kind != "map" for call in network.calls):
+        if not self._has_maps:
             return turned
         weighted = list(network.per_call(turned))
         for n, (call, pre, u, part) in enumerate(

@@ -98,7 +98,7 @@ class Gaussian(ABC):
         if self.dimension is not None and self.dimension != d:
             raise ValueError(
                 f"{type(self).__name__} is made for {self.dimension} features but an input has {d}. "
-                "Create it with one entry per flattened feature."
+                "Create it with one entry per flattened feature; several values of one sigma are for smoothhess.sweep."
             )
         return self
 
@@ -161,7 +161,7 @@ class Gaussian(ABC):
             got = " and ".join(given) if given else "none of them"
             raise ValueError(
                 f"pass exactly one of sigma (standard deviation), radius or gaussian, got {got}. "
-                "radius=r sets sigma = r/√d."
+                "radius=r sets sigma = r/√d; smoothhess.diagnose(model, inputs) recommends a sigma."
             )
         if radius is not None:
             return Isotropic.from_radius(radius, d)

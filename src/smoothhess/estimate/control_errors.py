@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
+from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.statistics import Statistics
-from smoothhess.linalg.gram import pair_norm
-from smoothhess.linalg.low_rank import Known
 
 SEEN, NOTHING = 8, 1e-10  # rows with a nonzero residual after which it is not rare, and the share that counts as zero
 
@@ -29,16 +28,19 @@ class ControlErrors:
     def __init__(self, white: Statistics | None, features: Statistics, gaussian: Gaussian) -> None:
         self.white, self.features, self.gaussian = white, features, gaussian
 
-    def drift(self, left: Tensor, right: Tensor) -> Tensor | float:
-        """(uᵀDv)² from |Du|² and |Dv|², with D the bias of the control variate's expectation, taken to have rank one.
+    def drift(self, left: Tensor, right: Tensor, gram: Gram) -> Tensor | float:
+        """(uᵀDv)² from |Du|² and |Dv|², with D the bias of the control variate's expectation.
 
-        Further draws do not reduce it.
+        D is a sum of terms e_k j_k j_kᵀ over the neurons. If one of them dominates, (uᵀDv)² = |Du|²|Dv|²/‖D‖²; if there
+        are many with directions like those of Gaussian vectors, it has this mean for orthogonal directions, and 3 times
+        as much for parallel ones: E[(j·u)²(j·v)²] = |u|²|v|² + 2(u·v)². Further draws do not reduce it.
         """
         norm2 = self.features.drift_norm2
         if norm2 is None:
             return 0.0
+        cosine2 = gram.mixed.square() / (gram.left * gram.right).clamp_min(1e-300)
         norm2 = norm2.reshape(-1, *[1] * (torch.broadcast_tensors(left, right)[0].ndim - 1)).clamp_min(1e-300)
-        return left * right / norm2
+        return left * right / norm2 * (1 + 2 * cosine2)
 
     @cached_property
     def drifting(self) -> Tensor:
@@ -61,7 +63,7 @@ class ControlErrors:
         head = stats.head if self.white is None else self.white.without_computed_flips.head
         usual = head.energy.double().sum(1) / stats.n_head.clamp_min(1) * self._whitening
         if self.white is not None:  # the mean of z g̃ᵀ bounds the size of g̃
-            usual = torch.maximum(usual, squared_norm_of(stats.known))
+            usual = torch.maximum(usual, stats.known.squared_norm)
         least = NOTHING * usual * (1.0 if self.white is not None else self.lengths.sum(-1) / stats.rank)
         seen = (stats.head.odd.double().square().sum(-1) > least[:, None]).sum(1)
         doubt = torch.where(stats.known.is_zero, 0.0, (1 - seen / SEEN).clamp_min(0))
@@ -117,10 +119,6 @@ class ControlErrors:
     @cached_property
     def of_drift(self) -> Tensor | float:
         """‖D‖²_F in feature coordinates, with D the bias of the control variate's expectation, (B,)."""
-        total = self.drifting.sum(-1)
-        return self.drift(total, total)
-
-
-def squared_norm_of(known: Known) -> Tensor:
-    """‖K‖²_F, (B,)."""
-    return pair_norm(*known.pairs()) if known.is_thin else known.core.double().square().sum((-1, -2))
+        if self.features.drift_norm2 is None:
+            return 0.0
+        return self.drifting.sum(-1).square() / self.features.drift_norm2.clamp_min(1e-300)

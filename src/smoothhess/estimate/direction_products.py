@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate.antisymmetric_variance import Products, Skew
-from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.unbiased_hessian import Unbiased
 
 
@@ -27,13 +26,10 @@ class Pairs(NamedTuple):
 
 
 class DirectionProducts:
-    """Products of the directions of an estimate with orthogonal blocks; `skew` is None for group sums.
+    """Products of the directions of an estimate with orthogonal blocks; `skew` is None for group sums."""
 
-    `skewed` are the statistics with the rows of the skew, in the coordinates of the estimate.
-    """
-
-    def __init__(self, estimate: Unbiased, skew: Skew | None, skewed: Statistics) -> None:
-        self.estimate, self.skew, self._skewed = estimate, skew, skewed
+    def __init__(self, estimate: Unbiased, skew: Skew | None) -> None:
+        self.estimate, self.skew = estimate, skew
         self.stats, self.gaussian = estimate.stats, estimate.identity.gaussian
 
     def energy(self, left: Tensor, right: Tensor) -> Tensor:
@@ -56,7 +52,7 @@ class DirectionProducts:
         if self.skew is None:
             inner, gram = (m.diagonal(dim1=-2, dim2=-1) for m in self._groups)
             return Products(inner, gram, energy)
-        inner = self.skew.diagonal(self._skewed, self.gaussian)
+        inner = self.skew.diagonal(self.stats, self.gaussian)
         gram = self.gaussian.precision_diagonal(self.stats.k).to(inner)
         return Products(inner, gram.expand_as(inner), energy)
 

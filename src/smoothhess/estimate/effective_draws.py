@@ -5,6 +5,10 @@ variate. n_eff = (Σe)²/Σe² is the number of equal rows that would have the s
 the estimate. The tail index k̂ of √e is that of a generalised Pareto distribution fitted to the largest rows (Zhang &
 Stephens 2009), with the weak prior and the limit .7 of Pareto-smoothed importance sampling (Vehtari et al. 2024): above
 it the scatter of the rows does not estimate their variance.
+
+Both describe the rows that were met. A saturated output grows exponentially towards its steep part, and a run that has
+not met that part has an inconspicuous n_eff. Its rows show the growth all the same: `exponential_share` is the share of
+effective rows of exp(b·δ), whose rate b all rows determine (`growth_rate`).
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from smoothhess.draws.designs import SMALL
-from smoothhess.estimate.statistics import Statistics
+from smoothhess.draws.designs import SMALL, find_design
+from smoothhess.estimate.statistics import NOTHING, Statistics
 from smoothhess.estimate.tail_variance import TailVariance
 from smoothhess.linalg.effective_number import effective_number
 
@@ -25,6 +29,10 @@ TINY_SHARE, ENOUGH = 0.02, 100  # the same for an even smaller share
 HEAVY_ROWS = 20  # effective rows below which a tail index above HEAVY counts
 LITTLE = 0.3  # variance of draws from tail strata, relative to that of the rows, below which they do not matter
 ENOUGH_COUPLES = 30  # effective draws from tail strata above which their tails are not heavy
+LEAST_EXPECTED = 1.0  # effective rows that exponential growth lets expect, below which a run has met too little of it
+ONE_DIRECTION = 1 / 3  # share of effective rows of a linear gradient that varies along one direction, its least value
+MORE_EVEN = 4.0  # effective rows, relative to those of exponential growth, from which rows do not grow so
+UPPER = 0.9  # quantile whose distance to the median shows the growth
 LEAST_ROWS = 20  # rows below which nothing is said about tails
 LEAST_TAIL = 5  # rows in the tail that a fit needs
 PRIOR_ROWS, PRIOR_INDEX = 10, 0.5  # weight and value of the prior of the tail index
@@ -40,15 +48,89 @@ def effective_rows(stats: Statistics) -> Tensor:
     return effective_number(contributions(stats)) * stats.n / stats.n_head.clamp_min(1)
 
 
-def bounded_df(stats: Statistics, df: Tensor) -> Tensor:
-    """Degrees of freedom (B,), at most n_eff − 1 where that is a small share of the rows, but at least 1."""
+def growth_rate(stats: Statistics, slope: Tensor) -> Tensor:
+    """The rate |b| of exponential growth that the rows allow, whitened, (B,); `slope` (B, d) is the gradient at x.
+
+    f = exp(b·δ) has ∇f(x ± δ) = exp(±t)∇f(x) with t = b·δ, hence e/w|∇f(x)|² = ½(eᵗ − 1)² + ½(e⁻ᵗ − 1)² = 2c² − 2c with
+    c = cosh t, which is solved for t, and E t² = |b|². Where the gradient at x is small without growth, the spread of
+    the rows is smaller: |t| is half-normal, and ln e ≈ 2|t| for large t. Rows without a change do not count there.
+    """
+    weight = stats.head.weight.double()
+    there = torch.arange(stats.head.energy.shape[1], device=weight.device) < stats.n_head[:, None]
+    count = stats.n_head.clamp_min(1)
+    tiny = torch.finfo(torch.float64).tiny
+    change = torch.where(there, contributions(stats) / weight.clamp_min(tiny), 0.0)
+    own = slope.double().square().sum(1).clamp_min(tiny)
+    cosine = (1 + (1 + 2 * change / own[:, None]).sqrt()) / 2
+    by_slope = (weight * torch.acosh(cosine).square()).sum(1) / count
+    moved = change > NOTHING * change.amax(1, keepdim=True)
+    logs = torch.where(moved, change.clamp_min(tiny).log() / 2, torch.nan)
+    quantiles = torch.tensor([0.5, UPPER], dtype=torch.float64, device=weight.device)
+    middle, upper = torch.nanquantile(logs, quantiles, dim=1)
+    nodes = torch.special.ndtri((1 + quantiles) / 2)  # of |t| for a rate of 1
+    return torch.minimum(by_slope.sqrt(), (upper - middle) / (nodes[1] - nodes[0])).nan_to_num(0.0)
+
+
+def exponential_share(rate: Tensor) -> Tensor:
+    """Share of effective rows of exp(b·δ) for rates |b|, in (0, 1/3): (E m)²/E m² with m = cosh 2t − 2 cosh t + 1.
+
+    >>> exponential_share(torch.tensor([0.01, 1.0, 2.0], dtype=torch.float64))
+    tensor([3.3326e-01, 1.9439e-02, 2.2300e-07], dtype=torch.float64)
+    """
+    s = rate.double().clamp(1e-2, 5.0).square()  # below, the two sums cancel; above, they overflow
+    mean = torch.exp(2 * s) - 2 * torch.exp(s / 2) + 1
+    square = torch.exp(8 * s) / 2 - 2 * torch.exp(4.5 * s) + 4 * torch.exp(2 * s) - 6 * torch.exp(s / 2) + 3.5
+    return mean.square() / square
+
+
+def exponential_rows(rate: Tensor, count: Tensor) -> Tensor:
+    """Effective number of `count` (B,) rows of exp(b·δ) whose |t| are the quantiles of their distribution, (B,).
+
+    >>> exponential_rows(torch.tensor([0.1, 2.0]), torch.tensor([200, 200])).round()
+    tensor([67.,  3.], dtype=torch.float64)
+    """
+    place = torch.arange(int(count.max()), device=count.device, dtype=torch.float64)
+    level = (1 + (place + 0.5) / count.clamp_min(1)[:, None]) / 2
+    t = rate.double().clamp(1e-2, 5.0)[:, None] * torch.special.ndtri(level.clamp_max(1.0))
+    energy = torch.where(place < count[:, None], torch.cosh(t).square() - torch.cosh(t), 0.0)
+    return effective_number(energy)
+
+
+def expected_rows(stats: Statistics, slope: Tensor) -> Tensor:
+    """Effective rows that a run has on average if its growth continues, (B,); infinite where the rows show none.
+
+    The rows must be less even than those of any linear gradient, which also grows where its slope at x is small, and
+    not much more even than as many rows of exponential growth. Growth outside of tail strata ends where these begin.
+    """
+    grows = effective_rows(stats) < ONE_DIRECTION * stats.n
+    if stats.tails is not None:
+        grows = grows & ~stats.tails.strata.exist
+    none = torch.full_like(stats.n, torch.inf, dtype=torch.float64)
+    if not find_design(stats.design).mirrored or not bool(grows.any()):
+        return none
+    rate = growth_rate(stats, slope)
+    typical = exponential_rows(rate, stats.n_head) * stats.n / stats.n_head.clamp_min(1)
+    grows = grows & (effective_rows(stats) < MORE_EVEN * typical)
+    return torch.where(grows, exponential_share(rate) * stats.n, none)
+
+
+def bounded_df(stats: Statistics, df: Tensor, slope: Tensor | None = None) -> Tensor:
+    """Degrees of freedom (B,), at most n_eff − 1 where that is a small share of the rows, but at least 1.
+
+    With `slope` (B, d), the gradient at x in the coordinates of the features, n_eff is at most `expected_rows`.
+    """
     number = effective_rows(stats)
+    if slope is not None:
+        number = torch.where(number > 0, torch.minimum(number, expected_rows(stats, slope)), number)
     few = (number > 0) & (number < HEALTHY_SHARE * stats.n) & (stats.n_head >= LEAST_ROWS)
     return torch.where(few, torch.minimum(df, (number - 1).clamp_min(1)), df)
 
 
-def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
-    """Where a few draws carry the estimate, so that standard errors are unreliable, (B,)."""
+def heavy_tails(stats: Statistics, grouped: bool, slope: Tensor | None = None) -> Tensor:
+    """Where a few draws carry the estimate, so that standard errors are unreliable, (B,).
+
+    `slope` (B, d) is the gradient at x in the coordinates of the features, if the growth of the rows is to be judged.
+    """
     known = None if stats.rare is None else stats.rare.complete
     if not grouped:
         stats = stats.without_computed_flips
@@ -59,6 +141,8 @@ def heavy_tails(stats: Statistics, grouped: bool) -> Tensor:
     uneven = (share < HEALTHY_SHARE) & (number < HEAVY_ROWS)
     if bool(uneven.any()):
         few = few | (uneven & ((number < FEW) | (row_tail_index(stats) > HEAVY)))
+    if slope is not None:
+        few = few | (expected_rows(stats, slope) < LEAST_EXPECTED)
     found = few & (number > 0) & (stats.n_head >= LEAST_ROWS)
     if stats.tails is not None:
         tails = TailVariance(stats.tails)

@@ -1,4 +1,4 @@
-"""How well an estimated Hessian fits: the explained share of the gradient's variation, and tests of H = 0 and of jumps.
+"""How well an estimated Hessian fits: variation of gradient and value, the explained share, tests of zero and of jumps.
 
 The functions take the `Noise` or the statistics of a result. Variances themselves are in `variance`.
 """
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import find_design
-from smoothhess.estimate.fit_rows import fitted
 from smoothhess.estimate.statistics import Statistics, symmetric, unmoved
 from smoothhess.estimate.unbiased_hessian import corrected_rows
 from smoothhess.estimate.variance import Noise
@@ -27,15 +26,19 @@ def variation(noise: Noise) -> Tensor:
     return energy - features.even_mean.square().sum(-1)
 
 
+def value_variance(stats: Statistics) -> Tensor:
+    """Variance of f(x + δ) over the noise, (B,) float64; NaN if the squares of the values were not kept."""
+    return (stats.square_sum / stats.n.clamp_min(1) - stats.value_mean.square()).clamp_min(0)
+
+
 def explained(noise: Noise) -> Tensor:
     """Share of the gradient's variation around x that Ĥδ explains for fresh draws, (B,).
 
     It is 1 − E‖g − Ĝ − Ĥδ‖² / E‖g − G‖². By Stein's identity Cov(g, δ) = HΣ, so the numerator is
     V − 2⟨HL, ĤL⟩ + ‖ĤL‖² + ‖Ĝ − G‖²; with E⟨HL, ĤL⟩ = E‖ĤL‖² − noise no held-out gradients are needed.
     """
-    features = noise.features
-    assert noise.white is not None
-    white = fitted(noise.white, noise.fit)
+    white, features = noise.white, noise.features
+    assert white is not None
     push, precisions = noise.gaussian.push, noise.gaussian.precisions(features.k)
     total = precisions.sum().double().to(features.n.device)
     lifted = noise.estimate.needs_correction

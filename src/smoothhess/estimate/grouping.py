@@ -31,19 +31,27 @@ class Grouping:
 
     @staticmethod
     def make(
-        feature_mask: Any, direction: Any, inputs_shape: Sequence[int], feature_scales: Tensor, like: Tensor
+        feature_mask: Any,
+        direction: Any,
+        inputs_shape: Sequence[int],
+        feature_scales: Tensor,
+        like: Tensor,
+        name: str = "feature_mask",
     ) -> Grouping:
-        """Validate a mask (and direction) for inputs of shape (B, *features); dtype and device are those of `like`."""
+        """Validate a mask (and direction) for inputs of shape (B, *features); dtype and device are those of `like`.
+
+        `name` is that of the mask in errors.
+        """
         batch, *features = inputs_shape
         try:
             mask = torch.as_tensor(feature_mask)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"feature_mask must hold integer group ids, got {type(feature_mask).__name__}. Replace names by ids."
+                f"{name} must hold integer group ids, got {type(feature_mask).__name__}. Replace names by ids."
             ) from error
         if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
-            raise TypeError(f"feature_mask must hold integer group ids, got {mask.dtype}.")
-        mask = _flat(mask, batch, features, "feature_mask").long().to(like.device)
+            raise TypeError(f"{name} must hold integer group ids, got {mask.dtype}.")
+        mask = _flat(mask, batch, features, name).long().to(like.device)
         if int(mask.min()) < 0:
             raise ValueError(
                 f"group ids must be 0, 1, 2, …, got {int(mask.min())}. Give features to leave out a separate id."

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.estimate import effective_draws, fit_quality
-from smoothhess.estimate.group_sums import group_sums
-from smoothhess.estimate.grouping import Grouping
+from smoothhess.estimate.grouping import Grouping, probes
 from smoothhess.estimate.once import Once
 from smoothhess.estimate.shrinkage import Denoised, Shrunk, denoise
 from smoothhess.estimate.statistics import DENSE_LIMIT, Statistics, concatenate, symmetric
@@ -57,8 +56,7 @@ class HessianEstimate:
     @cached_property
     def noise(self) -> Noise:
         """Variances of everything that is read off the unbiased estimate."""
-        white = self.statistics if self.grouping is None else None
-        return Noise(white, self.features, self.gaussian, self.no_kinks)
+        return Noise(self.statistics if self.grouping is None else None, self.features, self.gaussian, self.no_kinks)
 
     @property
     def unbiased(self) -> Unbiased:
@@ -137,6 +135,12 @@ class HessianEstimate:
             return torch.where(few, error.maximum(_unbiased_error(self.noise)), error)
         return _unbiased_error(self.noise)
 
+    @property
+    def has_heavy_tails(self) -> Tensor:
+        """Where a few draws carry the estimate, (B,); see `effective_draws.heavy_tails`."""
+        slope = None if self.grouping is not None else self.gaussian.push(self.statistics.gradient)
+        return effective_draws.heavy_tails(self.statistics, self.grouping is not None, slope)
+
     @cached_property
     def r2(self) -> Tensor:
         """Share of the gradient's variation that the reported Hessian explains, (B,); see `Interactions.r2`."""
@@ -159,10 +163,19 @@ class HessianEstimate:
     def grouped(self, grouping: Grouping, d: int) -> HessianEstimate:
         """The estimate of sums over groups of features, or of groups; an input has `d` features."""
         grouping = replace(grouping, r2=self.r2)
+        stats = self.features.map(grouping.sum)
         composed = grouping
         if self.grouping is not None:  # composed to one grouping of the features, which `more` needs
             composed = grouping.after(self.grouping, self.gaussian.scales(d))
-        stats = group_sums(self.noise, grouping)
+        if self.noise.skew is not None:  # the antisymmetric half of the groups is kept with their sums
+            q = grouping.directions(self.gaussian).double()
+            watched = torch.cat([q, probes(stats.rank, q).expand(len(q), -1, -1)], 1).expand(len(self), -1, -1)
+            skew = self.noise.skew.apply(watched).mT * stats.n[:, None, None]
+            stats = replace(stats, skew=skew, gram=q @ q.mT)
+        elif stats.skew is not None and stats.gram is not None:
+            k = self.features.k
+            skew = torch.cat([grouping.sum(stats.skew[..., :k]), stats.skew[..., k:]], -1)
+            stats = replace(stats, skew=skew, gram=grouping.sum(grouping.sum(stats.gram).mT))
         unbiased = HessianEstimate(stats, self.gaussian, composed, no_kinks=self.no_kinks)
         sums = self._denoised_groups(grouping, unbiased)
         return unbiased if sums is None else unbiased.changed(sums=sums, shrink=True)

@@ -26,16 +26,10 @@ LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a shar
 
 
 class PooledVariance:
-    """The weighted mean of both variances; `white` holds the whitened statistics (None for group sums).
+    """The weighted mean of both variances; `white` holds the whitened statistics (None for group sums)."""
 
-    The noise of a fitted estimate is in the antisymmetric half of other rows: `skewed`, whitened and as in `estimate`.
-    """
-
-    def __init__(
-        self, white: Statistics | None, estimate: Unbiased, skewed: tuple[Statistics, Statistics] | None = None
-    ) -> None:
+    def __init__(self, white: Statistics | None, estimate: Unbiased) -> None:
         self.white, self.estimate, self.stats = white, estimate, estimate.stats
-        self._skewed = (white, estimate.stats) if skewed is None else skewed
 
     @cached_property
     def replicates(self) -> Replicates:
@@ -45,8 +39,7 @@ class PooledVariance:
     @cached_property
     def skew(self) -> Skew | None:
         """The antisymmetric half of a whitened estimate; None for group sums and designs without blocks."""
-        white = self._skewed[0]
-        return Skew(white) if white is not None and self.replicates.has_blocks else None
+        return Skew(self.white) if self.white is not None and self.replicates.has_blocks else None
 
     @cached_property
     def prior(self) -> Prior | None:
@@ -60,13 +53,15 @@ class PooledVariance:
     @cached_property
     def directions(self) -> DirectionProducts:
         """Products of the directions of features or groups."""
-        return DirectionProducts(self.estimate, self.skew, self._skewed[1])
+        return DirectionProducts(self.estimate, self.skew)
 
     @property
     def df(self) -> Tensor:
         """Degrees of freedom of the Hessian's variances, (B,); fewer than the effective rows."""
         found = self.replicates.df if self.prior is None else self.replicates.df + self._prior_df
-        return bounded_df(self.estimate.own if self.white is None else self.white.without_computed_flips, found)
+        if self.white is None:
+            return bounded_df(self.stats, found)
+        return bounded_df(self.white.without_computed_flips, found, self.stats.gradient)
 
     @cached_property
     def _prior_df(self) -> Tensor:

@@ -34,7 +34,7 @@ from smoothhess.draws.gaussian import Gaussian, Isotropic
 from smoothhess.estimate.antisymmetric_variance import goes_by_rows
 from smoothhess.estimate.incomplete_blocks import correct, has_complete_blocks
 from smoothhess.estimate.statistics import Statistics, symmetric
-from smoothhess.linalg.gram import Grams, inner, symmetric_product
+from smoothhess.linalg.gram import Grams, inner, squared_norm, symmetric_product
 from smoothhess.linalg.low_rank import Known
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
 from smoothhess.linalg.principal_directions import strongest_directions
@@ -146,7 +146,7 @@ class Part:
 
     def dense(self) -> Tensor:
         """The whitened Hessian, (b, k, k)."""
-        dense = self.basis.combined(self.basis.combined(self.damped).mT)
+        dense = self.basis.dense(self.damped)
         dense.diagonal(dim1=-2, dim2=-1).add_(self.constant[:, None].to(dense))
         return symmetric(dense if self.known is None else dense.add_(self.known.dense()))
 
@@ -245,18 +245,6 @@ def denoise(stats: Statistics, gaussian: Gaussian, d: int) -> Denoised:
             part = stats if len(index) == len(stats) else stats.select(index)
             parts.append((index, _denoise(part, gaussian, d)))
     return Denoised(tuple(parts))
-
-
-def row_matrix(stats: Statistics, gaussian: Gaussian, grams: Grams) -> tuple[Tensor, Tensor]:
-    """C (b, m, m) and a (b,) of BMBᵀ = RᵀCR, with rows R = γ − a z, for whitened statistics of m < k rows.
-
-    `grams` are the inner products of the rows. The multiple of the identity is not contained.
-    """
-    basis = FactoredBasis(stats, gaussian.has_mean_curvature, grams)
-    half, skew = symmetric(basis.estimate), (basis.estimate - basis.estimate.mT) / 2
-    correction = correct(stats)
-    damped = _damp(half, skew, correction.corrected + correction.plain, correction.radial, stats.k)[0]
-    return basis.combine @ damped @ basis.combine.mT, basis.offset
 
 
 def _points(stats: Statistics) -> Tensor:
@@ -444,6 +432,10 @@ class DenseBasis(_Basis):
         """The inverse of `along` inside the span of the basis."""
         return c @ self.vectors.mT.to(c)
 
+    def dense(self, matrix: Tensor) -> Tensor:
+        """BMBᵀ for a symmetric M (b, r, r), (b, k, k)."""
+        return symmetric_product(self.vectors.to(matrix) @ matrix, self.vectors.to(matrix))
+
     @property
     def own_lengths(self) -> Tensor:
         """Squared lengths of the directions, (b, r)."""
@@ -462,13 +454,12 @@ class DenseBasis(_Basis):
 class FactoredBasis(_Basis):
     """As `DenseBasis`, as combinations Q of rows γ − a z, if these are fewer than k; no k × k matrix is made."""
 
-    def __init__(self, stats: Statistics, centred: bool, grams: Grams | None = None) -> None:
+    def __init__(self, stats: Statistics, centred: bool) -> None:
         self.k = stats.k
         n = stats.n.double()
         self.odd, self.z = stats.head.odd, _points(stats)
-        if grams is None:  # those of the statistics are reused if the antisymmetric half is stored as rows
-            grams = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
-        odd, cross, square = grams  # (b, m, m) each
+        # (b, m, m) each; those of the statistics are reused if the antisymmetric half is stored as rows
+        odd, cross, square = stats.grams if goes_by_rows(stats) else Grams.of(stats.head.odd, stats.head.score)
         self.offset = cross.diagonal(dim1=-2, dim2=-1).sum(-1) / n / self.k * centred
         a = self.offset[:, None, None]
         weight = stats.head.weight.double()  # s = w z
@@ -499,6 +490,10 @@ class FactoredBasis(_Basis):
     def combined(self, c: Tensor) -> Tensor:
         """The inverse of `along` inside the span of the basis."""
         return (c @ self.combine.mT.to(c)) @ self.rows.to(c)
+
+    def dense(self, matrix: Tensor) -> Tensor:
+        """BMBᵀ for a symmetric M (b, r, r), (b, k, k)."""
+        return self.combined(self.combined(matrix).mT)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -563,12 +558,12 @@ def _squared_norm(part: Part, known: Known | None) -> Tensor:
     """‖K + cI + BMBᵀ‖²_F in whitened coordinates, (b,), for a dense K or none."""
     basis, c, m = part.basis, part.constant, part.damped
     if known is not None and isinstance(basis, DenseBasis):
-        return part.dense().square().sum((-1, -2))
+        return squared_norm(part.dense())
     found = m.square().sum((-1, -2)) + c * (2 * _trace(m) + c * basis.k)
     if known is None or isinstance(basis, DenseBasis):
         return found
-    own, trace = known.core.double().square().sum((-1, -2)), known.diagonal().double().sum(-1)
-    return found + own + 2 * c * trace + 2 * (basis.products_with(known) * m).sum((-1, -2))
+    trace = known.diagonal().double().sum(-1)
+    return found + known.squared_norm + 2 * c * trace + 2 * (basis.products_with(known) * m).sum((-1, -2))
 
 
 def _trace(matrix: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from smoothhess.curvature.rare_flips import RareFlips
 from smoothhess.draws.designs import SMALL, find_design
-from smoothhess.estimate.cross_fit import CrossFit
 from smoothhess.estimate.stein_check import MOMENTS
 from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.linalg.gram import Grams
@@ -89,6 +88,7 @@ class Rows:
     # Sums over a chunk, which are not kept for single rows and are not part of a head:
     stein: Tensor | None = None  # (B, MOMENTS, 3), see smoothhess.estimate.stein_check
     skew: Tensor | None = None  # (B, rank, K + PROBES) antisymmetric half of group sums
+    square_sum: Tensor | None = None  # (B,) Σ w (f(x + δ) − f(x))², float64
 
     def sum(self) -> Tensor:
         """Σ s oddᵀ in float64, (B, k, k)."""
@@ -116,6 +116,7 @@ class Statistics:
     total: Tensor | None  # (B, k, k) Σ s oddᵀ over all rows; None while the head holds all rows
     even_sum: Tensor  # (B, k) over all rows, float64
     value_sum: Tensor  # (B,) Σ value_even over all rows, float64
+    square_sum: Tensor  # (B,) Σ w (f(x + δ) − f(x))² over all rows, float64; NaN if it was not kept
     value: Tensor  # (B,) f(x)
     gradient: Tensor  # (B, k) γ(0)
     stein: Tensor  # (B, MOMENTS, 3) float64, see smoothhess.estimate.stein_check
@@ -127,7 +128,6 @@ class Statistics:
     gram: Tensor | None = None  # (1 or B, K, K) group sums only: q_I·q_J of the groups' whitened directions
     rare: RareFlips | None = None  # neurons that few rows flip; None: not known
     tails: TailRows | None = None  # draws from tail strata, where rows of the design count as zero; None: no strata
-    fit: CrossFit | None = None  # group sums only: the fitted rows of an incomplete block, and what is added to them
     values_belong: bool = True  # False for differences between scales, whose values are not those of the gradients
 
     @staticmethod
@@ -143,6 +143,7 @@ class Statistics:
             total=None,
             even_sum=torch.zeros_like(gradient, dtype=torch.float64),
             value_sum=torch.zeros_like(value, dtype=torch.float64),
+            square_sum=torch.zeros_like(value, dtype=torch.float64),
             value=value,
             gradient=gradient,
             stein=torch.zeros(batch, MOMENTS, 3, dtype=torch.float64, device=value.device),
@@ -290,7 +291,6 @@ class Statistics:
             drift=None if self.drift is None else linear(self.drift),
             rare=None if self.rare is None else self.rare.map(linear),
             tails=None if self.tails is None else self.tails.map(linear),
-            fit=None if self.fit is None else self.fit.map(linear),
             even_sum=linear(self.even_sum.to(self.gradient.dtype)).double(),
             gradient=linear(self.gradient),
         )
@@ -309,6 +309,7 @@ class Statistics:
             total=None if self.total is None else self.total[index],
             even_sum=self.even_sum[index],
             value_sum=self.value_sum[index],
+            square_sum=self.square_sum[index],
             value=self.value[index],
             gradient=self.gradient[index],
             stein=self.stein[index],
@@ -317,7 +318,6 @@ class Statistics:
             drift_norm2=None if self.drift_norm2 is None else self.drift_norm2[index],
             rare=None if self.rare is None else self.rare.select(index),
             tails=None if self.tails is None else self.tails.select(index),
-            fit=None if self.fit is None else self.fit.select(index, rows),
             skew=None if self.skew is None else self.skew[index],
             gram=self.gram if self.gram is None or len(self.gram) == 1 else self.gram[index],
         )
@@ -329,12 +329,12 @@ class Statistics:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; with `design`, `stream` and `rank` they determine the statistics."""
-        names = ("n", "total", "even_sum", "value_sum", "value", "gradient", "stein", "drift", "drift_norm2", "skew")
-        own = {name: getattr(self, name) for name in (*names, "gram") if getattr(self, name) is not None}
+        names = ("n", "total", "even_sum", "value_sum", "square_sum", "value", "gradient", "stein", "drift")
+        names = (*names, "drift_norm2", "skew", "gram")
+        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         own |= {} if self.known is None else self.known.tensors()
         own |= {} if self.rare is None or self.rare.is_empty else self.rare.tensors()
         own |= {} if self.tails is None else self.tails.tensors()
-        own |= {} if self.fit is None else self.fit.tensors()
         return own | {f"head.{name}": getattr(self.head, name) for name in _NAMES}
 
     @staticmethod
@@ -350,12 +350,12 @@ class Statistics:
         own = {k: v for k, v in tensors.items() if not k.startswith("head.")}
         factor = own.pop("known.factor", None)
         known = Known(own.pop("known"), factor) if "known" in own else None
-        rare, tails, fit = RareFlips.from_tensors(own), TailRows.from_tensors(own), CrossFit.from_tensors(own)
+        rare, tails = RareFlips.from_tensors(own), TailRows.from_tensors(own)
         total = own.pop("total", None)
+        own.setdefault("square_sum", torch.full_like(own["value_sum"], torch.nan))  # older files do not hold it
         if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
             own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
-        values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, **own}
-        values |= {"tails": tails, "fit": fit}
+        values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, "tails": tails, **own}
         return Statistics(design=design, stream=stream, rank=rank, **values)
 
 
@@ -367,6 +367,7 @@ class _Sums(NamedTuple):
     total: Tensor | None
     even_sum: Tensor
     value_sum: Tensor
+    square_sum: Tensor
     stein: Tensor
     skew: Tensor | None
 
@@ -385,12 +386,19 @@ class Extension:
         self.tails: TailRows | None = None  # couples that go with the added rows
         n = int(stats.n.max())
         self._sums = _Sums(
-            n, (stats.head,) if n else (), stats.total, stats.even_sum, stats.value_sum, stats.stein, stats.skew
+            n=n,
+            kept=(stats.head,) if n else (),
+            total=stats.total,
+            even_sum=stats.even_sum,
+            value_sum=stats.value_sum,
+            square_sum=stats.square_sum,
+            stein=stats.stein,
+            skew=stats.skew,
         )
 
     def add(self, chunk: Rows) -> None:
         """Add the next rows."""
-        n, kept, total, even_sum, value_sum, stein, skew = self._sums
+        n, kept, total, even_sum, value_sum, square_sum, stein, skew = self._sums
         room, rows = max(self.stats.head_rows - n, 0), chunk.odd.shape[1]
         if rows > room and total is None:
             self.stats.refuse_large(n + rows)
@@ -403,6 +411,7 @@ class Extension:
             total=None if total is None else total + chunk.sum(),
             even_sum=even_sum + chunk.even.sum(1, dtype=torch.float64),
             value_sum=value_sum + chunk.value_even.sum(1, dtype=torch.float64),
+            square_sum=square_sum + (torch.nan if chunk.square_sum is None else chunk.square_sum),
             stein=stein if chunk.stein is None else stein + chunk.stein,
             skew=skew if skew is None or chunk.skew is None else skew + chunk.skew,
         )
@@ -423,11 +432,11 @@ class Extension:
             total=sums.total,
             even_sum=sums.even_sum,
             value_sum=sums.value_sum,
+            square_sum=sums.square_sum,
             stein=sums.stein,
             skew=sums.skew,
             known=mean(stats.known, stats.n, self.known, torch.full_like(stats.n, added)) if before else self.known,
             tails=self.grown_tails(added),
-            fit=None if added else stats.fit,
         )
 
     def grown_tails(self, added: int) -> TailRows | None:
@@ -488,6 +497,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         total=torch.cat([p.sampled() for p in parts]) if dense else None,
         even_sum=torch.cat([p.even_sum for p in parts]),
         value_sum=torch.cat([p.value_sum for p in parts]),
+        square_sum=torch.cat([p.square_sum for p in parts]),
         value=torch.cat([p.value for p in parts]),
         gradient=torch.cat([p.gradient for p in parts]),
         stein=torch.cat([p.stein for p in parts]),
@@ -497,7 +507,6 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         drift_norm2=_cat_or_zero([p.drift_norm2 for p in parts], [*map(len, parts)]),
         rare=RareFlips.cat([p.rare for p in parts], [*map(len, parts)]),
         tails=TailRows.cat([p.tails for p in parts], [*map(len, parts)]),
-        fit=_fits(parts, rows),
         skew=_cat([p.skew for p in parts]),
         gram=_cat([None if p.gram is None else p.gram.expand(len(p), -1, -1) for p in parts]),
     )
@@ -537,12 +546,12 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
         total=a.sampled() + b.sampled() if dense else None,
         even_sum=a.even_sum + b.even_sum,
         value_sum=a.value_sum + b.value_sum,
+        square_sum=a.square_sum + b.square_sum,
         stein=a.stein + b.stein,
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
         known=mean(a.known, a.n, b.known, b.n),
         rare=RareFlips.merged(a.rare, a.n, b.rare, b.n),
         tails=TailRows.merged(a.tails, a.n, b.tails, b.n),
-        fit=None,  # the rows are no longer those of one block
         **_mean_drift(a, b),
     )
 
@@ -561,21 +570,6 @@ def _mean_drift(a: Statistics, b: Statistics) -> dict[str, Tensor]:
 def _examples(rows: Tensor, index: Tensor, batch: int) -> Tensor:
     """The examples at `index`; a tensor that all examples share stays shared."""
     return rows if len(rows) == 1 and batch > 1 else rows[index]
-
-
-def _fits(parts: Sequence[Statistics], rows: int) -> CrossFit | None:
-    """The fits of all examples; the rows of parts without one are their own."""
-    if all(p.fit is None for p in parts):
-        return None
-    return CrossFit.cat([_no_fit(p) if p.fit is None else p.fit for p in parts], rows)
-
-
-def _no_fit(stats: Statistics) -> CrossFit:
-    """A fit of group sums that changes nothing."""
-    none = Known(stats.gradient.new_zeros(len(stats), stats.k, stats.k))
-    zero = torch.zeros_like(stats.n, dtype=torch.float64)
-    head = stats.head
-    return CrossFit(head.odd, head.odd, head.along, head.across, none, zero, stats.skew)
 
 
 def _known(parts: Sequence[Statistics]) -> Known | None:

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian
-from smoothhess.estimate.cross_fit import CrossFit
-from smoothhess.estimate.fit_rows import fitted
 from smoothhess.estimate.incomplete_blocks import Correction, correct
 from smoothhess.estimate.once import Once
 from smoothhess.estimate.statistics import Rows, Statistics, symmetric
@@ -67,40 +65,26 @@ class Identity:
 
 
 class Unbiased:
-    """The unbiased estimate of B examples in the coordinates of its statistics: features or groups.
+    """The unbiased estimate of B examples in the coordinates of its statistics: features or groups."""
 
-    `stats` holds the rows that the estimate is the mean of: those of a fit if there is one, otherwise the `own` rows.
-    """
-
-    def __init__(
-        self,
-        stats: Statistics,
-        gaussian: Gaussian,
-        grouped: bool,
-        fit: CrossFit | None = None,
-        correction: Correction | None = None,
-    ) -> None:
-        self.own, self.fit, like = stats, fit, stats.gradient
-        self.stats = fitted(stats, fit)
+    def __init__(self, stats: Statistics, gaussian: Gaussian, grouped: bool) -> None:
+        self.stats, like = stats, stats.gradient
         self.has_identity = not grouped or stats.gram is not None
         gram = stats.gram if grouped else None
         if not self.has_identity:  # group sums of independent rows: not kept, and no correction is needed
             gram = torch.zeros(1, stats.k, stats.k, device=like.device)
         self.identity = Identity(gaussian, gram, like)
         self._cached_matrix = Once[Tensor]()
-        self._given = correction
 
     @cached_property
     def correction(self) -> Correction:
-        """The correction of incomplete blocks, from the own rows unless it is given."""
-        if self._given is not None:
-            return self._given
-        return correct(self.own, self.has_identity and self.identity.gaussian.has_mean_curvature)
+        """The correction of incomplete blocks."""
+        return correct(self.stats, self.has_identity and self.identity.gaussian.has_mean_curvature)
 
     @cached_property
     def needs_correction(self) -> bool:
-        """Whether any block is incomplete and is corrected."""
-        return self.fit is not None or self.correction.is_needed
+        """Whether any block is incomplete and can be corrected."""
+        return self.correction.is_needed
 
     @cached_property
     def odd(self) -> Tensor:
@@ -110,9 +94,7 @@ class Unbiased:
     @property
     def constant(self) -> Tensor:
         """c, (B,) float64."""
-        if not self.needs_correction:
-            return torch.zeros_like(self.correction.constant)
-        return self.correction.constant if self.fit is None else self.correction.constant + self.fit.constant
+        return self.correction.constant if self.needs_correction else torch.zeros_like(self.correction.constant)
 
     @cached_property
     def energy(self) -> Tensor:
@@ -135,8 +117,7 @@ class Unbiased:
     def sampled_dense(self) -> Tensor:
         """The estimate without what is added to it, (B, d, d) float64."""
         known = self.stats.added
-        found = self.dense() if known is None else self.dense() - known.dense().double()
-        return found if self.fit is None else found - self.fit.constant[:, None, None] * self.identity.dense()
+        return self.dense() if known is None else self.dense() - known.dense().double()
 
     @property
     def is_factored(self) -> bool:
@@ -164,29 +145,22 @@ class Unbiased:
         """Ĥ without what is added to it, applied to each row of (B, n, d), float64."""
         known = self.stats.added
         found = self.product(rows).double()
-        found = found if known is None else found - known.product(rows).double()
-        if self.fit is None:
-            return found
-        return found - self.fit.constant[:, None, None] * self.identity.product(rows).double()
+        return found if known is None else found - known.product(rows).double()
 
     @cached_property
     def sampled_diagonal(self) -> Tensor:
         """The diagonal of Ĥ without what is added to it, (B, d) float64."""
         stats = self.stats
         if stats.total is not None or self._cached_matrix.value is not None:
-            return self.dense().diagonal(dim1=-2, dim2=-1) - self._added_diagonal
+            known = 0.0 if stats.added is None else stats.added.diagonal().double()
+            return self.dense().diagonal(dim1=-2, dim2=-1) - known
         found = (stats.head.score.double() * self.odd.double()).sum(1) / stats.n.clamp_min(1)[:, None]
-        return found + self.correction.constant[:, None] * self.identity.diagonal if self.needs_correction else found
-
-    @property
-    def _added_diagonal(self) -> Tensor | float:
-        """The diagonal of what is added, (B, d)."""
-        found = 0.0 if self.stats.added is None else self.stats.added.diagonal().double()
-        return found if self.fit is None else found + self.fit.constant[:, None] * self.identity.diagonal
+        return found + self.constant[:, None] * self.identity.diagonal if self.needs_correction else found
 
     def diagonal(self) -> Tensor:
         """Ĥ_ii, (B, d) float64."""
-        return self.sampled_diagonal + self._added_diagonal
+        known = self.stats.added
+        return self.sampled_diagonal if known is None else self.sampled_diagonal + known.diagonal().double()
 
     @cached_property
     def squared_norm(self) -> Tensor:
@@ -203,7 +177,7 @@ class Unbiased:
         if self.stats.total is not None:
             return self.sampled_dense().square().sum((-1, -2))
         score = self.stats.head.score / self.stats.n.clamp_min(1)[:, None, None].to(self.odd)
-        return self.pair_norm(score.expand_as(self.odd), self.odd, self.correction.constant)
+        return self.pair_norm(score.expand_as(self.odd), self.odd, self.constant)
 
     def pair_norm(self, score: Tensor, odd: Tensor, constant: Tensor, examples: Tensor | None = None) -> Tensor:
         """‖sym SᵀG + c I‖²_F of rows S and G of some examples, (b,); of all examples if None."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.designs import SMALL
-from smoothhess.estimate.control_errors import squared_norm_of
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.pooled_variance import PooledVariance
 from smoothhess.estimate.quadratic_rows import NEARLY_QUADRATIC, is_informative, is_quadratic
@@ -90,7 +89,7 @@ class UnseenEvents:
         own = self.stats.gradient.double().square() / lengths.clamp_min(1e-300)
         own = torch.where(lengths > 0, own, 0.0).sum(1)  # |γ(0)|²; for groups a sum over their own directions
         if self.shown.white is not None and self.shown.white.known is not None:  # the closed form is rounded too
-            own = own + squared_norm_of(self.shown.white.known)
+            own = own + self.shown.white.known.squared_norm
         eps = GRADIENT_ROUNDING * torch.finfo(self.stats.gradient.dtype).eps
         return eps**2 * (own + self._energy) / (2 * self.stats.rank * self.stats.n.clamp_min(1))
 

@@ -22,9 +22,7 @@ from smoothhess.draws.seeding import torch_generator
 from smoothhess.estimate.antisymmetric_variance import Prior, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
-from smoothhess.estimate.cross_fit import CrossFit
 from smoothhess.estimate.effective_draws import bounded_df
-from smoothhess.estimate.fit_rows import with_noise_of
 from smoothhess.estimate.incomplete_blocks import Gram, Values
 from smoothhess.estimate.mean_variance import MeanVariance
 from smoothhess.estimate.missed_variance import MissedVariance
@@ -86,8 +84,7 @@ class Noise:
     """Variances of one sampled result, with the interface `Variances`.
 
     `white` holds the whitened statistics (None for group sums), `features` those in the coordinates of features or
-    groups. `no_kinks` (B,) marks examples of which no draw can cross a kink; None: of none this is known. The Hessian
-    is that of the rows of `fit` if there is one; the value, the gradient and unseen events are judged by the own rows.
+    groups. `no_kinks` (B,) marks examples of which no draw can cross a kink; None: of none this is known.
     """
 
     def __init__(
@@ -96,46 +93,33 @@ class Noise:
         features: Statistics,
         gaussian: Gaussian,
         no_kinks: Tensor | None = None,
-        fit: CrossFit | None = None,
     ) -> None:
         self.white, self.features, self.gaussian = white, features, gaussian
-        self.no_kinks, self.fit = no_kinks, fit  # in the coordinates of `white`, or of group sums
-        self._of_features = fit if fit is None or white is None else fit.map(gaussian.push)
-        self.estimate = Unbiased(features, gaussian, white is None, self._of_features)
+        self.no_kinks = no_kinks
+        self.estimate = Unbiased(features, gaussian, grouped=white is None)
 
     # --- the parts that the variances are composed of -------------------------------------------------------------
 
     @cached_property
     def pooled(self) -> PooledVariance:
         """Variances of the Hessian that the rows show."""
-        if self.white is None or self.fit is None:
-            return PooledVariance(self.white, self.estimate)
-        return PooledVariance(self.white, self.estimate, (with_noise_of(self.white, self.fit), self._sampled.stats))
-
-    @cached_property
-    def _sampled(self) -> Unbiased:
-        """The estimate from the rows that show its noise: those of the estimate itself if there is no fit."""
-        if self._of_features is None:
-            return self.estimate
-        rows = with_noise_of(self.features, self._of_features)
-        return Unbiased(rows, self.gaussian, self.white is None, correction=self.estimate.correction)
-
-    @cached_property
-    def own(self) -> PooledVariance:
-        """The same of the own rows, without a fit."""
-        if self.fit is None:
-            return self.pooled
-        return PooledVariance(self.white, Unbiased(self.features, self.gaussian, self.white is None))
+        return PooledVariance(self.white, self.estimate)
 
     @cached_property
     def unseen_events(self) -> UnseenEvents:
         """Errors that no row shows."""
-        return UnseenEvents(self.own, self.no_kinks)
+        return UnseenEvents(self.pooled, self.no_kinks)
 
     @cached_property
     def control_errors(self) -> ControlErrors:
         """Errors that a control variate adds."""
         return ControlErrors(self.white, self.features, self.gaussian)
+
+    @property
+    def biased(self) -> Tensor:
+        """Where the bias of the control variate's expectation is more than half of the squared error, (B,)."""
+        bias = torch.as_tensor(self.control_errors.of_drift).expand(len(self.features))
+        return (bias > 0) & (2 * bias > self.of_frobenius)
 
     @cached_property
     def missed(self) -> MissedVariance:
@@ -181,15 +165,15 @@ class Noise:
 
     def of_mean(self, rows: Tensor, exact: Tensor | None = None) -> Variance:
         """Variance of the mean of a quantity with one value per row; see `MeanVariance.of_mean`."""
-        value, df = MeanVariance(self.own.replicates).of_mean(rows, exact)
-        return Variance(
-            value, bounded_df(self.features if self.white is None else self.white.without_computed_flips, df)
-        )
+        value, df = MeanVariance(self.replicates).of_mean(rows, exact)
+        if self.white is None:
+            return Variance(value, bounded_df(self.features, df))
+        return Variance(value, bounded_df(self.white.without_computed_flips, df, self.features.gradient))
 
     def of_value(self) -> Variance:
         """Variance of the smoothed value, (B,)."""
         exact = None
-        if self.own.replicates.has_blocks and self.features.rank > SMALL:
+        if self.replicates.has_blocks and self.features.rank > SMALL:
             exact = self.features.head.along.double() * self.features.rank / 2  # a quadratic function has w f = k α/2
             exact = exact * self.features.has_own_values[:, None]
         found, tails = self.of_mean(self.features.head.value_even, exact), self.missed.tails
@@ -235,13 +219,13 @@ class Noise:
             return p.variance(*self.pooled.directions.of_entries())
 
         def values() -> Values:
-            sampled = self._sampled.sampled_dense()
+            sampled = self.estimate.sampled_dense()
             own = sampled.diagonal(dim1=-2, dim2=-1)
             return Values(own[..., None], own[:, None], sampled)
 
         pooled = self.pooled.of_form(self.replicates.of_entries(), gram, prior, values, parallel=not independent)
         entries = self.unseen_events.bounded(pooled, gram)
-        entries = entries + errors.drift(errors.drifting[..., None], errors.drifting[:, None])
+        entries = entries + errors.drift(errors.drifting[..., None], errors.drifting[:, None], gram)
         entries = entries + self.missed.of_form(gram, lambda w: w[..., None], lambda w: w[:, :, None])
         if independent:
             entries.diagonal(dim1=-2, dim2=-1).copy_(self.of_diagonal().value)
@@ -257,13 +241,15 @@ class Noise:
             return p.variance(*[self.pooled.directions.of_features] * 3)
 
         def values() -> Values:
-            return Values(*[self._sampled.sampled_diagonal] * 3)
+            return Values(*[self.estimate.sampled_diagonal] * 3)
 
         rows = self.features.head.score * self.estimate.odd
         gram = Gram(lengths, lengths, lengths)
         value = self._of_form(rows, gram, prior, values)
         value = (
-            value + errors.drift(errors.drifting, errors.drifting) + self.missed.of_form(gram, lambda w: w, lambda w: w)
+            value
+            + errors.drift(errors.drifting, errors.drifting, gram)
+            + self.missed.of_form(gram, lambda w: w, lambda w: w)
         )
         return Variance(torch.where(self._moving, value, 0.0), self.df)
 
@@ -280,12 +266,12 @@ class Noise:
             return p.variance(*self.pooled.directions.of_row(i, gram.mixed))
 
         def values() -> Values:
-            own = self._sampled.sampled_diagonal
-            row = self._sampled.sampled_product(unit.expand(len(self.features), 1, -1))[:, 0]
+            own = self.estimate.sampled_diagonal
+            row = self.estimate.sampled_product(unit.expand(len(self.features), 1, -1))[:, 0]
             return Values(own[:, i, None], own, row)
 
         value = self._of_form(rows, gram, prior, values)
-        value = value + errors.drift(errors.drifting[:, i, None], errors.drifting)
+        value = value + errors.drift(errors.drifting[:, i, None], errors.drifting, gram)
         value = value + self.missed.of_form(gram, lambda w: w[..., i, None], lambda w: w)
         return Variance(torch.where(self._moving & self._moving[i], value, 0.0), self.df)
 
@@ -304,7 +290,7 @@ class Noise:
             return p.variance(*self.pooled.directions.of_bilinear(both, products))
 
         def values() -> Values:
-            sampled = self._sampled.sampled_product(both).double() @ both.double().mT
+            sampled = estimate.sampled_product(both).double() @ both.double().mT
             return Values(sampled[:, 0, 0], sampled[:, 1, 1], sampled[:, 0, 1])
 
         value = self._of_form(rows, gram, prior, values)
@@ -312,8 +298,8 @@ class Noise:
             gram, lambda w: (w @ u[..., None].to(w))[..., 0], lambda w: (w @ v[..., None].to(w))[..., 0]
         )
         if self.features.drift is not None:
-            drifts = ((self.features.drift @ w[..., None]).double().square().mean((1, 2)) for w in (u, v))
-            value = value + errors.drift(*drifts)
+            left, right = ((self.features.drift @ w[..., None]).double().square().mean((1, 2)) for w in (u, v))
+            value = value + errors.drift(left, right, gram)
         return Variance(value, self.df)
 
     # --- norms ----------------------------------------------------------------------------------------------------
@@ -332,7 +318,7 @@ class Noise:
             return (kappa * total + kappa * mixed / energy.clamp_min(1e-300)) / 2
 
         def values() -> Values:
-            trace, norm = self._sampled.sampled_diagonal.sum(-1), self._sampled.sampled_squared_norm.clamp_min(0).sqrt()
+            trace, norm = estimate.sampled_diagonal.sum(-1), estimate.sampled_squared_norm.clamp_min(0).sqrt()
             return Values(trace, trace, norm)
 
         # sums over all pairs of products are products of sums, or squared norms
@@ -342,7 +328,7 @@ class Noise:
 
     def operator_norms(self) -> tuple[Tensor, Tensor]:
         """‖Ĥ‖₂ and the typical ‖Ĥ − H‖₂, (B,) each."""
-        stats = self.estimate.stats
+        stats = self.features
         raw = stats.summed() / stats.n.reshape(-1, 1, 1).clamp_min(1)
         size = torch.linalg.eigvalsh(self.estimate.dense()).abs().amax(-1)
         if self.prior is not None and bool((self.replicates.df < LEAST_UNITS).any()):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from smoothhess.linalg.memory import FLOAT64_CHUNK
+from smoothhess.linalg.memory import CACHED_FLOAT64, FLOAT64_CHUNK
 
 PANEL = 128  # rows of a panel of a symmetric product
+LOCAL, LOCAL_PANEL = 0.25, 64  # share of entries up to which a column is local, and number of local columns in a panel
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """a bᵀ of rows (b, m, k) and (b, n, k), (b, m, n) float64.
 
-    >>> import torch
     >>> inner(torch.ones(1, 2, 3), torch.ones(1, 1, 3)).tolist()
     [[[3.0], [3.0]]]
     """
@@ -49,7 +50,6 @@ class Grams(NamedTuple):
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
     """a bᵀ of (b, m, k) each, (b, m, m), which must be symmetric: half of it is computed, in panels, and mirrored.
 
-    >>> import torch
     >>> rows = torch.arange(2.0 * PANEL * 2).reshape(1, 2 * PANEL, 2)
     >>> torch.equal(symmetric_product(rows, rows), rows @ rows.mT)
     True
@@ -64,6 +64,44 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
         found[:, own, : start + PANEL] = panel
         found[:, :start, own] = panel[..., :start].mT
     return found
+
+
+def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
+    """Σ_n w_n v_n v_nᵀ for the columns v_n of (k, n) and weights (n,), (k, k), to the rounding of their precision.
+
+    Columns with few entries, such as the gradients of the neurons of a convolution, are sorted by their first entry, so
+    that those of a panel have most rows in common and only the product of these rows is computed. Entries below the
+    rounding of the largest of their column do not count.
+
+    >>> weighted_gram(torch.tensor([[1.0, 0.0], [1.0, 2.0]]), torch.tensor([3.0, 1.0]))
+    tensor([[3., 3.],
+            [3., 7.]])
+    """
+    weighted = columns * weight.to(columns)
+    size = columns.abs()
+    filled = size > torch.finfo(columns.dtype).eps * size.amax(0)  # (k, n)
+    is_local = filled.sum(0) <= LOCAL * len(columns)
+    if not bool(is_local.any()):
+        return symmetric_product(columns[None], weighted[None])[0]
+    found = symmetric_product(columns[None, :, ~is_local], weighted[None, :, ~is_local])[0]
+    local = torch.nonzero(is_local).reshape(-1)
+    local = local[filled[:, local].to(torch.uint8).argmax(0).argsort()]
+    for panel in local.split(LOCAL_PANEL):
+        rows = torch.nonzero(filled[:, panel].any(1)).reshape(-1)
+        place = rows[:, None], panel
+        found[rows[:, None], rows] += columns[place] @ weighted[place].mT
+    return found
+
+
+def squared_norm(matrices: Tensor) -> Tensor:
+    """‖M‖²_F of (b, m, k), (b,), summed in float64 by chunks that stay in the caches.
+
+    >>> squared_norm(torch.full((2, 3, 4), 2.0))
+    tensor([48., 48.], dtype=torch.float64)
+    """
+    step = CACHED_FLOAT64.items(8 * matrices.shape[-1], matrices.device)
+    rows = [part.double().square().sum(-1) for part in matrices.flatten(0, 1).split(step)]
+    return torch.cat(rows).unflatten(0, matrices.shape[:2]).sum(-1)
 
 
 def _step(rows: Tensor) -> int:

@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from smoothhess.linalg.gram import pair_norm, squared_norm
+
 
 @dataclass(frozen=True, eq=False)
 class Known:
@@ -84,7 +86,12 @@ class Known:
     @cached_property
     def is_zero(self) -> Tensor:
         """Which examples have K = 0, (B,)."""
-        return ~self.core.flatten(1).any(1)
+        return torch.linalg.vector_norm(self.core.flatten(1), torch.inf, 1) == 0
+
+    @cached_property
+    def squared_norm(self) -> Tensor:
+        """‖K‖²_F, (B,) float64."""
+        return pair_norm(*self.pairs()) if self.is_thin else squared_norm(self.core)
 
     def same_as(self, other: Known) -> bool:
         """Whether all entries agree up to rounding."""

@@ -49,9 +49,11 @@ class ByteLimit(NamedTuple):
 # Evaluation of the model
 BATCH_INPUTS = ByteLimit(1 << 26)  # inputs of one batch, or directions that are passed to an operator
 SAVED_ACTIVATIONS = ByteLimit(1 << 30, of_free=4)  # tensors that the autograd graph of one pass saves
+CACHED_ACTIVATIONS = ByteLimit(1 << 24)  # the same on a CPU: larger ones leave the caches, and are mapped for each pass
 PERTURBED_INPUTS = ByteLimit(1 << 27, of_total=64)  # perturbed inputs of all examples that are evaluated in one chunk
 
 # Chunks of linear algebra
+CACHED_FLOAT64 = ByteLimit(1 << 22, on_gpu=64)  # float64 copy of rows that is read once
 FLOAT64_CHUNK = ByteLimit(1 << 28)  # float64 copies of rows, or matrices of a chunk of records
 EXAMPLE_MATRICES = ByteLimit(1 << 28, on_gpu=8)  # matrices of a chunk of examples, with temporaries
 TRUST_REGION_MATRICES = ByteLimit(1 << 28, on_gpu=16)  # matrices and eigenvectors of a chunk of trust-region problems
