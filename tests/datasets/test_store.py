@@ -71,7 +71,7 @@ def test_every_detail(tmp_path, keep):
         for mine, other in zip(record.top_pairs(4), one.top_pairs(4)[0], strict=True):
             assert mine[:3] == other[:3]
             assert mine[3:10] == pytest.approx(other[3:10])
-        assert record.top_pairs(2, names="abcde")[0].names == tuple("abcde"[i] for i in record.top_pairs(1)[0][:2])
+        assert record.top_pairs(2, names="abcde")[0].names == tuple("abcde"[i] for i in record.top_pairs(2)[0][:2])
         if keep == "pairs":
             with pytest.raises(ValueError, match=r"matrices were not kept \(keep='pairs'\).*keep='hessian'"):
                 _ = record.hessian

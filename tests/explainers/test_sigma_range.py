@@ -2,13 +2,23 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from smoothhess import SmoothHess, diagnose, from_gradient
 from smoothhess.explainers.gradient_changes import MULTIPLES
-from smoothhess.explainers.sigma_range import BEYOND, FEW, GOOD, MISFIT, SATURATES, recommended_index, with_misfits
+from smoothhess.explainers.sigma_range import (
+    BEYOND,
+    FEW,
+    GOOD,
+    MISFIT,
+    SATURATES,
+    recommended_index,
+    slope_stderr,
+    with_misfits,
+)
 from tests.truths import OneHidden
 
 
@@ -103,6 +113,49 @@ def test_nothing_is_recommended_for_an_affine_function():
     assert found.recommended is None
     assert math.isnan(found.low)
     assert "No σ from" in str(found)
+    assert "the model is affine around these inputs" in str(found)
+    assert "only a smoothed Hessian" not in str(found)
+
+
+def test_the_nearest_sigma_is_recommended_where_none_is_usable():
+    """One unit, 3 away from its kink, and data of scale 0.5: no draw meets it often enough within the data."""
+    x, data = torch.full((1, 2), -3.0).double(), 0.5 * points(400, 2)
+    found = diagnose(lambda x: x[:, 0].relu() + x[:, 1], x, data=data)
+    assert GOOD not in found.states
+    assert math.isnan(found.low)
+    assert found.recommended == max(
+        s for s, state in zip(found.sigmas.tolist(), found.states, strict=True) if state == FEW
+    )
+    assert "No σ is usable without reservation; the nearest is sigma=" in str(found)
+    assert str(found).count("← nearest") == 1
+
+
+def test_examples_without_flips_do_not_enter_the_mean_r2():
+    """The closed form of a far kink is not zero, but the gradient does not vary: R² is unknown there."""
+    x = torch.tensor([[0.1, 0.2], [0.2, 0.1], [-40.0, 0.0]]).double()
+    found = diagnose(lambda x: (x[:, 0] + x[:, 1]).relu() + (x[:, 0] - 0.05).relu(), x)
+    at = chosen(found)
+    assert found.r2[2, at].isnan()
+    assert found.r2[:2, at].isfinite().all()
+    assert float(found.r2.nan_to_num(0).abs().max()) <= 1
+
+
+def test_slope_stderr_is_that_of_simulation():
+    """Gamma-distributed o: the standard deviation of log-ratio slopes over repetitions."""
+    draws = torch.from_numpy(np.random.default_rng(0).gamma(4.0, size=(600, len(MULTIPLES), 16)))
+    slope = torch.gradient(draws.mean(2).log(), spacing=(MULTIPLES.log(),), dim=1)[0]
+    expected = slope.std(0)
+    torch.testing.assert_close(slope_stderr(draws).square().mean(0).sqrt(), expected, rtol=0.15, atol=0)
+
+
+def test_data_may_be_a_table():
+    pd = pytest.importorskip("pandas")
+    model, x = net(nn.ReLU, nn.ReLU), points(40)
+    table = pd.DataFrame(x.numpy(), columns=list("abcdef"))
+    found = diagnose(model, table[:2], data=table)
+    assert str(found).splitlines()[:8] == str(diagnose(model, x[:2], data=x)).splitlines()[:8]
+    with pytest.raises(ValueError, match="data must be a finite tensor, array or DataFrame"):
+        diagnose(model, x[:2], data=table[["a", "b"]])
 
 
 def test_noise_beyond_the_data_is_not_recommended():
@@ -163,13 +216,14 @@ def test_rules_of_the_range():
     assert with_misfits(states, r2) == [FEW, MISFIT, GOOD, GOOD, GOOD, SATURATES]
     assert recommended_index([FEW, MISFIT, GOOD, GOOD, GOOD, SATURATES], r2) == 3  # a step below the largest that fits
     assert recommended_index([FEW, MISFIT, GOOD, GOOD, GOOD, BEYOND], r2) == 4  # the data end the range for all inputs
+    assert recommended_index([GOOD, GOOD], torch.tensor([[-0.2, -0.1]])) == 1  # noise of a small R²
     r2[0, 2] = 0.6
     assert recommended_index([FEW, FEW, GOOD, GOOD, SATURATES, SATURATES], r2) == 3  # the smaller one does not fit
 
 
 def test_refusals():
     model, x = net(nn.ReLU), points(2)
-    with pytest.raises(ValueError, match="data must be a finite tensor of at least 2 inputs"):
+    with pytest.raises(ValueError, match="data must be a finite tensor, array or DataFrame of at least 2 inputs"):
         diagnose(model, x, data=x[:, :3])
     with pytest.raises(ValueError, match="data must be"):
         diagnose(model, x, data=[1.0])

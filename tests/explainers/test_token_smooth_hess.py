@@ -179,11 +179,38 @@ def test_a_target_in_the_padding_is_refused():
             TokenSmoothHess(model, "tokens").attribute(ids, target, {"attention_mask": mask}, sigma=0.1)
 
 
+def test_a_mask_of_integers_is_not_taken_for_token_ids():
+    model, ids = transformer("BERT"), text(6, 2)
+    mask = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1]])
+    explainer, options = TokenSmoothHess(model, "tokens"), {"sigma": 0.1, "n_calls": 12}
+    for wrong in (mask, mask[0], mask.numpy(), torch.ones(6, dtype=torch.long)):
+        with pytest.raises(TypeError, match=r"zeros and ones as torch.int64.*mask.bool\(\)"):
+            explainer.attribute(ids, 1, frozen=wrong, **options)
+    right = explainer.attribute(ids, 1, frozen=mask.bool().numpy(), **options)
+    assert not right.hessian[:, 5].any()
+    assert explainer.attribute(ids[:, :2], 1, frozen=[0, 1], **options).shape == (2, 2, 2)
+
+
+def test_encodings_of_tokenizers():
+    """A dictionary of all arguments is refused, one of the others may hold arrays."""
+    model, ids = transformer("BERT"), text(5, 2)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    explainer, options = TokenSmoothHess(model, "tokens"), {"sigma": 0.1, "n_calls": 10}
+    encoding = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    with pytest.raises(TypeError, match=r"got dict.*input_ids=encoding\['input_ids'\]"):
+        explainer.attribute(encoding, 1, **options)
+    with pytest.raises(ValueError, match="additional_forward_args contain 'input_ids'"):
+        explainer.attribute(ids, 1, encoding, **options)
+    arrays = explainer.attribute(encoding.pop("input_ids"), 1, encoding, **options)
+    assert torch.equal(arrays.hessian, explainer.attribute(ids, 1, mask, **options).hessian)
+
+
 def test_padding_without_a_mask_is_refused():
     model, ids = transformer("BERT"), functional.pad(text(), (0, 1))
     model.tokens.padding_idx = 0
-    with pytest.raises(ValueError, match=r"padding \(id 0\).*frozen=\[0\]"):
-        TokenSmoothHess(model, "tokens").attribute(ids, 1, sigma=0.1)
+    for args in (None, {"scale": 1.0}):
+        with pytest.raises(ValueError, match=r"padding \(id 0\).*frozen=\[0\]"):
+            TokenSmoothHess(model, "tokens").attribute(ids, 1, args, sigma=0.1)
     TokenSmoothHess(model, "tokens").attribute(ids, 1, sigma=0.1, n_calls=14, frozen=[0])
 
 
@@ -268,6 +295,9 @@ def test_more_continues_a_run():
     assert float(one.n_passes[0]) == 63.5  # with one at the inputs, to record activations
     with pytest.raises(ValueError, match="f\\(x\\) of example 0"):
         explainer.more(two, 40, ids.flip(1), mask)
+    for other, changes in ((TokenSmoothHess(model, "tokens", "zero"), {}), (explainer, {"frozen": ids % 2 == 1})):
+        with pytest.raises(ValueError, match="the gradient at example .* the same baseline and frozen tokens"):
+            other.more(two, 40, ids, {"attention_mask": mask}, **changes)
 
 
 def test_a_data_set_of_texts(tmp_path):
@@ -467,6 +497,8 @@ def test_the_strength_of_frozen_tokens_is_zero_and_they_keep_their_embeddings():
     assert torch.allclose(found.value, first.value)
     other = explainer.strength(ids, [1, 2], {"attention_mask": mask}, frozen=mask == 0, seed=1, **options)
     assert not torch.equal(found.value, other.value)
+    with pytest.raises(ValueError, match="all 6 tokens are frozen"):
+        explainer.strength(ids, 1, frozen=[True] * 6)
     with pytest.raises(ValueError, match="n_centers must be at least 2"):
         explainer.strength(ids, 1, n_centers=1)
 
@@ -516,3 +548,30 @@ def test_the_benchmark_of_large_shapes_runs(monkeypatch):
     tokens = importlib.import_module("tokens")
     lines = tokens.large([row.tiny for row in tokens.LARGE if row.tokens != 128]).splitlines()
     assert [line.count("|") for line in lines[2:]] == [9] * 7  # head, rule and five rows
+
+
+def test_diagnose_recommends_gates_between_baseline_and_text():
+    model, ids = transformer("BERT"), text(6, batch=2)
+    explainer = TokenSmoothHess(model, "tokens")
+    found = explainer.diagnose(ids, 2)
+    assert found.shape == (2, 6)
+    assert 0.01 < found.recommended < 0.71
+    assert explainer.diagnose(ids, 2, sigma=found.recommended).inside.all()
+    frozen = explainer.diagnose(ids, 2, frozen=torch.tensor([1, 1, 1, 1, 1, 0]).bool(), sigma=0.1)
+    free = explainer.diagnose(ids, 2, sigma=0.1)
+    assert (frozen.odd[:, 6] < free.odd[:, 6]).all()  # one gate moves instead of six
+
+
+def test_sweep_over_sigmas_of_gates():
+    model, ids = transformer("GPT", width=16), text(5)
+    explainer = TokenSmoothHess(model, "tokens")
+    scales = sh.sweep(explainer, ids, [0.05, 0.1], target=(4, 3), n_calls=40, names=list("abcde"))
+    single = explainer.attribute(ids, (4, 3), sigma=0.1, n_calls=40, tails=None, names=list("abcde"))
+    torch.testing.assert_close(scales[1].hessian, single.hessian)
+    assert scales[0].names[0] == tuple("abcde")
+    change = scales.difference(1, 0)
+    torch.testing.assert_close(change.hessian, scales[1].unshrunk().hessian - scales[0].unshrunk().hessian)
+    with pytest.raises(ValueError, match="one of them twice"):
+        sh.sweep(explainer, ids, [0.1, 0.1], target=(4, 3), n_calls=40)
+    with pytest.raises(TypeError, match="pass a list"):
+        sh.sweep(explainer, ids, 0.1, target=(4, 3))

@@ -119,6 +119,25 @@ def test_gates_equal_the_exact_matrix(case):
         assert float(result.hessian[0, 5].abs().max()) <= 1e-3 * float(true.norm())
 
 
+def test_positions_of_a_target_are_those_of_the_decoder():
+    """The masks and ids of the encoder say nothing about them."""
+    model, layer = made(t5)
+    explainer, options = sh.TokenSmoothHess(model, layer, output="logits"), {"sigma": 0.01, "n_calls": 12}
+    mask, decoded = torch.tensor([[1, 1, 1, 1, 1, 0]]), torch.tensor([[0, 9, 4, 6, 7, 8]])
+    keywords = {"attention_mask": mask, "decoder_input_ids": decoded, **NO_CACHE}
+    result = explainer.attribute(IDS, (5, 7), keywords, **options)
+    assert distance(result.hessian[0], exact(model, layer, lambda l: l[0, 5, 7], IDS, keywords)) <= 2e-3
+    value = lambda l: l.log_softmax(-1)[0, 3, 7] + l.log_softmax(-1)[0, 4, 8]
+    result = explainer.attribute(IDS, sh.continuation([7, 8]), keywords, **options)
+    assert distance(result.hessian[0], exact(model, layer, value, IDS, keywords)) <= 2e-3
+    with pytest.raises(ValueError, match="decoder_input_ids"):
+        explainer.attribute(IDS, sh.continuation([8, 7, 9]), keywords, **options)
+    with pytest.raises(ValueError, match="target position of a text is padding"):
+        explainer.attribute(IDS, (5, 7), keywords | {"decoder_attention_mask": mask}, **options)
+    decoder = sh.TokenSmoothHess(model, "decoder.embed_tokens", output="logits")
+    assert decoder.attribute(IDS, (1, 7), DECODED, **options).feature_kind == "token"
+
+
 def test_patches_equal_the_exact_matrix():
     model, layer = made(vit)
     image = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -151,8 +151,8 @@ def test_a_missing_batch_dimension_is_named(target):
         SmoothHess(network()).attribute(X[0], 0, **OPTIONS)
 
 
-def test_wrong_shapes_keep_the_error_of_the_model():
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+def test_wrong_shapes_are_named_with_the_error_of_the_model():
+    with pytest.raises(ValueError, match=r"fails at 2 input\(s\) of shape \(5,\): .*shapes cannot be multiplied"):
         SmoothHess(network()).attribute(torch.ones(2, 5), 0, **OPTIONS)
     with pytest.raises(ValueError, match="without a target the output must be"):
         SmoothHess(network()).attribute(X, **OPTIONS)
@@ -211,3 +211,31 @@ def test_baselines_may_be_arrays_and_rows_of_tables():
     for start in (X.double().mean(0).numpy(), table.astype(float).mean(), table.astype(float).mean().to_frame().T):
         found = baselines.integrated_hessians(model, table, 0, baselines=start, **options)
         torch.testing.assert_close(found.hessian, expected.hessian, rtol=1e-5, atol=1e-6)
+
+
+def test_a_series_of_sigmas_follows_the_names_of_the_columns():
+    """By position, the frozen column would be another one."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X.numpy(), columns=list("abcd"))
+    sigma = pandas.Series({"d": 0.5, "b": 0.4, "c": 0.3, "a": 0.0})
+    expected = SmoothHess(network()).attribute(X, 0, sigma=[0.0, 0.4, 0.3, 0.5], n_calls=64)
+    result = SmoothHess(network()).attribute(table, 0, sigma=sigma, n_calls=64)
+    torch.testing.assert_close(result.hessian, expected.hessian)
+    counted = pandas.Series([0.0, 0.4, 0.3, 0.5])
+    torch.testing.assert_close(
+        SmoothHess(network()).attribute(table, 0, sigma=counted, n_calls=64).hessian, expected.hessian
+    )
+    with pytest.raises(ValueError, match="indexed by the 4 columns of the inputs, got 3 labels, without 'd'"):
+        SmoothHess(network()).attribute(table, 0, sigma=sigma[["a", "b", "c"]], n_calls=64)
+    with pytest.raises(ValueError, match="indexed by the 4 columns"):
+        sh.diagnose(network(), table, 0, sigma=sigma.rename({"a": "z"}))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_noise_far_larger_than_the_inputs_gives_a_warning(shift):
+    model, x = network(), shift * X.abs()
+    if not shift:  # inputs of zeros have no scale
+        SmoothHess(model).attribute(x, 0, sigma=1000.0, n_calls=64)
+        return
+    with pytest.warns(UserWarning, match="sigma is 1000 times as large as the largest number of the inputs"):
+        SmoothHess(model).attribute(x, 0, sigma=1000.0, n_calls=64)

@@ -114,25 +114,25 @@ def test_gradients_that_grow_too_large_among_the_draws_go_without_the_scale():
         torch.testing.assert_close(result.hessian[0], 20 * torch.eye(10), rtol=0.02, atol=0.2)
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.3])
-@pytest.mark.parametrize("name", ["GPT", "BERT", "Llama"])
-def test_the_reported_error_of_half_precision_contains_the_rounding(name, sigma):
-    """`relative_error` contains the rounding; `precision_error`, from four pairs, has its size for most networks.
-
-    For single networks the true error is several times the `precision_error`, so it is no bound.
-    """
-    ratios = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        shape = Shape(**{**SHAPES[name].__dict__, "width": 32, "vocabulary": 20, "length": 8})
-        model, ids = Transformer(shape).eval(), torch.randint(1, 20, (1, 8))
-        target = 1 if shape.classes else (7, 5)
-        options = {"sigma": sigma, "n_calls": 16, "control": None, "shrink": False}
-        explainer = TokenSmoothHess(model, "tokens")
-        exact = explainer.attribute(ids, target, **options).hessian
-        for precision in ("bf16", "fp16"):
-            result = explainer.attribute(ids, target, precision=precision, **options)
-            error = float((result.hessian - exact).norm() / exact.norm())
-            ratios.append(error / float(result.precision_error))
-            assert error <= max(float(result.relative_error), 1e-3)
-    assert sorted(ratios)[len(ratios) // 2] < 2
+def test_the_reported_errors_of_half_precision_contain_the_rounding():
+    """It is within `precision_error`, an upper 95 % limit, for most networks, and of the size of `relative_error`."""
+    shares, total = [], []
+    for name in ("GPT", "BERT", "Llama"):
+        for seed in range(100, 104):
+            torch.manual_seed(seed)
+            shape = Shape(**{**SHAPES[name].__dict__, "width": 32, "vocabulary": 20, "length": 8})
+            model, ids = Transformer(shape).eval(), torch.randint(1, 20, (1, 8))
+            explainer, target = TokenSmoothHess(model, "tokens"), 1 if shape.classes else (7, 5)
+            for sigma in (0.1, 0.3):
+                options = {"sigma": sigma, "n_calls": 16, "control": None, "shrink": False}
+                exact = explainer.attribute(ids, target, **options).hessian
+                for precision in ("bf16", "fp16"):
+                    result = explainer.attribute(ids, target, precision=precision, **options)
+                    error = float((result.hessian - exact).norm() / exact.norm())
+                    shares.append(error / float(result.precision_error))
+                    total.append(error / max(float(result.relative_error), 1e-3))
+    within = sum(share <= 1 for share in shares)
+    assert within >= 0.87 * len(shares)  # 48 networks: three standard errors below 0.95 would be 0.86
+    assert sorted(shares)[len(shares) // 2] > 0.25
+    assert sum(share <= 1 for share in total) >= 0.9 * len(total)
+    assert max(total) < 2

@@ -93,3 +93,16 @@ def test_it_is_explained_in_raw_units():
 def test_other_estimators_are_refused(estimator, error, text):
     with pytest.raises(error, match=text):
         from_sklearn(estimator)
+
+
+def test_tables_must_have_the_columns_of_the_fit():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X / 1000, columns=["a", "b", "c"])
+    model = from_sklearn(fitted(mlp(MLPRegressor), SCORE, table))
+    options = {"sigma": 0.1, "n_calls": 64}
+    expected = SmoothHess(model).attribute(X[:2] / 1000, 0, **options)
+    torch.testing.assert_close(SmoothHess(model).attribute(table[:2], 0, **options).hessian, expected.hessian)
+    with pytest.raises(ValueError, match="expected 'a' at position 0, got 'c'"):
+        SmoothHess(lambda x: model(x) / 2).attribute(table[["c", "a", "b"]][:2], 0, **options)
+    with pytest.raises(TypeError, match=r"got MLPRegressor\. Use from_sklearn"):
+        SmoothHess(mlp(MLPRegressor))

@@ -72,3 +72,56 @@ def test_wrong_targets_are_refused(net, target, words):
 def test_labels_of_a_loss_are_no_contrasts(net):
     with pytest.raises(ValueError, match="labels must be an int"):
         sh.baselines.gauss_newton(net, torch.zeros(2, 3).double(), sh.contrast(0, 1))
+
+
+def test_names_of_classes_are_targets(net):
+    x, classes = torch.zeros(2, 3).double(), ["a", "b", "c", "d"]
+    named = sh.SmoothHess(net).attribute(x, sh.contrast("b", "d"), classes=classes, **OPTIONS)
+    plain = sh.SmoothHess(net).attribute(x, sh.contrast(1, 3), **OPTIONS)
+    torch.testing.assert_close(named.hessian, plain.hessian)
+    assert "b − d" in str(named)
+    listed = sh.SmoothHess(net).attribute(x, ["c", "a"], classes=classes, **OPTIONS)
+    assert listed.target[:, 0].tolist() == [2, 0]
+    for target, given, words in (
+        ("e", classes, "the classes are"),
+        ("a", None, "was not passed"),
+        ("a", ["a", "a"], "the classes"),
+    ):
+        with pytest.raises(ValueError, match=f"got {target!r}, but .*{words}"):
+            sh.SmoothHess(net).attribute(x, target, classes=given, **OPTIONS)
+
+
+def test_names_of_classes_are_targets_everywhere(net):
+    x, classes = torch.linspace(-1, 1, 12).double().reshape(4, 3), ["a", "b", "c", "d"]
+    options = {"sigma": 0.3, "n_calls": 24}
+    for target, index in (("c", 2), (sh.contrast("d", "a"), sh.contrast(3, 0))):
+        named = sh.evaluate.global_interactions(sh.SmoothHess(net), x, target=target, classes=classes, **options)
+        plain = sh.evaluate.global_interactions(sh.SmoothHess(net), x, target=index, **options)
+        torch.testing.assert_close(named.mean.value, plain.mean.value)
+        torch.testing.assert_close(sh.diagnose(net, x, target, classes=classes).odd, sh.diagnose(net, x, index).odd)
+        scales = sh.sweep(net, x, [0.1, 0.3], target=target, classes=classes, n_calls=24)
+        torch.testing.assert_close(
+            scales[1].hessian, sh.SmoothHess(net).attribute(x, index, tails=None, **options).hessian
+        )
+
+
+def test_a_misspelt_class_is_guessed(net):
+    with pytest.raises(ValueError, match="got 'benin', but the classes are .* Did you mean 'benign'"):
+        sh.SmoothHess(net).attribute(torch.zeros(1, 3).double(), "benin", classes=["malignant", "benign"], **OPTIONS)
+
+
+def test_errors_of_targets_name_the_remedy(net):
+    x = torch.zeros(2, 3).double()
+    with pytest.raises(ValueError, match="needs two different outputs, got 2 twice"):
+        sh.SmoothHess(net).attribute(x, sh.contrast([0, 2], 2), **OPTIONS)
+    with pytest.raises(ValueError, match=r"Expected 1; the difference of two outputs is contrast\(a, b\)"):
+        sh.SmoothHess(net).attribute(x, (1, 2), **OPTIONS)
+    with pytest.raises(ValueError, match=r"such as \(-1, 2\) for output 2 at the last position"):
+        sh.SmoothHess(lambda x: net(x)[:, None]).attribute(x, 2, **OPTIONS)
+
+
+def test_a_column_of_a_table_is_a_target(net):
+    pandas = pytest.importorskip("pandas")
+    labels = pandas.Series([3, 1], index=[17, 4])
+    result = sh.SmoothHess(net).attribute(torch.zeros(2, 3).double(), labels, **OPTIONS)
+    assert result.target[:, 0].tolist() == [3, 1]

@@ -5,6 +5,7 @@ This module selects the source (the argument `of`); the methods that compute the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +36,9 @@ def smooth(
     **options: Any,
 ) -> Result:
     """SmoothHess with the signature of the baselines; `options` are those of `SmoothHess.attribute`."""
-    return SmoothHess(forward_func).attribute(inputs, target, additional_forward_args, **options)
+    with warnings.catch_warnings():  # points of a path begin at a baseline, often near zero
+        warnings.filterwarnings("ignore", message="sigma is .* times as large")
+        return SmoothHess(forward_func).attribute(inputs, target, additional_forward_args, **options)
 
 
 NAMED: Mapping[str, Derivatives] = {"own": hessian, "softplus": softplus, "swish": swish, "smooth": smooth}

@@ -22,6 +22,7 @@ from smoothhess.draws.seeding import evaluation_seed
 from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.model import targets as targets
+from smoothhess.model.baseline_inputs import baseline_of
 from smoothhess.model.convert_inputs import to_tensors
 from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed, is_opaque
@@ -98,7 +99,7 @@ def integrated_hessians(
     """
     call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
     inputs, target = call.inputs, call.target
-    start = _baseline(to_tensors(baselines, forward_func), inputs)
+    start = baseline_of(to_tensors(baselines, forward_func), inputs)
     _check_steps(n_steps)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance!r}.")
@@ -252,22 +253,6 @@ def _reseeded(seed: int | Sequence[int], step: int) -> int | list[int]:
 
 
 # --- argument validation ----------------------------------------------------------------------------------------------
-
-
-def _baseline(baselines: Any, inputs: Tensor) -> Tensor:
-    """Start of the path of each example, (B, *shape)."""
-    given = torch.as_tensor(0.0 if baselines is None else baselines)
-    shapes = ((), tuple(inputs.shape[1:]), (1, *inputs.shape[1:]), tuple(inputs.shape))
-    if tuple(given.shape) not in shapes:
-        raise ValueError(
-            f"baselines must be a number, or have the shape of one input {shapes[1]} or of the batch {shapes[3]}, got "
-            f"{tuple(given.shape)}."
-        )
-    if given.is_complex() or given.dtype == torch.bool:
-        raise TypeError(f"baselines must hold real numbers, got {given.dtype}.")
-    if not torch.isfinite(given).all():
-        raise ValueError("baselines contain NaN or infinity: pass finite numbers.")
-    return given.detach().to(inputs).expand_as(inputs)
 
 
 def _check_steps(n_steps: Any) -> None:

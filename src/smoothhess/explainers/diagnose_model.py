@@ -34,6 +34,7 @@ from smoothhess.explainers.sigma_range import (
     GOOD,
     LEAST_CALLS,
     NOISE,
+    ROUNDED,
     SAYS,
     Cost,
     Recommendation,
@@ -46,14 +47,17 @@ from smoothhess.explainers.sigma_range import (
     states_of,
     typical_states,
 )
+from smoothhess.model.convert_inputs import in_column_order
 from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
+from smoothhess.model.targets import by_class_name
 
 ASKED = len(MULTIPLES) // 2  # index of the given Gaussian in the grid
 HVP_DIRECTIONS = 4
 NEGLIGIBLE = 0.1  # expected flips below which flips do not explain a change of the gradient over a tiny step
 POOR = 0.5  # R² at the recommended σ below which a finding is reported
 SHOWN_EXAMPLES, SHOWN_SIGMAS = 4, 8  # in the printed report
+NO_CHANGE = "No gradient changes at any σ: the model is affine around these inputs, or a step function."
 PASS_DATA = "The scale of your data is not known here: pass data=, a sample of inputs, to keep σ below it."
 
 
@@ -71,7 +75,7 @@ class Diagnosis:
     states: tuple[int, ...]  # (S,) whether each σ is usable for at least half of the examples; see `sigma_range`
     low: float  # smallest and largest usable σ of the grid for at least half of the examples, NaN if there is none
     high: float
-    recommended: float | None  # None if σ was given, or if none is usable
+    recommended: float | None  # the nearest one if none is usable; None if σ was given, or if f is affine
     cost: Cost  # of an `attribute` call
     findings: tuple[str, ...]  # one sentence each
     calls: tuple[Activation, ...]
@@ -126,7 +130,8 @@ def diagnose(
     sigma: Any = None,
     radius: float | None = None,
     gaussian: Gaussian | None = None,
-    data: Tensor | None = None,
+    data: Any = None,
+    classes: Sequence[str] | None = None,
     n_calls: int | None = None,
     n_pairs: int = 16,
     seed: int = 0,
@@ -143,7 +148,9 @@ def diagnose(
         forward_func: the model, as in `SmoothHess`.
         inputs, target, additional_forward_args, sigma, radius, gaussian, internal_batch_size,
             show_progress: as in `SmoothHess.attribute`.
-        data: a sample of inputs, (N, *shape); σ above the standard deviation of their features are not recommended.
+        data: a sample of inputs, (N, *shape), as a tensor, array or DataFrame; σ above the standard deviation of their
+            features are not recommended.
+        classes: names of the model's outputs, if `target` names them.
         n_calls: gradient calls per example of the planned run, for the cost and for the share of H₁ that rests on rare
             flips; None: one block, two calls for each dimension of the noise, and at least 64.
         n_pairs: ± pairs of points at which gradients are compared, for each σ of the grid.
@@ -165,11 +172,12 @@ def diagnose(
     >>> found.own_hessian, found.calls[0].name, found.inside.item(), "is too small" in str(found)
     (('zero',), '1 (ReLU)', False, True)
     """
+    target = by_class_name(target, classes)
     call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
     if isinstance(n_pairs, bool) or not hasattr(n_pairs, "__index__") or n_pairs < 2:
         raise ValueError(f"n_pairs must be a whole number of ± pairs, at least 2, got {n_pairs!r}. 16 are enough.")
     x = call.inputs
-    data = check_data(data, x)
+    data, sigma = check_data(data, x, forward_func), in_column_order(sigma, inputs)
     given = any(option is not None for option in (sigma, radius, gaussian))
     if given:
         gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=x[0].numel())
@@ -202,7 +210,7 @@ def diagnose(
         states[:, _mean_sigma(gaussian, x) * MULTIPLES > (data_scale(x, data) or 1.0)] = BEYOND
     chosen = Recommendation(typical_states(states), torch.full_like(flips, math.nan), None, 0)
     if not given:
-        chosen = recommend(call, scales, chosen.states, seed, not found.unseen, show_progress)
+        chosen = recommend(call, scales, states, seed, not found.unseen, show_progress)
     asked = ASKED if chosen.index is None else chosen.index
     if chosen.index is not None:
         at = Isotropic(float(scales[asked])).to(x.device, x.dtype)
@@ -210,10 +218,13 @@ def diagnose(
             found = inspect_activations(oracle, x, value, gradient, at, z, n_pairs)
         passes += chosen.passes + found.passes
     good = longest_good(chosen.states)
-    label = f"σ = {float(scales[asked]):.3g}" if isinstance(gaussian, Isotropic) else "the given Gaussian"
+    isotropic = isinstance(gaussian, Isotropic)
+    label, unit = (f"σ = {float(scales[asked]):.3g}", "") if isotropic else ("the given Gaussian", " times its size")
     limits = [ends(row, scales, asked) for row in states.tolist()]
     pairs = zip(states.tolist(), limits, strict=True)
     findings = _findings(found, own, float(chosen.r2[:, asked].nanmean()))
+    if not given and chosen.index is None and {*chosen.states} <= {NOISE, ROUNDED, BEYOND}:
+        findings = [NO_CHANGE]
     if not given and data is None:
         findings.append(PASS_DATA)
     return Diagnosis(
@@ -237,7 +248,7 @@ def diagnose(
         lower=torch.tensor([low for low, _ in limits], dtype=torch.float64),
         upper=torch.tensor([high for _, high in limits], dtype=torch.float64),
         inside=states[:, asked] == GOOD,
-        verdict=tuple(_verdict(label, row, two, scales, asked) for row, two in pairs),
+        verdict=tuple(_verdict(label, row, two, scales, asked, unit) for row, two in pairs),
         shape=tuple(x.shape),
         given=given,
         n_passes=oracle.n_rows / len(x) + passes + 2 * HVP_DIRECTIONS,
@@ -273,13 +284,13 @@ def _own_hessian(found: Activations, curvature: Tensor, changes: GradientChanges
     )
 
 
-def _verdict(label: str, states: Sequence[int], ends: Sequence[float], scales: Tensor, asked: int) -> str:
+def _verdict(label: str, states: Sequence[int], ends: Sequence[float], scales: Tensor, asked: int, unit: str) -> str:
     first, last = (f"{float(s):.2g}" for s in (scales[0], scales[-1]))
     if min(states) >= NOISE:
         return f"{label} is too small, or f is affine: no change of the gradient at any scale from {first} to {last}."
     low = f"below {first}" if math.isnan(ends[0]) else f"{ends[0]:.2g}"
     high = f"above {last}" if math.isnan(ends[1]) else f"{ends[1]:.2g}"
-    span = f"good: {low} to {high}" if GOOD in states else f"none from {first} to {last} is good"
+    span = f"good: {low} to {high}{unit}" if GOOD in states else f"none from {first} to {last}{unit} is good"
     return f"{label} {SAYS[states[asked]]} ({span})."
 
 
@@ -366,12 +377,16 @@ def _report_of_range(found: Diagnosis) -> list[str]:
             cells.append([name, *(_number(m, form) for m in means.tolist())])
     cells.append(["", *(_words(state) for state in found.states)])
     chosen = found.sigmas.tolist().index(found.recommended)
-    cells[-1][chosen + 1] = "← recommended"
+    cells[-1][chosen + 1] = f"← {'nearest' if math.isnan(found.low) else 'recommended'}"
     rows = [*zip(*cells, strict=True)]
     lines += [f"  {line}" for line in _aligned([rows[0], *(rows[i + 1] for i in _shown(found))], str.rjust)]
-    less = " or less" if found.states[0] == GOOD else ""  # the grid ends, not the range
-    span = f"{_short(found.low)}{less} to {_short(found.high)}"
-    lines.append(f"Use sigma={_short(found.recommended)}; usable are {span}.")
+    if math.isnan(found.low):
+        state = SAYS[found.states[chosen]].removeprefix("is ")
+        lines.append(f"No σ is usable without reservation; the nearest is sigma={_short(found.recommended)}: {state}.")
+    else:
+        less = " or less" if found.states[0] == GOOD else ""  # the grid ends, not the range
+        span = f"{_short(found.low)}{less} to {_short(found.high)}"
+        lines.append(f"Use sigma={_short(found.recommended)}; usable are {span}.")
     if batch > 1:
         ends_of = zip(found.lower.tolist(), found.upper.tolist(), found.r2[:, chosen].tolist(), strict=True)
         for i, (low, high, r2) in [*enumerate(ends_of)][:SHOWN_EXAMPLES]:
@@ -398,6 +413,7 @@ def _legend(found: Diagnosis) -> list[str]:
 def _shown(found: Diagnosis) -> range:
     """Indices of the rows of the table: the usable σ, one more at each end, at most SHOWN_SIGMAS of the largest."""
     good = [i for i, sigma in enumerate(found.sigmas.tolist()) if found.low <= sigma <= found.high]
+    good = good or [found.sigmas.tolist().index(found.recommended)]
     stop = min(good[-1] + 2, len(found.sigmas))
     return range(max(good[0] - 1, stop - SHOWN_SIGMAS, 0), stop)
 

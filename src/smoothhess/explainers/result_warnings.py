@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.gaussian import Gaussian, Isotropic
-from smoothhess.estimate.effective_draws import heavy_tails
 from smoothhess.estimate.quadratic_rows import FEW_ROWS, is_informative, rows_of_quadratic
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
@@ -23,11 +22,16 @@ from smoothhess.model.token_gates import are_embeddings
 from smoothhess.result.interactions import Interactions
 
 TOO_LARGE, FITTING = 1000.0, 100.0  # size of a column relative to σ, for the warning about columns
+FAR = 100.0, 1e6  # σ relative to the largest input: between them the noise replaces the input, above it is centred
 STEIN_LIMIT, STEIN_ROWS = 5, 200  # |z| above which a warning is issued; the limit is higher with fewer rows than that
 
 
 class FewEventsWarning(UserWarning):
     """Too few draws, or none, changed the gradient: the error of the interactions is unknown or uncertain."""
+
+
+class BiasWarning(UserWarning):
+    """The bias of an estimated τ is the larger part of the error."""
 
 
 def warn_unscaled_columns(inputs: Tensor, gaussian: Gaussian) -> None:
@@ -45,16 +49,38 @@ def warn_unscaled_columns(inputs: Tensor, gaussian: Gaussian) -> None:
         )
 
 
+def warn_noise_beyond_inputs(inputs: Tensor, gaussian: Gaussian) -> None:
+    """Warn if σ is so large that nothing of the inputs is left; a radius or σ in other units is the usual cause."""
+    largest = float(inputs.abs().max())
+    if isinstance(gaussian, Isotropic) and FAR[0] * largest < gaussian.sigma < FAR[1] * largest:
+        warnings.warn(
+            f"sigma is {gaussian.sigma / largest:.0f} times as large as the largest number of the inputs: the result "
+            "describes the model far away from them. Pass sigma in the units of the inputs; smoothhess.diagnose(model, "
+            "inputs, data=…) recommends one.",
+            stacklevel=3,
+        )
+
+
 def warn_of(result: Interactions, tol: float | None) -> None:
     """Issue all warnings about a result, at the caller of the public method that calls this function."""
     _warn_unfinished(result, tol)
     _warn_few_events(result)
+    _warn_biased(result)
     warn_inconsistent(result)
 
 
 def _warn_unfinished(result: Interactions, tol: float | None) -> None:
     stopped = [i for i, s in enumerate(result.status) if s == "budget"]
-    if stopped:
+    few = [i for i in stopped if tol is not None and float(result.relative_error[i]) <= tol]
+    if few:
+        warnings.warn(
+            f"{len(few)} of {len(result)} example(s) stopped at max_calls={int(result.n_calls[few].max())}: the "
+            f"reported error is at most {tol}, but a few draws carry the estimate, so that it is not reliable "
+            f"(smallest n_eff {float(result.n_eff[few].min()):.1f}). Explain a logit instead of a probability, or use "
+            "a larger sigma or more calls.",
+            stacklevel=4,
+        )
+    if stopped := [i for i in stopped if i not in few]:
         part = result[stopped]
         needed = part.calls_for(tol or 0.1)
         estimate = f" About {int(needed.max())} calls are needed." if torch.isfinite(needed).all() else ""
@@ -73,6 +99,22 @@ def _warn_unfinished(result: Interactions, tol: float | None) -> None:
             f"{ZERO_SHARE:.0%} of the gradient's variation at this sigma, or the gradient did not vary at all: the "
             "model is linear there, its output is saturated (explain a logit instead), or no draw crossed a kink (use "
             "a larger sigma). Run smoothhess.diagnose to find out which.",
+            stacklevel=4,
+        )
+
+
+def _warn_biased(result: Interactions) -> None:
+    """Warn where the bias from an estimated τ is the larger part of the error."""
+    if result.statistics.drift is None:
+        return
+    biased = result.noise.biased
+    if bool(biased.any()):
+        warnings.warn(
+            f"the closed form of {int(biased.sum())} of {len(result)} example(s) uses τ estimated from tau_probes="
+            f"{result.tau_probes} directions. Its bias is the larger part of the error, further calls do not reduce "
+            "it, and the intervals contain only a rough estimate of it. Pass more tau_probes, or tau_probes=None for "
+            "exact τ.",
+            BiasWarning,
             stacklevel=4,
         )
 
@@ -107,7 +149,7 @@ class _Events(NamedTuple):
         few_kinks = few_kinks & stats.has_own_values & is_informative(stats) & ~few
         if result.estimate.no_kinks is not None:  # rows of a smooth function may differ from a quadratic one
             few_kinks = few_kinks & ~result.estimate.no_kinks
-        heavy = heavy_tails(stats, result.grouping is not None) & ~few & ~few_kinks & ~unknown & ~jumping
+        heavy = result.estimate.has_heavy_tails & ~few & ~few_kinks & ~unknown & ~jumping
         return _Events(jumping, unknown, unmoved, moved, kinked, few, few_kinks, heavy)
 
     @staticmethod

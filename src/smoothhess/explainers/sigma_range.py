@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from smoothhess.explainers.options import Options
 from smoothhess.explainers.progress import Progress
 from smoothhess.linalg.memory import with_bytes_kept
 from smoothhess.model.capacity import Capacity
+from smoothhess.model.convert_inputs import to_tensors
 from smoothhess.model.gradients import Oracle
 from smoothhess.model.model_call import ModelCall
 from smoothhess.model.state import borrowed
@@ -91,6 +92,7 @@ def states_of(found: Activations, own: Sequence[str], changes: GradientChanges, 
     """The state of each multiple of the grid, (B, S)."""
     height = changes.odd.mean(2).clamp_min(torch.finfo(torch.float64).tiny).log()
     (slope,) = torch.gradient(height, spacing=(MULTIPLES.log(),), dim=1)
+    slope = slope + slope_stderr(changes.odd)  # a slope from few flips may be small by chance
     only_kinks = torch.tensor([word == "zero" for word in own])
     states = torch.full(slope.shape, GOOD)
     states[slope < SATURATED] = SATURATES
@@ -101,6 +103,18 @@ def states_of(found: Activations, own: Sequence[str], changes: GradientChanges, 
     states[(states >= NOISE) & ((states < NOISE).cumsum(1) > 0)] = SATURATES
     states[~changes.odd.isfinite().all(2)] = INFINITE
     return states
+
+
+def slope_stderr(odd: Tensor) -> Tensor:
+    """Standard error of the slope of log o between the neighbours of each multiple, (B, S), from o (B, S, n).
+
+    The logarithm of a ratio of two means a/b over the same n directions has the variance of a_i/a − b_i/b over n.
+    """
+    relative = odd / odd.mean(2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)  # (B, S, n)
+    last = odd.shape[1] - 1
+    after, before = (torch.arange(last + 1).add(step).clamp(0, last) for step in (1, -1))
+    stderr = (relative[:, after] - relative[:, before]).std(2) / math.sqrt(odd.shape[2])
+    return (stderr / (MULTIPLES[after] / MULTIPLES[before]).log()).nan_to_num(0.0)
 
 
 def ends(states: Sequence[int], scales: Tensor, near: int) -> tuple[float, float]:
@@ -144,18 +158,25 @@ class Recommendation:
 
 
 def recommend(
-    call: ModelCall, scales: Tensor, states: list[int], seed: int, controlled: bool, show_progress: bool | None
+    call: ModelCall, scales: Tensor, states: Tensor, seed: int, controlled: bool, show_progress: bool | None
 ) -> Recommendation:
-    """Recommend one of the usable σ after a pilot run at each of them, with common random numbers."""
-    r2 = torch.full((len(call.inputs), len(scales)), math.nan, dtype=torch.float64)
-    passes, good = 0.0, [i for i, state in enumerate(states) if state == GOOD]
+    """Recommend one of the usable σ after a pilot run at each of them, with common random numbers.
+
+    `states` (B, S) are those of each example. Where no σ is usable, the nearest one is recommended.
+    """
+    r2 = torch.full(states.shape, math.nan, dtype=torch.float64)
+    passes, typical = 0.0, typical_states(states)
+    good = [i for i, state in enumerate(typical) if state == GOOD] or nearest_to_usable(typical)
     with Progress(show_progress, len(good), "diagnose", "σ") as bar:
         for i in good:
-            r2[:, i], spent = pilot_r2(call, float(scales[i]), seed, controlled)
+            measured, spent = pilot_r2(call, float(scales[i]), seed, controlled)
+            r2[:, i] = measured.clamp(-1, 1).masked_fill(states[:, i] >= NOISE, math.nan)  # few flips: no variation
             passes += spent
             bar.update()
-    states = with_misfits(states, r2)
-    return Recommendation(states, r2, recommended_index(states, r2) if good else None, passes)
+    if typical.count(GOOD) == 0:
+        return Recommendation(typical, r2, good[0] if good else None, passes)
+    typical = with_misfits(typical, r2)
+    return Recommendation(typical, r2, recommended_index(typical, r2), passes)
 
 
 def data_scale(x: Tensor, data: Tensor | None) -> float:
@@ -164,18 +185,23 @@ def data_scale(x: Tensor, data: Tensor | None) -> float:
     return float(square.mean().sqrt())
 
 
-def check_data(data: Any, x: Tensor) -> Tensor | None:
-    """Return `data` if it is None or a sample of inputs, otherwise raise ValueError."""
+def check_data(data: Any, x: Tensor, forward_func: Callable[..., Any]) -> Tensor | None:
+    """A sample of inputs, a tensor, array or DataFrame, as a tensor; None if there is none.
+
+    Raises:
+        ValueError: if it is no sample of inputs.
+    """
     if data is None:
         return None
+    data = to_tensors(data, forward_func)
     fits = isinstance(data, Tensor) and data.shape[1:] == x.shape[1:] and len(data) > 1
     if not fits or not bool(data.isfinite().all()):
         given = tuple(data.shape) if isinstance(data, Tensor) else type(data).__name__
         raise ValueError(
-            f"data must be a finite tensor of at least 2 inputs of shape {tuple(x.shape[1:])}, got {given}. "
-            "Pass rows of the training data, prepared like the inputs."
+            f"data must be a finite tensor, array or DataFrame of at least 2 inputs of shape {tuple(x.shape[1:])}, got "
+            f"{given}. Pass rows of the training data, prepared like the inputs."
         )
-    return data.detach()
+    return data.detach().to(x)
 
 
 def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tuple[Tensor, float]:
@@ -204,10 +230,26 @@ def pilot_r2(call: ModelCall, sigma: float, seed: int, controlled: bool) -> tupl
     return share.double().cpu(), float(result.n_passes.mean())
 
 
+def nearest_to_usable(states: Sequence[int]) -> list[int]:
+    """Index of the σ to use where none is usable, or none, as a list.
+
+    It is the smallest one at which draws meet kinks although the gradient's change hardly grows, otherwise the largest
+    one with fewer kinks; never one beyond the data, or at which gradients are lost to rounding or not finite.
+
+    >>> nearest_to_usable([NOISE, FEW, FEW, SATURATES, BEYOND]), nearest_to_usable([FEW, FEW, BEYOND])
+    ([3], [1])
+    >>> nearest_to_usable([NOISE, NOISE])
+    []
+    """
+    saturated = [i for i, state in enumerate(states) if state == SATURATES]
+    few = [i for i, state in enumerate(states) if state == FEW]
+    return saturated[:1] or few[-1:]
+
+
 def with_misfits(states: list[int], r2: Tensor) -> list[int]:
     """The states, in which σ whose mean R² (B, S) is far below the best are marked."""
     mean = r2.nanmean(0)
-    best = float(mean.nan_to_num(-math.inf).max())
+    best = max(float(mean.nan_to_num(-math.inf).max()), 0.0)
     return [MISFIT if s == GOOD and m < FITS * best else s for s, m in zip(states, mean.tolist(), strict=True)]
 
 
@@ -234,7 +276,7 @@ def recommended_index(states: Sequence[int], r2: Tensor) -> int:
     """
     good, mean = longest_good(states), r2.nanmean(0).nan_to_num(0.0).tolist()
     best = max(mean[i] for i in good)
-    fitting = [i for i in good if mean[i] >= NEARLY_BEST * best]
+    fitting = [i for i in good if mean[i] >= NEARLY_BEST * max(best, 0.0)] or [max(good, key=mean.__getitem__)]
     last = fitting[-1]
     ends_at_data = states[last + 1 : last + 2] == [BEYOND]
     return last if ends_at_data or last - 1 not in fitting else last - 1

@@ -26,6 +26,7 @@ from smoothhess.explainers.options import Options, rows_of_calls, seeds_of
 from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.result_warnings import (
     warn_inconsistent,
+    warn_noise_beyond_inputs,
     warn_of,
     warn_summed_embeddings,
     warn_unscaled_columns,
@@ -33,7 +34,7 @@ from smoothhess.explainers.result_warnings import (
 from smoothhess.explainers.sampler import Sampler
 from smoothhess.linalg.memory import LAYER_HESSIANS
 from smoothhess.model.capacity import Capacity
-from smoothhess.model.convert_inputs import column_names, to_tensors
+from smoothhess.model.convert_inputs import column_names, in_column_order, to_tensors
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle, check_batch_size
 from smoothhess.model.input_parts import FunctionOfParts, are_several, join_inputs, join_names, join_values
@@ -41,6 +42,7 @@ from smoothhess.model.layer_functions import Neuron
 from smoothhess.model.model_call import ModelCall
 from smoothhess.model.model_output import OutputField
 from smoothhess.model.state import borrowed
+from smoothhess.model.targets import by_class_name
 from smoothhess.result.closed_form_hessian import ClosedForm, Layer
 from smoothhess.result.interactions import Interactions
 
@@ -68,7 +70,11 @@ class SmoothHess:
 
     def __init__(self, forward_func: Callable[..., Any], output: str | int | None = None) -> None:
         if not callable(forward_func):
-            raise TypeError(f"forward_func must be a model or another callable, got {type(forward_func).__name__}.")
+            network = type(forward_func).__module__.startswith("sklearn.")
+            remedy = " Use from_sklearn(estimator)." if network else ""
+            raise TypeError(
+                f"forward_func must be a model or another callable, got {type(forward_func).__name__}.{remedy}"
+            )
         self.forward_func = forward_func if output is None else OutputField(forward_func, output)
         self.capacity = Capacity()
 
@@ -155,7 +161,10 @@ class SmoothHess:
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives one seed for
                 each example.
             precision: "float32" evaluates the model in the precision of the inputs. "tf32", "fp16" and "bf16" are
-                faster on a GPU and add noise to the gradients; precision_error of the result estimates its size.
+                faster on a GPU and add noise to the gradients. relative_error and all intervals contain it;
+                precision_error of the result is an upper 95 % limit of its size, relative to the change of a gradient
+                between x + δ and x − δ, from four draws. The rounding of the Hessian after 2d calls has the same size,
+                and decreases with further calls unless it is the same in all draws.
             compile: evaluate the model through torch.compile, which is faster for many calls of a large model on a GPU.
             show_progress: show a progress bar with an estimate of the time left. None shows it after two seconds, in a
                 terminal or a notebook only.
@@ -178,6 +187,7 @@ class SmoothHess:
                 are not the derivatives of the values, or if the model fails only while its activations are recorded.
             UserWarning: if the model raises an error at the far inputs of the search that `tails` makes.
             UserWarning: if some columns of a table are larger than 1000 sigma while others are about as large as sigma.
+            UserWarning: if sigma is more than 100 times as large as the largest number of the inputs.
             UserWarning: if feature_mask sums the coordinates of embeddings, see `TokenSmoothHess`.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
@@ -190,6 +200,7 @@ class SmoothHess:
             sigma = join_values(sigma, parts, "sigma")
             feature_mask = join_values(feature_mask, parts, "feature_mask")
             direction = join_values(direction, parts, "direction")
+        sigma = in_column_order(sigma, inputs)
         options = Options(
             sigma=sigma,
             radius=radius,
@@ -213,6 +224,7 @@ class SmoothHess:
             compile=compile,
             show_progress=show_progress,
         )
+        target = by_class_name(target, options.classes)
         call = ModelCall(function, features, target, additional_forward_args, internal_batch_size)
         run = replace(Run.prepare(call, options, self.capacity), input_parts=parts)
         if feature_mask is not None and direction is None:
@@ -226,6 +238,7 @@ class SmoothHess:
             raise interrupted(error, len(run.inputs), result) from None
         if parts is None:
             warn_unscaled_columns(run.inputs, run.gaussian)
+            warn_noise_beyond_inputs(run.inputs, run.gaussian)
         return result
 
     def closed_form(
@@ -267,6 +280,7 @@ class SmoothHess:
         ([('1', 'relu', 8)], True)
         """
         call = ModelCall(self.forward_func, inputs, target, additional_forward_args, internal_batch_size)
+        sigma = in_column_order(sigma, inputs)
         inputs, plan = call.inputs, find_design("orthogonal")
         d = inputs[0].numel()
         gaussian = Gaussian.ensure(sigma=sigma, radius=radius, gaussian=gaussian, d=d).to(inputs.device, inputs.dtype)
@@ -330,7 +344,7 @@ class SmoothHess:
 
         Raises:
             ValueError: if `result` was not sampled, was computed from other results, or was made by another version of
-                the estimator, or if f(x) differs from the output in `result`.
+                the estimator, or if f(x) or its gradient differs from that in `result`.
             Interrupted: after a KeyboardInterrupt, with the `result` of all calls so far.
 
         >>> f = lambda x: x.prod(1)
@@ -516,8 +530,7 @@ def _grown(result: Interactions, oracle: Oracle, rows: int, bar: Progress) -> In
         sampler = with_control(sampler, choice)
     if statistics.tails is not None:
         sampler = replace(sampler, strata=statistics.tails.strata)
-    for index in torch.arange(len(result), device=result.device).split(1):
-        sampler.check_same_model(statistics, index)
+    sampler.check_same_model(statistics)
     # examples with the same number of rows are batched
     batches = [torch.nonzero(statistics.n == count).reshape(-1) for count in statistics.n.unique().tolist()]
     growing = [sampler.extension(statistics.select(index), index) for index in batches]

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from smoothhess.draws.gaussian import Diagonal, Gaussian
 from smoothhess.draws.seeding import evaluation_generator, evaluation_seed
 from smoothhess.estimate.folded_mean import FoldedMean
+from smoothhess.explainers.diagnose_model import Diagnosis, diagnose
 from smoothhess.explainers.interrupted import Interrupted
 from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity
+from smoothhess.model.convert_inputs import to_tensors
 from smoothhess.model.gradients import check_batch_size
 from smoothhess.model.model_call import is_predicted
 from smoothhess.model.state import borrowed
@@ -132,6 +134,7 @@ class TokenSmoothHess:
                 "blocks of the model after the embedding, model.block = torch.compile(model.block)."
             )
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
+        target = targets.by_class_name(target, options.get("classes"))
         text.check_target(target)
         mask = options.pop("feature_mask", None)
         mask = None if mask is None else torch.as_tensor(mask)
@@ -157,6 +160,43 @@ class TokenSmoothHess:
             )
         except Interrupted as error:
             raise Interrupted(str(error), None if error.result is None else described(error.result)) from None
+
+    def diagnose(
+        self,
+        input_ids: Tensor,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        frozen: Any = None,
+        **options: Any,
+    ) -> Diagnosis:
+        """Find the σ of the gates that are usable for a text, and recommend one; or examine a given σ.
+
+        Gates are 0 at the baseline and 1 at the text; their standard deviation, 0.7, is the scale of the data.
+
+        Args:
+            input_ids, target, additional_forward_args, frozen: as in `attribute`.
+            **options: the keyword arguments of `smoothhess.diagnose`, such as sigma and seed.
+
+        Returns:
+            A `Diagnosis` with one feature for each token.
+
+        Raises:
+            TypeError, ValueError: as in `attribute` and `smoothhess.diagnose`.
+
+        >>> words, head = nn.Embedding(100, 8), nn.Linear(8, 2)
+        >>> explainer = TokenSmoothHess(lambda ids: head(words(ids).mean(1).tanh()), words)
+        >>> 0 < explainer.diagnose(torch.tensor([[3, 14, 15, 92, 65, 35]]), 1).recommended <= 1
+        True
+        """
+        text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
+        target = targets.by_class_name(target, options.get("classes"))
+        text.check_target(target)
+        between = torch.stack([torch.zeros_like(text.gates[0]), text.gates[0]])  # the baseline and the text
+        held = text.held if bool(text.held.any()) else None
+        arguments = (text.ids, text.baseline, held, *text.others)
+        function = self._explainer(text).forward_func
+        return diagnose(function, text.gates, target, arguments, **{"data": between, **options})
 
     def strength(
         self,
@@ -200,8 +240,10 @@ class TokenSmoothHess:
         if n_centers < 2:
             raise ValueError(f"n_centers must be at least 2, for a standard error of their mean, got {n_centers}.")
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
+        target = targets.by_class_name(target, options.get("classes"))
         text.check_target(target)
         explainer, moving = self._explainer(text), ~text.always_frozen
+        _refuse_all_frozen(text.always_frozen)
         gaussian = Diagonal(sigma * moving.double().cpu())
         options = {"n_calls": 2 * max(int(moving.sum()), 1), **options}
         total = FoldedMean()
@@ -238,6 +280,9 @@ class TokenSmoothHess:
 
         Returns:
             A new `Interactions`.
+
+        Raises:
+            ValueError: as `SmoothHess.more`, and if the texts, the baseline or the frozen tokens are others.
         """
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
         grown = self._explainer(text).more(result, n, text.arguments, **options)
@@ -247,10 +292,12 @@ class TokenSmoothHess:
         """Validate the arguments of the model; calls it once, with the first text."""
         check_batch_size(rows)
         ids = check_ids(self.gates.layer, input_ids)
+        args = to_tensors(args, self.forward_func)
+        _refuse_first_argument(args)
         named = dict(args) if isinstance(args, Mapping) else {}
         plain = () if args is None or isinstance(args, Mapping) else args if isinstance(args, tuple) else (args,)
         _refuse_cache(named, plain)
-        _refuse_padding_without_mask(self.gates.layer, ids, args, frozen)
+        _refuse_padding_without_mask(self.gates.layer, ids, named, plain, frozen)
         gates = TokenGates(self.forward_func, self.gates.layer, tuple(named))
         others = (*plain, *named.values())
         with borrowed(gates, ids.device):
@@ -266,7 +313,7 @@ class TokenSmoothHess:
         if frozen is not None:
             held = frozen_positions(frozen, ids, batch, tokens)
         baseline = baseline_vectors(self.gates.layer, self.baseline, vectors, batch)
-        return _Text(gates, ids, others, vectors, baseline, held, named.get("attention_mask"))
+        return _Text(gates, ids, others, vectors, baseline, held, *_text_of_outputs(named, ids, held))
 
     def _explainer(self, text: _Text) -> SmoothHess:
         explainer = SmoothHess(text.gates_function, self.output)
@@ -295,7 +342,8 @@ class _Text:
     first: Tensor  # (1, T, E) embeddings of the first text
     baseline: Tensor | None  # (1 or B, 1 or T, E)
     held: Tensor  # (B, T) frozen tokens
-    mask: Any  # the keyword argument attention_mask
+    written: Tensor | None  # (B, T′) ids of the text whose positions the outputs have; None if it is not known
+    mask: Any  # its attention mask, a keyword argument
 
     @property
     def gates(self) -> Tensor:
@@ -306,6 +354,8 @@ class _Text:
     @property
     def feature_kind(self) -> str:
         """What a position is: "token" for ids, "patch" for pixels."""
+        if isinstance(self.gates_function.layer, nn.Embedding):
+            return "token"
         return "patch" if self.ids.is_floating_point() or self.ids.shape != self.held.shape else "token"
 
     @property
@@ -327,21 +377,33 @@ class _Text:
         kind = targets.kind(rows)
         if rows is None or (kind == "entry" and rows.shape[1] != 2) or (kind == "contrast" and rows.shape[1] != 5):
             return
-        tokens = self.held.shape[1]
+        if self.written is None:
+            return
+        tokens = self.written.shape[1]
         t, token = targets.positions(rows, tokens, kind)
-        if bool((t < 0).any()) or bool((t >= tokens).any()) or self.ids.shape != self.held.shape:
+        if bool((t < 0).any()) or bool((t >= tokens).any()):
             return  # an output may have other positions than the input; its shape is checked after the first call
-        if kind == "continuation" and not torch.equal(self.ids.cpu().gather(1, t[:, :-1] + 1), token[:, :-1]):
+        if kind == "continuation" and not torch.equal(self.written.cpu().gather(1, t[:, :-1] + 1), token[:, :-1]):
             raise ValueError(
-                "input_ids must contain the continuation up to its last token, at its position. Append it to the "
-                "texts, and freeze its tokens, or pass start."
+                "input_ids must contain the continuation up to its last token, at its position; for an encoder–decoder "
+                "model decoder_input_ids. Append it to the texts, and freeze its tokens, or pass start."
             )
-        mask = self.mask.cpu().bool() if isinstance(self.mask, Tensor) else torch.ones_like(self.held.cpu())
-        if mask.shape == self.held.shape and not bool(mask.gather(1, t).all()):
+        mask = self.mask.cpu().bool() if isinstance(self.mask, Tensor) else torch.ones(self.written.shape).bool()
+        if mask.shape == self.written.shape and not bool(mask.gather(1, t).all()):
             raise ValueError(
                 "the target position of a text is padding: attention_mask is 0 there. Pass one position per text, such "
                 "as target=[(length − 1, token), …]."
             )
+
+
+def _text_of_outputs(named: Mapping[str, Any], ids: Tensor, held: Tensor) -> tuple[Tensor | None, Any]:
+    """The text whose positions the outputs have, and its attention mask: that of the decoder, if there is one."""
+    if any(name.startswith("decoder_") for name in named):
+        decoded, mask = named.get("decoder_input_ids"), named.get("decoder_attention_mask")
+        if isinstance(decoded, Tensor) and decoded.ndim == 2 and len(decoded) in (1, len(ids)):
+            return decoded.expand(len(ids), -1), mask
+        return None, mask
+    return (ids if ids.shape == held.shape else None), named.get("attention_mask")
 
 
 def _rows(ids: Tensor, others: Sequence[Any], rows: slice) -> tuple[Any, ...]:
@@ -355,12 +417,16 @@ def _without_frozen(frozen: Tensor, d: int, sigma: Any, radius: Any, gaussian: A
     if gaussian is not None:
         raise ValueError("frozen tokens cannot be combined with gaussian. Pass sigma, or a Gaussian that freezes them.")
     moving = (~frozen).double().cpu().repeat_interleave(d // len(frozen))
+    _refuse_all_frozen(frozen)
     count = int(moving.sum())
-    if not count:
-        raise ValueError(f"all {len(frozen)} tokens are frozen: nothing would be perturbed. Freeze fewer of them.")
     if radius is not None or sigma is None:
         return Diagonal(Gaussian.ensure(sigma=sigma, radius=radius, d=count).scales(1)[0] * moving)
     return Diagonal(Gaussian.ensure(sigma=sigma, radius=radius, d=d).scales(d) * moving)
+
+
+def _refuse_all_frozen(frozen: Tensor) -> None:
+    if bool(frozen.all()):
+        raise ValueError(f"all {len(frozen)} tokens are frozen: nothing would be perturbed. Freeze fewer of them.")
 
 
 def _names(names: Any, batch: int, count: int) -> tuple[tuple[str, ...], ...] | None:
@@ -372,6 +438,14 @@ def _names(names: Any, batch: int, count: int) -> tuple[tuple[str, ...], ...] | 
     if len(each) != batch:
         raise ValueError(f"names must be {count} strings, or {batch} lists of them, got {len(each)} lists.")
     return tuple(name_each(one, count) for one in each)
+
+
+def _refuse_first_argument(args: Any) -> None:
+    again = [name for name in ("input_ids", "pixel_values") if isinstance(args, Mapping) and name in args]
+    if again:
+        raise ValueError(
+            f"additional_forward_args contain {again[0]!r}, which is the first argument of the model. Leave it out."
+        )
 
 
 def _refuse_cache(named: Mapping[str, Any], plain: Sequence[Any]) -> None:
@@ -392,9 +466,12 @@ def _advise_against_cache(output: Any) -> None:
         )
 
 
-def _refuse_padding_without_mask(layer: nn.Module, ids: Tensor, args: Any, frozen: Any) -> None:
+def _refuse_padding_without_mask(
+    layer: nn.Module, ids: Tensor, named: Mapping[str, Any], plain: Sequence[Any], frozen: Any
+) -> None:
     padding = layer.padding_idx if isinstance(layer, nn.Embedding) else None
-    if padding is not None and args is None and frozen is None and bool((ids == padding).any()):
+    masked = frozen is not None or bool(plain) or any("mask" in name for name in named)
+    if padding is not None and not masked and bool((ids == padding).any()):
         raise ValueError(
             f"input_ids contain padding (id {padding}), but neither an attention mask nor frozen tokens were passed. "
             'Pass additional_forward_args={"attention_mask": …}, or '

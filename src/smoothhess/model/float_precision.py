@@ -3,8 +3,8 @@
 Draws, statistics and frozen passes always use the precision of the inputs. Half-differences of gradients cancel, so
 reduced precision adds noise to each of them: 5 to 20 % with TF32 and 16 to 53 % with bfloat16 on a CIFAR10 ResNet-18,
 more for smaller σ. float16 is as fast as bfloat16 and more accurate, with about twice the noise of TF32, but overflows
-at 65504. The noise is random and included in the standard errors; its size is measured on a few pairs of points and
-stored in the result.
+at 65504. The noise is random and included in the standard errors; an upper limit of its size is measured on a few
+pairs of points and stored in the result.
 """
 
 from __future__ import annotations

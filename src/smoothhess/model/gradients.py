@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from smoothhess.linalg.memory import BATCH_INPUTS, SAVED_ACTIVATIONS, in_batches, reraise_out_of_memory, with_bytes_kept
+from smoothhess.linalg.memory import (
+    BATCH_INPUTS,
+    CACHED_ACTIVATIONS,
+    SAVED_ACTIVATIONS,
+    in_batches,
+    reraise_out_of_memory,
+    with_bytes_kept,
+)
 from smoothhess.model import targets
 from smoothhess.model.capacity import Capacity, InputKind
 from smoothhess.model.fast_batchnorm import QuickNorms, may_pay
@@ -24,6 +31,7 @@ from smoothhess.model.random_operations import call_without_random_operations
 from smoothhess.model.state import is_opaque
 
 FIRST_ROWS = 32  # rows of the first pass, which measures the memory per row
+LEAST_CACHED = 32  # rows of a batch on a CPU even if their activations leave the caches
 TRIED_ROWS = 4  # rows on which the fast backward pass is compared with torch
 MOST_ROWS = {"cpu": 4096, "cuda": 32_768}  # small batches leave a GPU idle
 
@@ -231,7 +239,10 @@ class Oracle:
     def _measure(self, points: Tensor, owner: Tensor, norms: QuickNorms | None = None) -> Tensor:
         """`_output`, and set the batch size from the memory that the pass saves per row."""
         value, per_row = with_bytes_kept(lambda: self._output(points, owner, norms), len(points))
-        self._take(min(self.batch_size, SAVED_ACTIVATIONS.items(per_row, points.device)))
+        rows = SAVED_ACTIVATIONS.items(per_row, points.device)
+        if points.device.type == "cpu":
+            rows = min(rows, max(LEAST_CACHED, CACHED_ACTIVATIONS.items(per_row, points.device)))
+        self._take(min(self.batch_size, rows))
         self.measured = True
         return value
 

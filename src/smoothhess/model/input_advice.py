@@ -17,6 +17,8 @@ from smoothhess.linalg.memory import is_out_of_memory
 from smoothhess.model.state import modules_behind
 
 HALVES = (torch.float16, torch.bfloat16)
+# in messages of torch about layers that were made for inputs of another shape
+MISFITS = ("shapes cannot be multiplied", "input to conv", "channels", "must match the size", "size mismatch")
 
 
 class OutputRowsError(ValueError):
@@ -46,11 +48,21 @@ def _advice(
     dtypes = {p.dtype for m in modules_behind(forward_func) for p in m.parameters() if p.is_floating_point()}
     if isinstance(error, RuntimeError) and dtypes and points.dtype not in dtypes and _is_about_dtypes(str(error)):
         return _dtype_advice(points.dtype, dtypes)
+    if "'indices' to have one of the following scalar types" in str(error):
+        return (
+            "the model looks up embeddings, so its inputs are token ids, which cannot be perturbed. Use "
+            "TokenSmoothHess(model, layer), which explains tokens."
+        )
     if points.ndim > 1 and _is_about_shapes(error) and _accepts(explained, points[None]):
         one, whole = tuple(points.shape[1:]), tuple(points.shape)
         return (
             f"inputs of shape {whole} are {len(points)} examples of shape {one}, which the model does not accept, but "
             f"it accepts one example of shape {whole}: the batch dimension is missing. Pass inputs[None]."
+        )
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in MISFITS):
+        return (
+            f"the model fails at {len(points)} input(s) of shape {tuple(points.shape[1:])}: {error}. Pass inputs of "
+            "the shape that the model takes, with examples in dimension 0."
         )
     return ""
 

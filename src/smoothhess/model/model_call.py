@@ -14,8 +14,7 @@ from torch import Tensor
 from smoothhess.model.convert_inputs import column_names, to_tensors
 from smoothhess.model.gradients import Oracle, check_batch_size, check_inputs, entire_outputs
 from smoothhess.model.state import borrowed
-
-PREDICTED = "predicted"  # the target "class with the largest output"
+from smoothhess.model.targets import PREDICTED
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,12 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid, "identi
 EXPECTED = "a fitted MLPClassifier or MLPRegressor, or a Pipeline of a StandardScaler and one of them"
 
 
+class FittedNetwork(nn.Sequential):
+    """A network that knows the columns of the table that it was fitted on; None if it was fitted on an array."""
+
+    feature_names: tuple[str, ...] | None = None
+
+
 def from_sklearn(estimator: Any) -> nn.Sequential:
     """Make a torch module from a fitted neural network of scikit-learn.
 
@@ -28,6 +34,7 @@ def from_sklearn(estimator: Any) -> nn.Sequential:
         A module (N, d) → (N, C). For a classifier the outputs are logits, in the order of its `classes_`: log_softmax
         of them is predict_log_proba (the two logits of a binary classifier are −z/2 and z/2, with the log-odds z); of
         a multilabel classifier, the logit of each label. For a regressor they are its predictions, one for each output.
+        If the estimator was fitted on a DataFrame, explainers refuse tables with other columns, or in another order.
 
     Raises:
         TypeError: if the estimator is of another kind.
@@ -61,7 +68,10 @@ def from_sklearn(estimator: Any) -> nn.Sequential:
     layers: list[nn.Module] = []
     for weight, bias in zip(weights, biases, strict=True):
         layers += [_linear(weight, bias), ACTIVATIONS[network.activation]()]
-    return nn.Sequential(*layers[:-1]).eval()
+    module = FittedNetwork(*layers[:-1]).eval()
+    columns = getattr(estimator, "feature_names_in_", None)
+    module.feature_names = None if columns is None else tuple(map(str, columns))
+    return module
 
 
 def _steps(estimator: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ All functions of the library accept the forms of Captum, for an output of shape 
     list of B tuples     one entry per example
     contrast(a, b)       the difference of two outputs; a and b have one of the forms above
     "predicted"          the class with the largest output of each example, output (N, C)
+    "cat"                the output of that name, where `classes` are passed
     continuation(ids)    the log-probability that a text continues with these tokens, output (N, T, V) of logits
 
 The logit of a token at a position of a text is the tuple (position, token).
@@ -16,8 +17,9 @@ The logit of a token at a position of a text is the tuple (position, token).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
@@ -28,10 +30,12 @@ from torch import Tensor
 _CONTRAST, _CONTINUATION = -(2**40), -(2**40) - 1
 _END = 2**40  # start of a continuation at the end of the text
 
+PREDICTED = "predicted"  # the target "class with the largest output"
+
 Kind = Literal["entry", "contrast", "continuation"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Contrast:
     """The difference of two outputs; created by `contrast`."""
 
@@ -107,8 +111,8 @@ def entries(target: Any, batch: int) -> Tensor | None:
         return _contrasted(target, batch)
     if isinstance(target, Continuation):
         return _continued(target, batch)
-    if isinstance(target, np.ndarray):
-        target = torch.from_numpy(target)
+    if isinstance(target, np.ndarray) or hasattr(target, "to_numpy"):
+        target = torch.from_numpy(np.array(target))
     if isinstance(target, Tensor):
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
             raise TypeError(f"target must hold integers, got a tensor of {target.dtype}.")
@@ -149,6 +153,8 @@ def _contrasted(target: Contrast, batch: int) -> Tensor:
             "contrast(a, b) needs two targets with the same number of indices, such as contrast(3, 5) or "
             "contrast((-1, 17), (-1, 42))."
         )
+    if bool((same := (a == b).all(1)).any()):
+        raise ValueError(f"contrast(a, b) needs two different outputs, got {described(a[same][0].tolist())} twice.")
     return torch.cat([a, b, torch.full((batch, 1), _CONTRAST)], 1)
 
 
@@ -192,15 +198,44 @@ def positions(rows: Tensor, length: int, of: Kind) -> tuple[Tensor, Tensor]:
     return torch.where(t < 0, t + length, t), halves[..., 1]
 
 
-def described(row: Sequence[int]) -> str:
-    """The target of one example in words: "3", "(4, 17)", "3 − 5", "log p(7, 8)".
+def by_class_name(target: Any, classes: Sequence[str] | None) -> Any:
+    """A target with names of classes in place of their indices; "predicted" and other targets as they are.
+
+    Raises:
+        ValueError: if a string is not the name of one class.
+
+    >>> by_class_name(["dog", "cat"], ["cat", "dog"]), by_class_name(contrast("cat", "dog"), ["cat", "dog"])
+    ([1, 0], Contrast(a=0, b=1))
+    """
+    if isinstance(target, Contrast):
+        return Contrast(by_class_name(target.a, classes), by_class_name(target.b, classes))
+    if isinstance(target, list):
+        return [by_class_name(one, classes) for one in target]
+    if not isinstance(target, str) or target == PREDICTED:
+        return target
+    if classes is None or list(classes).count(target) != 1:
+        known = "classes=, a list of names, was not passed" if classes is None else f"the classes are {list(classes)}"
+        close = get_close_matches(target, [PREDICTED, *map(str, classes or ())], 1)
+        raise ValueError(
+            f'target must be "{PREDICTED}", an index, or the name of a class, got {target!r}, but {known}.'
+            f"{f' Did you mean {close[0]!r}?' if close and close[0] != target else ''}"
+        )
+    return list(classes).index(target)
+
+
+def described(row: Sequence[int], classes: Sequence[str] | Mapping[int, str] | None = None) -> str:
+    """The target of one example in words: "3", "cat", "(4, 17)", "3 − 5", "log p(7, 8)".
 
     >>> described(entries(contrast((4, 17), (4, 9)), 1)[0].tolist())
     '(4, 17) − (4, 9)'
+    >>> described(entries(contrast(1, 0), 1)[0].tolist(), ["cat", "dog"])
+    'dog − cat'
     """
+    names = dict(enumerate(classes)) if isinstance(classes, Sequence) else dict(classes or {})
 
     def index(numbers: Sequence[int]) -> str:
-        return str(numbers[0]) if len(numbers) == 1 else str(tuple(numbers))
+        one = numbers[0] + len(names) if numbers[0] < 0 else numbers[0]
+        return names.get(one, str(numbers[0])) if len(numbers) == 1 else str(tuple(numbers))
 
     if row[-1] == _CONTRAST:
         half = len(row) // 2
@@ -239,7 +274,14 @@ def check(rows: Tensor | None, output: Tensor) -> None:
         _check_continuation(rows, shape)
         return
     if len(shape) != rows.shape[1] + 1:
-        advice = "Pass target=None." if len(shape) == 1 else f"Expected {len(shape) - 1}."
+        advice = f"Expected {len(shape) - 1}."
+        if len(shape) == 1:
+            advice = "Pass target=None."
+        elif rows.shape[1] == 1:
+            index = ", ".join(["-1", *["0"] * (len(shape) - 3), str(int(rows[0, 0]))])
+            advice = f"Expected {len(shape) - 1}, such as ({index}) for output {int(rows[0, 0])} at the last position."
+        elif len(shape) == 2:
+            advice = "Expected 1; the difference of two outputs is contrast(a, b)."
         raise ValueError(f"target has {rows.shape[1]} index(es) per example but the output has shape {shape}. {advice}")
     sizes = torch.tensor(shape[1:])
     outside = ((rows < -sizes) | (rows >= sizes)).any(1)

@@ -7,7 +7,7 @@ The explainer is `smoothhess.explainers.token_smooth_hess`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,10 +100,19 @@ def check_embeddings(output: Any, rows: int, tokens: int | None = None) -> None:
 
 def check_ids(layer: nn.Module, ids: Any) -> Tensor:
     """The token ids (B, T) as a tensor, or any other first argument of a model whose layer is no nn.Embedding."""
+    if isinstance(ids, Mapping):
+        raise TypeError(
+            f"input_ids must be a tensor, got {type(ids).__name__}. Pass its ids first and the rest as additional "
+            "arguments: input_ids=encoding['input_ids'], additional_forward_args={'attention_mask': …}."
+        )
     if not isinstance(ids, Tensor):
         try:
             ids = torch.as_tensor(ids)
         except (TypeError, ValueError, RuntimeError) as error:
+            if "str" in str(error):
+                raise TypeError(
+                    "input_ids must be integers, got strings. Convert the texts with the tokenizer of the model."
+                ) from error
             raise ValueError(
                 "input_ids must be a tensor (B, T), or texts of the same length. Pad the shorter ones, pass the "
                 "attention mask as additional_forward_args, and freeze the padding: frozen=mask == 0."
@@ -178,9 +187,20 @@ def frozen_positions(frozen: Any, ids: Tensor, batch: int, tokens: int) -> Tenso
         return given.expand(batch, tokens)
     if given.is_floating_point() and given.numel():
         raise TypeError(f"frozen must be a boolean mask or token ids, got {given.dtype}. Use frozen=mask == 0.")
+    if _is_mask_of_integers(given, tokens):
+        raise TypeError(
+            f"frozen must be a boolean mask or token ids, got zeros and ones as {given.dtype} of shape "
+            f"{tuple(given.shape)}. Use frozen=mask.bool(), or frozen=mask == 0 of an attention mask."
+        )
     if ids.shape != (batch, tokens):
         raise ValueError(f"frozen token ids need input_ids ({batch}, {tokens}), got {tuple(ids.shape)}. Pass a mask.")
     return torch.isin(ids, given.to(ids.dtype))
+
+
+def _is_mask_of_integers(given: Tensor, tokens: int) -> bool:
+    """Whether integers are a mask of 0 and 1: one per token, and not a list of different ids."""
+    repeated = given.ndim > 1 or given.numel() > given.unique().numel()
+    return repeated and given.shape[-1:] == (tokens,) and bool(((given == 0) | (given == 1)).all())
 
 
 def are_embeddings(forward_func: Callable[..., Any], inputs: Tensor) -> bool:

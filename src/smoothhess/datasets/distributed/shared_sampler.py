@@ -88,7 +88,7 @@ def evaluate(sampler: Sampler, stretch: Stretch, processes: Processes, watch: Wa
     extension = Sampler.extension(sampler, part, index)
     part = Sampler.add_rows(sampler, extension, len(share), watch, stretch.check)  # type: ignore[arg-type]
     head = cut(part.head, max(part.head_rows - stretch.seen - share.start, 0))
-    sums = {"even_sum": part.even_sum, "value_sum": part.value_sum, "stein": part.stein}
+    sums = {name: getattr(part, name) for name in ("even_sum", "value_sum", "square_sum", "stein")}
     if part.skew is not None:
         sums["skew"] = part.skew
     if stretch.seen + stretch.rows > part.head_rows:
@@ -113,6 +113,7 @@ def appended(
         total=total,
         even_sum=stats.even_sum + sums["even_sum"],
         value_sum=stats.value_sum + sums["value_sum"],
+        square_sum=stats.square_sum + sums["square_sum"],
         stein=stats.stein + sums["stein"],
         skew=None if stats.skew is None else stats.skew + sums["skew"],
         known=mean(stats.known, stats.n, known, torch.full_like(stats.n, stretch.rows)),
