@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 
 import pytest
 import torch
@@ -203,7 +204,9 @@ def test_a_figure_a_page_and_a_frame(tmp_path):
     found = global_interactions(SmoothHess(lambda x: x[:, 0] * x[:, 1].tanh()), x, sigma=0.5, names=["age", "<b>", "c"])
     page = found.report(tmp_path / "x.html").read_text()
     assert "age × &lt;b&gt;" in page
-    assert "30 records" in page
+    assert "Over 30 records, <b>age</b> and <b>&lt;b&gt;</b> act together most" in page
+    assert "http" not in re.sub(r'http-equiv="Content-Security-Policy"', "", page)
+    assert len(page) < 30_000
     with pytest.raises(ValueError, match="does not exist"):
         found.report(tmp_path / "none" / "x.html")
     pytest.importorskip("pandas")

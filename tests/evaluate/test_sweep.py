@@ -22,6 +22,7 @@ def deep(d=5, seed=1):
     return nn.Sequential(nn.Linear(d, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1)).double()
 
 
+@pytest.mark.filterwarnings("ignore:sigma is 1")  # times as large as the inputs, on purpose
 def test_a_quadratic_is_the_same_at_every_scale():
     a, b = quadratic(5)
     scales = sweep(lambda x: x @ b + (x @ a * x).sum(1) / 2, X, [0.01, 1.0, 100.0], n_calls=20)

@@ -7,9 +7,13 @@ from smoothhess.evaluate.across_models import ModelAgreement, StablePair, across
 from smoothhess.evaluate.attack import AttackPath, attack, margin
 from smoothhess.evaluate.attack_comparison import AttackComparison, AttackDifference, post_hoc
 from smoothhess.evaluate.compare_methods import MethodComparison, compare_methods
+from smoothhess.evaluate.compare_results import ComparedPair, ResultComparison, compare_results
 from smoothhess.evaluate.compare_surrogates import Average, Comparison, Difference, compare
+from smoothhess.evaluate.discover import Discoveries, Discovery, discover
+from smoothhess.evaluate.gaussian_knockoffs import GaussianKnockoffs
 from smoothhess.evaluate.global_interactions import global_interactions
 from smoothhess.evaluate.global_summary import GlobalInteractions
+from smoothhess.evaluate.joint_removal import JointRemoval, joint_removal
 from smoothhess.evaluate.perturbation_mse import perturbation_mse
 from smoothhess.evaluate.sanity import Check, Sanity, sanity
 from smoothhess.evaluate.selection import Selection, select, select_radii
@@ -25,13 +29,19 @@ __all__ = [
     "Average",
     "Change",
     "Check",
+    "ComparedPair",
     "Comparison",
     "Curve",
     "Difference",
+    "Discoveries",
+    "Discovery",
     "Flip",
+    "GaussianKnockoffs",
     "GlobalInteractions",
+    "JointRemoval",
     "MethodComparison",
     "ModelAgreement",
+    "ResultComparison",
     "Sanity",
     "Selection",
     "StablePair",
@@ -41,7 +51,10 @@ __all__ = [
     "attack",
     "compare",
     "compare_methods",
+    "compare_results",
+    "discover",
     "global_interactions",
+    "joint_removal",
     "kkt_residual",
     "margin",
     "minimize_in_ball",

@@ -97,6 +97,8 @@ def global_interactions(
     for number, name in ((seed, "seed"), (first_record, "first_record")):
         if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
             raise ValueError(f"{name} must be an integer, 0 or more, got {number!r}.")
+    if not callable(target):
+        target = targets.by_class_name(target, options.get("classes"))
     attribute_options = {"sigma": sigma, "radius": radius, "gaussian": gaussian, "n_calls": n_calls, **options}
     columns = column_names(batches)
     if columns is not None and feature_mask is None and isinstance(explainer, SmoothHess):

@@ -24,6 +24,7 @@ from smoothhess.estimate import student_t
 from smoothhess.estimate.hessian_estimate import HessianEstimate
 from smoothhess.estimate.statistics import DrawRange, Rows, Statistics, own_slopes
 from smoothhess.explainers.smooth_hess import NeuronSmoothHess, SmoothHess
+from smoothhess.explainers.token_smooth_hess import TokenSmoothHess
 from smoothhess.linalg.low_rank import Known
 from smoothhess.model.model_call import ModelCall
 from smoothhess.result.interactions import Interactions, SampledResult
@@ -31,6 +32,8 @@ from smoothhess.result.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+TWICE = "all scales must be different, got one of them twice. Remove it."
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +211,7 @@ def sweep(
     """One `Interactions` per scale, all from the same random numbers.
 
     Args:
-        explainer: a SmoothHess or NeuronSmoothHess, or a model, for which SmoothHess(model) is used.
+        explainer: a SmoothHess, NeuronSmoothHess or TokenSmoothHess, or a model, for which SmoothHess(model) is used.
         inputs, target, additional_forward_args: see `SmoothHess.attribute`.
         sigmas: the scales: standard deviations, or per-feature arrays, or Gaussians of one rank.
         radii: the scales as radii, σ = r/√d. Pass either sigmas or radii.
@@ -233,37 +236,56 @@ def sweep(
         explainer = SmoothHess(explainer)
     given = [name for name in ("sigma", "radius", "gaussian") if options.get(name) is not None]
     if given:
-        raise ValueError(f"sweep takes several scales: pass a list as sigmas or radii, not {given[0]}.")
-    call = ModelCall(getattr(explainer, "forward_func", explainer.attribute), inputs)
-    gaussians = _scales(sigmas, radii, call.inputs[0].numel())
+        raise ValueError(
+            f"sweep takes several scales: pass a list as sigmas or radii, not {given[0]}. sigmas may hold Gaussians, "
+            "such as [segments.noise(parts, s) for s in (0.1, 0.3)]."
+        )
     arguments = {"additional_forward_args": additional_forward_args, **options}
     if target is not None:
         arguments["target"] = target
-    if isinstance(explainer, SmoothHess | NeuronSmoothHess):
+    if isinstance(explainer, SmoothHess | NeuronSmoothHess | TokenSmoothHess):
         arguments.setdefault("tails", None)  # draws from tail strata are not shared between scales
+    if isinstance(explainer, TokenSmoothHess):  # ids, whose gates are the features
+        listed = _listed(sigmas, radii)
+        name = "radius" if sigmas is None else "sigma"
+        results = tuple(explainer.attribute(inputs, **{name: scale}, **arguments) for scale in listed)
+        if any(a.gaussian.same_as(b.gaussian) for i, a in enumerate(results) for b in results[:i]):
+            raise ValueError(TWICE)
+        return Sweep(results)
+    call = ModelCall(getattr(explainer, "forward_func", explainer.attribute), inputs)
+    gaussians = _scales(sigmas, radii, call.inputs[0].numel())
     if call.names is not None:
         arguments.setdefault("names", call.names)
     return Sweep(tuple(explainer.attribute(call.inputs, gaussian=g, **arguments) for g in gaussians))
 
 
-def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
-    """Validate the scales and return one Gaussian for each."""
+def _listed(sigmas: Any, radii: Any) -> list[Any]:
+    """The given scales as a list.
+
+    Raises:
+        TypeError, ValueError: as `sweep`.
+    """
     if (sigmas is None) == (radii is None):
         got = "neither" if sigmas is None else "both"
         raise ValueError(f"exactly one of sigmas and radii is needed: pass sigmas or radii, got {got}.")
     listed = radii if sigmas is None else sigmas
     if isinstance(listed, Gaussian) or not hasattr(listed, "__iter__") or getattr(listed, "ndim", 1) == 0:
         raise TypeError(f"sigmas and radii must hold several scales: pass a list, got {type(listed).__name__}.")
+    if not len(listed := list(listed)):
+        raise ValueError("expected at least one scale, got none.")
+    return listed
+
+
+def _scales(sigmas: Any, radii: Any, d: int) -> list[Gaussian]:
+    """Validate the scales and return one Gaussian for each."""
     gaussians = []
-    for scale in listed:
+    for scale in _listed(sigmas, radii):
         if isinstance(scale, Gaussian):
             gaussians.append(Gaussian.ensure(gaussian=scale, d=d))
         else:
             gaussians.append(Gaussian.ensure(**{"radius" if sigmas is None else "sigma": scale}, d=d))
-    if not gaussians:
-        raise ValueError("expected at least one scale, got none.")
     if any(a.same_as(b) for i, a in enumerate(gaussians) for b in gaussians[:i]):
-        raise ValueError("all scales must be different, got one of them twice. Remove it.")
+        raise ValueError(TWICE)
     return gaussians
 
 
@@ -391,6 +413,7 @@ def _first_rows(stats: Statistics, rows: Tensor) -> Statistics:
         total=None,
         even_sum=head.even.double().sum(1),
         value_sum=head.value_even.double().sum(1),
+        square_sum=torch.full_like(stats.square_sum, torch.nan),  # of all rows only
     )
 
 
@@ -420,6 +443,7 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         drift_norm2=None if drift is None else drift.double().square().sum(-1).mean(-1),
         even_sum=a.even_sum - b.even_sum,
         value_sum=a.value_sum - b.value_sum,
+        square_sum=torch.full_like(a.square_sum, torch.nan),
         value=torch.zeros_like(a.value),
         values_belong=False,
         gradient=torch.zeros_like(a.gradient),  # ∇f(x) is the same at every scale

@@ -38,8 +38,9 @@ def to_frame(
     """A pandas table with one row per pair of each example, strongest first.
 
     Columns: `example`, the numbers `i` < `j` and names `first`, `second` of the features, `value` (H_ij) with `stderr`
-    and the interval `low` … `high`, `effect` (H_ij σ_i σ_j, in units of the output), `q_value`, `significant`, `n_eff`
-    and `tail_index`. They are those of `Interactions.top_pairs`.
+    and the interval `low` … `high`, `effect` (H_ij σ_i σ_j, in units of the output), `q_value`, `significant`, `n_eff`,
+    `tail_index`, and the sizes `separate_share` with `separate_share_stderr`, `output_share` and `size`. They are those
+    of `Interactions.top_pairs`.
 
     Args:
         result: an `Interactions`.

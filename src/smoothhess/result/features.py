@@ -67,11 +67,7 @@ def target_names(result: Result) -> tuple[str, ...]:
     if result.target is None:
         return ("",) * len(result)
 
-    def word(row: list[int]) -> str:
-        classes = result.classes or ()
-        return classes[row[0]] if len(row) == 1 and -len(classes) <= row[0] < len(classes) else described(row)
-
-    return tuple(word(row) for row in result.target.tolist())
+    return tuple(described(row, result.classes) for row in result.target.tolist())
 
 
 def unit_rows(result: Result, index: int) -> Tensor:

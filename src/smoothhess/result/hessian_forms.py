@@ -186,8 +186,8 @@ def span(result: SampledResult) -> Tensor | None:
 
 def _sampled_rows(result: SampledResult) -> Tensor | None:
     """Rows (B, r, d) that span H: scores, gradients, and factors of the control variate's expectation."""
-    own = result.estimate.unbiased.own  # what a fit adds is a combination of these rows
-    return torch.cat(own.factors(), 1) if own.is_factored else None
+    unbiased = result.estimate.unbiased
+    return torch.cat(unbiased.factors(), 1) if unbiased.is_factored else None
 
 
 def _denoised_rows(result: SampledResult) -> Tensor | None:

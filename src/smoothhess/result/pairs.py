@@ -23,6 +23,7 @@ from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.estimate.variance import Variance
 from smoothhess.linalg.effective_number import effective_number
 from smoothhess.linalg.memory import EXAMPLE_MATRICES
+from smoothhess.result.effect_sizes import share_text
 from smoothhess.result.false_discoveries import q_values
 from smoothhess.result.intervals import plus_minus
 
@@ -45,6 +46,10 @@ class Pair(NamedTuple):
     significant: bool  # whether q_value is at most the q that was passed to `top_pairs`
     n_eff: float = math.nan  # effective number of draws that carry the sampled part of the value; NaN if not sampled
     tail_index: float = math.nan  # of their contributions; above 0.7 the standard error is unreliable
+    separate_share: float = math.nan  # |effect| relative to the separate effects of both features; NaN if undefined
+    separate_share_stderr: float = math.nan  # its standard error
+    output_share: float = math.nan  # |effect| relative to the standard deviation of the output over the noise
+    size: str = ""  # "tiny", "small", "moderate" or "large", by the smaller share; "at most …" within noise
 
 
 COLUMNS = ("example", "i", "j", "first", "second", *Pair._fields[3:])  # of `TopPairs.to_frame`
@@ -57,14 +62,17 @@ class TopPairs(list[list[Pair]]):
     >>> x = torch.tensor([[1.0, 2.0]])
     >>> result = sh.Exact.make(x, x.prod(1), x.flip(1), torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]))
     >>> result.top_pairs(1, ["age", "dose"])
-    Strongest pairs of 1 example(s); ± is the half-width of the 95 % interval
-      example  pair        value  effect  q  interval
-            0  age × dose  1      1       0  exact
+    Strongest pairs of 1 example(s)
+      example  pair        value  effect  of separate  of output  size      q  interval
+            0  age × dose  1      1       45 %         41 %       moderate  0  exact
     """
 
-    def __init__(self, pairs: Iterable[list[Pair]] = (), level: float = 0.95, unit: str = "") -> None:
+    def __init__(
+        self, pairs: Iterable[list[Pair]] = (), level: float = 0.95, unit: str = "", relative_error: str = ""
+    ) -> None:
         super().__init__(pairs)
         self.level, self.unit = level, unit
+        self.relative_error = relative_error  # of the estimate whose values these are, as text; "" without draws
 
     def rows(self) -> list[tuple[Any, ...]]:
         """One tuple of COLUMNS for each pair of each example, strongest first."""
@@ -82,18 +90,24 @@ class TopPairs(list[list[Pair]]):
             raise ImportError("to_frame needs pandas: pip install pandas") from error
         return pd.DataFrame(self.rows(), columns=list(COLUMNS))
 
+    def _of_draws(self) -> str:
+        """What ± and the relative error are; empty without draws."""
+        if not self.relative_error:
+            return ""
+        return f"; ± half of a {100 * self.level:g} % interval; relative error of the estimate {self.relative_error}"
+
     def __repr__(self) -> str:
         unit = f" ({self.unit})" if self.unit else ""
-        head = f"Strongest pairs of {len(self)} example(s){_of_the(self.level)}"
-        table = [("example", "pair", "value", f"effect{unit}", "q", "interval")]
+        head = f"Strongest pairs of {len(self)} example(s){self._of_draws()}"
+        sizes = ["of separate", "of output", "size"] if any(p.size for pairs in self for p in pairs) else []
+        table = [["example", "pair", "value", f"effect{unit}", *sizes, "q", "interval"]]
         for example, pairs in enumerate(self):
-            table += [(f"{example:7d}", " × ".join(p.names), *_cells(p)) for p in pairs]
+            for p in pairs:
+                value, effect, *rest = _cells(p)
+                own = [share_text(p.separate_share), share_text(p.output_share), p.size] if sizes else []
+                table.append([f"{example:7d}", " × ".join(p.names), value, effect, *own, *rest])
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         return "\n".join([head, *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table)])
-
-
-def _of_the(level: float) -> str:
-    return f"; ± is the half-width of the {100 * level:g} % interval"
 
 
 def _cells(p: Pair) -> tuple[str, str, str, str]:
@@ -140,14 +154,14 @@ class Entries(NamedTuple):
 
     hessian: Tensor  # the numbers that are reported
     variance: Variance  # of `hessian`
-    ranking: Tensor  # the numbers that pairs are ranked by
+    ranking: Tensor  # the numbers that pairs are chosen by
     chosen_elsewhere: bool = False  # whether `ranking` is independent of `hessian`
 
 
 def strongest_pairs(
     entries: Entries, scales: Tensor, k: int, q: float, level: float, allowed: Tensor | None = None
 ) -> list[Columns]:
-    """The k pairs i < j of each example with the largest |ranking_ij| σ_i σ_j, and their intervals.
+    """The k pairs i < j of each example with the largest |ranking_ij| σ_i σ_j, in the order of their |value| σ_i σ_j.
 
     There is one item for each run of consecutive examples in which the same features have σ > 0. q-values count all
     pairs, or only the k pairs if they were chosen from independent draws. `allowed` (d, d) excludes pairs.
@@ -182,6 +196,8 @@ def strongest_pairs(
             flat = (m.reshape(-1).index_select(0, index.reshape(-1)) for m in matrices)
             value, rank, square, moves = (x.reshape(index.shape).double() for x in flat)
             chosen = _largest((rank * moves).abs(), min(k, len(place)))
+            listed = (value * moves).abs().gather(1, chosen).nan_to_num(-1.0, torch.inf)
+            chosen = chosen.gather(1, listed.argsort(descending=True, stable=True))
             stderr = square.sqrt()
             # 0/0 is an exact zero, which is not significant; neither is a value whose error is unknown
             t = (value.abs() / stderr).nan_to_num_(0.0, torch.inf)

@@ -25,10 +25,12 @@ from smoothhess.model.convert_inputs import as_array
 from smoothhess.model.input_parts import InputPart, grouped_parts, join_values
 from smoothhess.result import eigenpairs, export, features, files, text
 from smoothhess.result.derivatives import Derivatives
+from smoothhess.result.effect_sizes import with_sizes
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.intervals import Estimate
 from smoothhess.result.pairs import Columns, Entries, TopPairs, strongest_pairs, with_effective_draws
 from smoothhess.result.segments import group_names
+from smoothhess.result.shown_estimate import errors_text, shown_error
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -47,7 +49,7 @@ class Result(ABC):
     control_note: str = ""  # why no control variate was applied
     unbiased: bool = True  # whether the estimate behind stderr(), pairs and intervals is unbiased
     precision: str = "float32"  # precision in which the model was evaluated
-    precision_error: Tensor | None = None  # (B,) relative error of a gradient's half-difference in that precision
+    precision_error: Tensor | None = None  # (B,) relative error of gradient changes in that precision, an upper limit
     estimator_version: int = ESTIMATOR_VERSION  # version of the formulas
     names: tuple[tuple[str, ...], ...] | None = None  # names of the features of each example: columns or tokens
     classes: tuple[str, ...] | None = None  # names of the model's outputs, by target
@@ -403,10 +405,10 @@ class Result(ABC):
         selection: Literal["all", "split"] = "all",
         between: tuple[int | str, int | str] | None = None,
     ) -> TopPairs:
-        """The k strongest pairs of each example, ranked by |H_ij| σ_i σ_j, with confidence intervals.
+        """The k strongest pairs of each example, by |H_ij| σ_i σ_j, with confidence intervals and sizes.
 
-        Values and intervals are those of the unbiased estimate. Pairs are ranked by `hessian`: if it is denoised, the
-        ranking depends less on the noise.
+        Values, their order, intervals and sizes are those of the unbiased estimate. `hessian` decides which pairs are
+        listed: if it is denoised, the choice depends less on the noise (docs/certainty.md).
 
         The same draws choose and measure the pairs, so the values of chosen pairs are too large on average (winner's
         curse). This matters where the errors are as large as the differences between pairs; docs/benchmarks/coverage.md
@@ -425,7 +427,8 @@ class Result(ABC):
                 one with a feature of the other are ranked and counted.
 
         Returns:
-            A list of `Pair` for each example, strongest first; it prints as a table and has `to_frame()`.
+            A list of `Pair` for each example, strongest first; it prints as a table and has `to_frame()`. The sizes
+            `separate_share`, `output_share` and `size` are defined in docs/certainty.md.
 
         Raises:
             ValueError: if k, q, level or selection is out of range, if the number of names or scales is not d, if there
@@ -440,7 +443,10 @@ class Result(ABC):
         pairs = [pairs for part in found for pairs in part.named(labels)]
         if isinstance(self.source, HessianEstimate):
             pairs = with_effective_draws(pairs, self.source.features)
-        return TopPairs(pairs, level, self.unit)
+        moves = None if scales is None else torch.as_tensor(as_array(scales), dtype=torch.float64)
+        sampled = isinstance(self.source, HessianEstimate)
+        error = errors_text(shown_error(self)) if sampled else ""
+        return TopPairs(with_sizes(pairs, self, moves), level, self.unit, error)
 
     def strongest_pairs_of(
         self,
@@ -574,6 +580,16 @@ class Result(ABC):
         from smoothhess.view.report import report
 
         return report(self, path, **options)
+
+    def show(self, **options: Any) -> None:
+        """Display a summary in a notebook: the answer in words, the input and the strongest pairs; print in a terminal.
+
+        Args:
+            **options: `names` and `pairs`, see smoothhess.view.report.show.
+        """
+        from smoothhess.view.report import show
+
+        show(self, **options)
 
     def _repr_html_(self) -> str:
         from smoothhess.view.report import html

@@ -199,15 +199,17 @@ def columns(names: Sequence[str], groups: Mapping[str, Sequence[str]] | None = N
     return Segments(torch.tensor([numbers[label] for label in labels]), tuple(order))
 
 
-def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, unit: str = "s") -> Segments:
+def windows(
+    length: int | Sequence[int], width: float, step: float | None = None, *, unit: str | None = None
+) -> Segments:
     """Time windows of equal width over a curve; the last window is shorter if the width does not divide the curve.
 
     Args:
         length: number of samples, or the shape of one input, (L,) or (C, L): time is its last dimension, and all
             channels of a time step belong to the same window.
         width: width of a window, in the unit of `step`.
-        step: time between two samples.
-        unit: name of the unit of time, for the names of the windows.
+        step: time between two samples; None measures the width in samples.
+        unit: name of the unit of time, for the names of the windows; None is "s" with a step, and no name without.
 
     Returns:
         `Segments` with the shape of one input.
@@ -217,12 +219,13 @@ def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, uni
 
     >>> windows(10, 0.2, step=0.05).names
     ('0–0.2 s', '0.2–0.4 s', '0.4–0.5 s')
-    >>> windows((2, 4), 2, unit="").mask
+    >>> windows((2, 4), 2).mask
     tensor([[0, 0, 1, 1],
             [0, 0, 1, 1]])
     """
     shape = (int(length),) if hasattr(length, "__index__") else tuple(length)  # type: ignore[arg-type]
-    samples = shape[-1]
+    samples, ending = shape[-1], "s" if unit is None and step is not None else unit or ""
+    step = 1.0 if step is None else step
     if not (step > 0 and math.isfinite(step)):
         raise ValueError(f"step must be the positive time between two samples, got {step}.")
     if not width >= step * (1 - 1e-9):
@@ -237,8 +240,7 @@ def windows(length: int | Sequence[int], width: float, step: float = 1.0, *, uni
     kept = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
     for i, (a, b) in enumerate(kept):
         mask[a:b] = i
-    ending = f" {unit}" if unit else ""
-    return _spread(mask, [f"{a * step:.6g}–{b * step:.6g}{ending}" for a, b in kept], shape)
+    return _spread(mask, [f"{a * step:.6g}–{b * step:.6g} {ending}".rstrip() for a, b in kept], shape)
 
 
 def from_mask(mask: Any, shape: Sequence[int] | None = None) -> Segments:
@@ -401,7 +403,7 @@ def _parse_window(rest: str, words: str, shape: tuple[int, ...], step: float | N
             raise ValueError(
                 f"{words} is in seconds: give --step, the seconds between two samples, or a width in samples."
             )
-        return windows(shape, width, unit="")
+        return windows(shape, width)
     return windows(shape, width if seconds else width * step, step)
 
 
