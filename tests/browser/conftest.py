@@ -67,8 +67,9 @@ def open_page(chromium):
     """Opens a file; afterwards nothing may have been complained of, asked for or popped up."""
     opened: list[tuple[Any, Opened]] = []
 
-    def open_(path: Path, width: int = 1280, height: int = 900, theme: str = "light") -> Opened:
-        context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+    def open_(path: Path, width: int = 1280, height: int = 900, theme: str = "light", touch: bool = False) -> Opened:
+        size = {"width": width, "height": height}
+        context = chromium.new_context(viewport=size, color_scheme=theme, has_touch=touch)
         page = Opened(context.new_page())
         page.tab.set_default_timeout(20_000)
         page.tab.on("console", lambda message: page.complaints.append(f"{message.type}: {message.text}"))

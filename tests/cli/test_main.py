@@ -16,6 +16,7 @@ import torch
 import smoothhess as sh
 from smoothhess.cli import demo as demonstration
 from smoothhess.cli.main import main
+from smoothhess.result.shown_estimate import error_text
 from smoothhess.view.figures import canvas
 from tests.printed import alike
 from tests.view.pictures import without_layout
@@ -69,7 +70,8 @@ def test_demo_prints_the_pairs_intervals_and_quality_of_the_saved_results(demo):
                     x for x in demo.said.splitlines() if f"    {' × '.join(p.names)} " in x and f"{p.value:+.3f}" in x
                 )
                 assert f"[{p.low:+.3f}, {p.high:+.3f}]" in line
-            quality = f"relative error {100 * float(result.relative_error[i]):.1f} %, R² {float(result.r2[i]):.2f}"
+            one = result.unshrunk()
+            quality = f"relative error {error_text(float(one.relative_error[i]))}, R² {float(one.r2[i]):.2f}"
             assert f"{quality}, {int(result.n_calls[i])} calls" in demo.said
 
 

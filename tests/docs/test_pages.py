@@ -13,6 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 FAST = [
     "quickstart.md",
     "certainty.md",
+    "howto/comparing.md",
     "howto/neurons.md",
     "howto/other-frameworks.md",
     "howto/pages.md",
@@ -22,10 +23,12 @@ FAST = [
 ]
 SLOW = [
     "sigma.md",
+    "troubleshooting.md",
     "global.md",
     "howto/attacks.md",
     "howto/command-line.md",
     "howto/datasets.md",
+    "howto/discoveries.md",
     "howto/images.md",
     "howto/large-inputs.md",
     "howto/scikit-learn.md",
@@ -33,12 +36,17 @@ SLOW = [
     "howto/tables.md",
 ]
 NEEDS = {
-    "howto/attacks.md": ["sklearn"],
-    "howto/command-line.md": ["cyclopts", "skimage", "matplotlib"],
+    "howto/attacks.md": ["sklearn", "matplotlib"],
+    "howto/command-line.md": ["cyclopts", "skimage", "matplotlib", "sklearn", "pandas"],
+    "howto/discoveries.md": ["sklearn", "pandas"],
     "howto/images.md": ["skimage", "matplotlib"],
+    "howto/large-inputs.md": ["skimage", "matplotlib"],
+    "howto/neurons.md": ["sklearn", "matplotlib"],
+    "howto/several-inputs.md": ["sklearn", "matplotlib"],
+    "howto/datasets.md": ["matplotlib"],
     "howto/other-frameworks.md": ["pandas", "scipy"],
     "global.md": ["pandas", "matplotlib"],
-    "howto/scikit-learn.md": ["sklearn", "pandas"],
+    "howto/scikit-learn.md": ["sklearn", "pandas", "matplotlib"],
     "howto/series.md": ["matplotlib"],
     "howto/tables.md": ["sklearn", "pandas", "matplotlib"],
     "howto/text.md": ["matplotlib", "sklearn", "transformers"],
@@ -48,7 +56,9 @@ LARGE = {  # examples about a large error, which say so; a mean over centres wit
     "howto/images.md": ["pixels ="],
     "certainty.md": ["few ="],
     "howto/text.md": ["strength ="],
+    "troubleshooting.md": [""],
 }
+ELSEWHERE = {"report", "digits"}  # pictures that no page makes: of the gallery's table and of the demo
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="an installed package has no docs")
 
@@ -92,6 +102,9 @@ def test_the_page_runs(page, tmp_path, monkeypatch):
             if block.language == "sh":
                 check_commands(block.code)
     assert names
+    for name in set(pages.PICTURE.findall(text)) - ELSEWHERE:
+        assert (DOCS / "images" / f"{name}.png").exists()
+        assert [*tmp_path.rglob(f"{name}.png"), *tmp_path.rglob(f"{name}.html")], name
 
 
 def check_commands(lines):

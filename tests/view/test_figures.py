@@ -106,7 +106,7 @@ def test_heatmap_colours_are_white_at_zero_and_say_what_they_mean(table):
     assert min(zero[:3]) > 0.95
     bar = ax.images[0].colorbar
     assert bar is not None
-    assert "when both rise" in bar.ax.get_ylabel()
+    assert "together" in bar.ax.get_ylabel()
 
 
 def test_heatmap_names_stand_on_both_axes_while_they_fit(table):
@@ -221,7 +221,7 @@ def ends_of(ax):
 @pytest.mark.parametrize("shape", [(4, 5), (1, 4, 5), (3, 4, 5)])
 def test_image_joins_the_two_pixels_of_each_pair(shape):
     result = picture(shape, 200)
-    ax = view.image(result, k=12, beside=False, example=1)
+    ax = view.image(result, k=12, beside=False, example=1, significant=False)
     found = result.top_pairs(12)[1]
     lines, ends = ends_of(ax)
     for p, line, (start, stop) in zip(found, lines, ends, strict=True):
@@ -247,7 +247,7 @@ def test_image_stands_beside_the_plain_input():
 
 def test_image_of_segments_joins_their_middles():
     mask = torch.tensor([[0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 2, 3]] * 2).expand(3, 4, 5)
-    ax = view.image(picture((3, 4, 5)).groups(mask), k=6, beside=False)
+    ax = view.image(picture((3, 4, 5)).groups(mask), k=6, beside=False, significant=False)
     middles = {(0.5, 0.5), (3.0, 0.5), (1.5, 2.5), (4.0, 2.5)}
     lines, ends = ends_of(ax)
     assert len(lines) == 6

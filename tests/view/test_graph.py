@@ -27,7 +27,7 @@ def looks(patch, pair, found):
 @pytest.mark.parametrize("example", [0, 1])
 def test_circle_joins_the_names_of_each_pair(example):
     result = table(120, design="iid", control=None)
-    ax = view.graph(result, k=15, names=NAMES, example=example)
+    ax = view.graph(result, k=15, names=NAMES, example=example, significant=False)
     found = result.top_pairs(15, NAMES)[example]
     z = [abs(p.value) / p.stderr for p in found]
     assert any(1 < x < 2 for x in z)
@@ -43,12 +43,28 @@ def test_circle_joins_the_names_of_each_pair(example):
     assert any(line.get_alpha() < 0.9 for line in lines)  # else nothing is tested about noise
     said = [t.get_text() for t in ax.get_legend().get_texts()]
     assert "faint: within noise (|z| < 2)" in said
-    assert "more than the sum of the parts (H > 0)" in said
+    assert "together more than apart (H > 0)" in said
+
+
+def test_only_significant_pairs_are_drawn_unless_all_are_asked_for():
+    result = table(120, design="iid", control=None)
+    found = [p for p in result.top_pairs(15, NAMES)[0] if p.significant]
+    assert 0 < len(found) < 15
+    ax = view.graph(result, k=15, names=NAMES)
+    assert len([p for p in ax.patches if isinstance(p, PathPatch)]) == len(found)
+    assert {t.get_text() for t in ax.texts} & set(NAMES) == {n for p in found for n in p.names}
+    assert not any("not significant" in t.get_text() for t in ax.get_legend().get_texts())
+    image = picture((4, 5), 8, control=None)
+    assert not any(p.significant for p in image.top_pairs(10)[0])
+    for ax in (view.graph(image), view.graph(image, over="image")):
+        assert ax.get_title(loc="left") == "No significant pair of pixels"
+        assert not ax.patches
+    assert not view.image(image).patches
 
 
 def test_dots_say_what_a_feature_does_by_itself():
     result = table(200)
-    ax = view.graph(result, k=15, names=NAMES)
+    ax = view.graph(result, k=15, names=NAMES, significant=False)
     spots = {t.get_text(): np.array(t.xy) for t in ax.texts if t.get_text() in NAMES}
     (shown,) = dots(ax)
     slope, stderr = result.gradient[0], result.gradient_stderr[0]
@@ -63,7 +79,7 @@ def test_dots_say_what_a_feature_does_by_itself():
 
 def test_over_an_image_segments_are_joined_at_their_middles():
     grouped = picture((3, 4, 5)).groups(segments())
-    ax = view.graph(grouped, over="image", k=6, names=["sky", "sun", "sea", "sand"])
+    ax = view.graph(grouped, over="image", k=6, significant=False, names=["sky", "sun", "sea", "sand"])
     middles = np.array([(0.5, 0.5), (3.0, 0.5), (1.5, 2.5), (4.0, 2.5)])
     found = grouped.top_pairs(6)[0]
     lines = [p for p in ax.patches if isinstance(p, FancyArrowPatch)][::-1]

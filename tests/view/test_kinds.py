@@ -117,7 +117,7 @@ def test_figures_leave_pyplot_and_its_settings_alone():
         "import dataclasses, sys, torch, matplotlib as mpl, smoothhess as sh; from smoothhess import view;"
         "settings = lambda: {k: mpl.rcParams[k] for k in mpl.rcParams if k != 'backend'}; before = settings();"
         "f = lambda x: x.flatten(1).prod(1);"
-        "r = sh.SmoothHess(f).attribute(torch.ones(1, 3, 3), sigma=0.5, n_calls=96);"
+        "r = sh.SmoothHess(f).attribute(torch.ones(1, 3, 3), sigma=0.1, n_calls=96);"
         "figures = {k: r.plot(k).figure for k in view.KINDS if k not in ('series', 'text')};"
         "t = sh.SmoothHess(f).attribute(torch.ones(1, 4), sigma=0.5, n_calls=96);"
         "figures |= {'series': t.plot('series').figure, 'along': view.along(f, r).figure};"

@@ -6,6 +6,7 @@ import torch
 
 import smoothhess as sh
 from smoothhess import view
+from smoothhess.result.shown_estimate import error_text
 from smoothhess.view.figures import canvas
 from smoothhess.view.figures.feature_order import clustered
 from tests.view.pictures import NAMES, draw, picture, segments, table, unbiased_noise
@@ -32,10 +33,9 @@ def test_names_follow_their_numbers_whatever_the_order(result, options):
     assert labels(ax) == [t.get_text() for t in ax.get_xticklabels()]
     order = options.get("order")
     assert len(chosen) == (len(order) if isinstance(order, list) else options.get("k", 6))
-    hessian, stderr = result.hessian[1].numpy(), result.stderr()[1].numpy()
+    unbiased, stderr = result.unshrunk().hessian[1].numpy(), result.stderr()[1].numpy()
     shown, at = ax.images[0], np.ix_(chosen, chosen)
-    np.testing.assert_allclose(np.asarray(shown.get_array()), hessian[at], rtol=1e-12)
-    unbiased = result.unshrunk().hessian[1].numpy()
+    np.testing.assert_allclose(np.asarray(shown.get_array()), unbiased[at], rtol=1e-12)
     faint = unbiased_noise(unbiased, stderr)
     z = np.abs(unbiased / stderr)
     assert ((z > 1) & (z < 2)).any()
@@ -88,7 +88,7 @@ def test_colour_bar_says_what_more_and_less_mean(result):
         bar = view.heatmap(result, names=NAMES, ax=ax).images[0].colorbar
         assert bar is not None
         said = (bar.ax.get_ylabel() + bar.ax.get_xlabel()).replace("\n", " ").replace("\u00a0", " ")
-        assert "raising both raises f ← less · more → than the sum of the parts" in " ".join(said.split())
+        assert "together ← less · more → than apart" in " ".join(said.split())
         assert "per unit of each feature" in said
     caption = [t.get_text() for t in ax.texts if "faint" in t.get_text()]
     assert "within noise" in caption[0].replace("\n", " ")
@@ -105,11 +105,12 @@ def test_small_numbers_are_counted_in_powers_of_ten():
     assert "1" in [t.get_text() for t in bar.ax.get_yticklabels()]
 
 
-def test_segments_and_denoised_results_say_so():
+def test_a_matrix_of_segments_is_that_of_the_unbiased_numbers():
     grouped = picture((3, 4, 5), 400).groups(segments())
     ax = view.heatmap(grouped, order="clustered")
     np.testing.assert_allclose(
-        np.sort(np.asarray(ax.images[0].get_array()), None), np.sort(grouped.hessian[0].numpy(), None)
+        np.sort(np.asarray(ax.images[0].get_array()), None), np.sort(grouped.unshrunk().hessian[0].numpy(), None)
     )
     assert ax.get_xlabel() == "segments"
-    assert any("denoised" in t.get_text() for t in ax.texts)
+    error = error_text(float(grouped.unshrunk().relative_error[0]))
+    assert any(error in t.get_text() for t in ax.texts)

@@ -1,12 +1,14 @@
 """The page holds the numbers of the result, is whole or not there, and takes the user's text for text."""
 
 import base64
-import hashlib
 import io
 import json
 import re
+import sys
+from datetime import date
 from html.parser import HTMLParser
 from importlib.resources import files
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ import smoothhess as sh
 from smoothhess import baselines
 from smoothhess.estimate import student_t
 from smoothhess.result.exact import Attribution, Exact
+from smoothhess.result.shown_estimate import error_text
 from smoothhess.view import report as page_module
 from smoothhess.view.report import encoding, feature_layout, html, quality_levels, report
 from smoothhess.view.report.payload import PageOptions
+from tests.view import texts
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -105,7 +109,6 @@ def test_the_numbers_are_those_of_the_result(table, b):
     value, stderr = unpacked(numbers["value"], d), unpacked(numbers["stderr"], d)
     np.testing.assert_allclose(value, one.unshrunk().hessian[0], rtol=1e-6, atol=1e-12)
     np.testing.assert_allclose(stderr, one.stderr()[0], rtol=1e-6)
-    assert numbers["denoised"] is None  # so few features are not denoised
     np.testing.assert_allclose(floats(numbers["slope"]), one.gradient[0], rtol=1e-6)
     np.testing.assert_allclose(floats(numbers["slope_stderr"]), one.gradient_stderr[0], rtol=1e-6)
     np.testing.assert_allclose(floats(numbers["move"]), [0.5, 1, 2, 1])
@@ -117,12 +120,34 @@ def test_the_numbers_are_those_of_the_result(table, b):
     assert np.isnan(q.diagonal()).all()
 
 
-def test_a_denoised_estimate_comes_beside_the_unbiased_one():
-    result = result_of((24,))
+def test_values_order_and_error_are_those_of_one_estimate():
+    result = result_of((24,), n_calls=96, control=None)
     assert result.shrink
-    numbers = payload(result)["results"][0][0]
-    np.testing.assert_allclose(unpacked(numbers["denoised"], 24), result.hessian[0], rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(unpacked(numbers["value"], 24), result.unshrunk().hessian[0], rtol=1e-6, atol=1e-12)
+    content = payload(result)
+    numbers, own = content["results"][0][0], result.unshrunk()
+    np.testing.assert_allclose(unpacked(numbers["value"], 24), own.hessian[0], rtol=1e-6, atol=1e-12)
+    assert "denoised" not in numbers
+    quality = {reading["name"]: reading for reading in numbers["quality"]}
+    for name, error in (("Relative error", own.relative_error), ("Denoised matrix", result.relative_error)):
+        assert quality[name]["figure"] == error_text(float(error[0]))
+    assert quality["Denoised matrix"]["level"] == "plain"  # one verdict
+    assert numbers["eigen"]["denoised"]
+    np.testing.assert_allclose(numbers["eigen"]["values"], result.eigh(6).values[0], rtol=1e-6)
+    assert dict(content["made"][0][0])["Estimate"] == "unbiased"
+
+
+def test_the_page_has_the_sizes_of_pairs():
+    result = result_of((24,))
+    content = payload(result)
+    numbers, (pair, *_) = content["results"][0][0], result.top_pairs(1)[0]
+    separate = floats(numbers["separate"])
+    share = abs(pair.effect) / np.sqrt(separate[pair.i] + separate[pair.j])
+    assert share == pytest.approx(pair.separate_share, rel=1e-5)
+    assert abs(pair.effect) / numbers["spread"] == pytest.approx(pair.output_share, rel=1e-5)
+    assert content["sizes"][0] == [0.01, "tiny"]
+    x = torch.zeros(1, 4)
+    attribution = sh.Attribution.make(x, x.sum(1), x, torch.eye(4)[None], method="some index")
+    assert payload(attribution)["results"][0][0]["separate"] is None
 
 
 def test_the_width_of_intervals_follows_the_level(table):
@@ -363,26 +388,34 @@ def test_units_and_values(table):
 
 
 def test_readings_are_good_fair_and_poor():
-    certain = result_of((4,), n_calls=2000)
-    levels = {r.name: r.level for r in quality_levels.readings(certain)}
-    assert levels["Relative error"] == "good"
-    assert levels["Calls"] == "plain"
-    poor = result_of((40,), n_calls=8, shrink=False)
-    found = {r.name: r for r in quality_levels.readings(poor)}
-    assert found["Relative error"].level == "poor"
-    assert found["R²"].level == "poor"
+    def named(result):
+        return {r.name.split(":")[0]: r for r in quality_levels.readings(result)}
+
+    certain = named(result_of((4,), n_calls=2000))
+    assert certain["Relative error"].level == "good"
+    assert certain["Calls"].level == "plain"
+    poor = named(result_of((40,), n_calls=8, shrink=False))
+    assert poor["Relative error"].level == "poor"
+    assert poor["R²"].level == "poor"
     with pytest.warns(UserWarning, match="max_calls"):
         stopped = sh.SmoothHess(network((40,))).attribute(
             torch.zeros(1, 40, dtype=torch.float64), sigma=0.5, tol=1e-6, max_calls=100
         )
-    calls = quality_levels.readings(stopped)[2]
-    assert (calls.name, calls.verdict) == ("Calls", "requested precision not reached")
-    assert "that of the denoised matrix" in calls.meaning
+    found = named(stopped)
+    assert (found["Calls"].level, found["Calls"].verdict) == ("plain", "stopped at the limit of calls")
+    assert "was not reached" in found["Denoised matrix"].meaning
     quadratic = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 2), sigma=1.0, n_calls=100)
-    assert {r.name: r.level for r in quality_levels.readings(quadratic)}["R²"] == "good"
+    assert named(quadratic)["R²"].level == "good"
 
 
-def test_the_error_is_that_of_the_numbers_that_are_shown():
+def test_a_low_r2_is_explained_with_what_to_do():
+    reading = next(r for r in quality_levels.readings(result_of((40,), n_calls=8)) if r.name.startswith("R²"))
+    assert reading.meaning.startswith("Pairs explain ")
+    assert "What to do: smoothhess.diagnose" in reading.meaning
+    assert quality_levels.verdict(result_of((40,), n_calls=800, control=None)).words.count("pairs explain") <= 1
+
+
+def test_the_verdict_is_that_of_the_numbers_that_are_shown():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(200, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -392,9 +425,21 @@ def test_the_error_is_that_of_the_numbers_that_are_shown():
     assert denoised < quality_levels.ERROR_GOOD
     assert own > quality_levels.ERROR_FAIR  # so much apart that they are called differently
     found = quality_levels.readings(result)[0]
-    assert (found.figure, found.level, found.verdict) == (f"{100 * own:.3g} %", "poor", "noisy")
-    assert f"the denoised matrix, which ranks the pairs, is {100 * denoised:.3g} %" in found.meaning
-    assert "denoised" not in quality_levels.readings(result.unshrunk())[0].meaning
+    assert (found.figure, found.level, found.verdict) == (error_text(own), "poor", "noisy")
+    level, words = quality_levels.verdict(result)
+    assert level == "poor"
+    assert words.startswith(f"error {error_text(own)}: poor")
+    assert quality_levels.verdict(result.unshrunk()) == (level, words)
+
+
+def test_failed_checks_take_precedence_over_a_small_error():
+    x = torch.tensor([[0.3, -0.2, 0.5, 0.1]], dtype=torch.float64)
+    explainer = sh.SmoothHess(lambda x: x.square().sum(1) + 5 * (x[:, 0] > 0.3).double())
+    with pytest.warns(UserWarning, match="not the derivatives of the values"):
+        jumps = explainer.attribute(x, sigma=0.5, n_calls=4000)
+    assert quality_levels.verdict(jumps) == ("poor", "gradients do not fit the values")
+    exact = Exact.make(x, x.sum(1), x, torch.eye(4)[None])
+    assert quality_levels.verdict(exact) == ("plain", "exact: not sampled")
 
 
 def test_an_error_beyond_the_signal_and_one_that_is_not_known_are_told_apart():
@@ -403,13 +448,14 @@ def test_an_error_beyond_the_signal_and_one_that_is_not_known_are_told_apart():
     assert quality_levels.readings(noisy)[0][1:4] == ("over 100 %", "poor", "mostly noise")
     none = result_of((4,), n_calls=2, design="antithetic", control=None, shrink=False)
     assert quality_levels.readings(none)[0][1:4] == ("unknown", "poor", "too few draws for an estimate")
+    assert quality_levels.verdict(none) == ("poor", "error unknown")
 
 
-def test_the_note_stands_where_everybody_sees_it(table):
+def test_the_sentence_comes_first_and_the_note_where_everybody_sees_it(table):
     text = page_module.page(payload(table, note="Standardised."))
-    header = text[text.index("<header>") : text.index("</header>")]
-    assert header.index('id="lead"') < header.index('id="note"')
-    assert text.count('id="note"') == 1
+    main = text[text.index("<main>") : text.index("</main>")]
+    order = [main.index(f'id="{name}"') for name in ("sentence", "chip", "lead", "note", "explore")]
+    assert order == sorted(order)
 
 
 def test_every_page_says_its_limits_and_how_it_was_made(table):
@@ -417,6 +463,12 @@ def test_every_page_says_its_limits_and_how_it_was_made(table):
     assert "not show whether an interaction is real, stable or causal" in content["limits"]
     made = dict(content["made"][0][0])
     assert made["Made with"] == f"smoothhess {sh.__version__}"
+    assert made["Explained"] == "the output"
+    assert "n_calls=400, seed=0)" in made["Call"]
+    told = payload(table, model="risk.pt2", command="smoothhess explain --model risk.pt2", date="2026-01-02")
+    named = dict(told["made"][0][0])
+    assert (named["Model"], named["Date"]) == ("risk.pt2", "2026-01-02")
+    assert named["Command"] == "smoothhess explain --model risk.pt2"
     assert "seed 0" in made["Draws"]
     assert "400 gradient calls" in made["Work"]
 
@@ -432,8 +484,9 @@ def test_a_page_is_one_file_that_asks_for_nothing(table, tmp_path):
     assert re.findall(r"""(?:src|href)=["'](?!data:|#)""", outside) == []
     assert "url(" not in outside
     content, scripts = inside(text)
-    assert scripts == 3
-    assert content == json.loads(json.dumps(payload(table)))
+    assert scripts == 2
+    made_today = payload(table, date=date.today().isoformat())
+    assert content == json.loads(json.dumps(made_today))
 
 
 def test_hostile_text_stays_text(table, tmp_path):
@@ -448,7 +501,7 @@ def test_hostile_text_stays_text(table, tmp_path):
     )
     text = path.read_text()
     content, scripts = inside(text)
-    assert scripts == 3
+    assert scripts == 2
     assert content["examples"][0]["names"] == HOSTILE
     assert content["title"] == HOSTILE[0]
     assert "alert(1)</script>" not in text
@@ -456,7 +509,11 @@ def test_hostile_text_stays_text(table, tmp_path):
     assert "<img" not in html(table, names=HOSTILE).replace("<img alt=", "")
 
 
-def test_a_photo_with_100_segments_stays_below_6_megabytes(tmp_path):
+def test_pages_without_pictures_stay_below_200_kilobytes(table, tmp_path):
+    assert report(table, tmp_path / "x.html").stat().st_size < 2e5
+
+
+def test_a_photo_with_100_segments_stays_below_1_megabyte(tmp_path):
     rng = np.random.default_rng(0)
     inputs = torch.tensor(rng.random((1, 3, 224, 224)))  # noise: no picture is larger
     mask = (torch.arange(224) * 10 // 224)[:, None] * 10 + torch.arange(224) * 10 // 224
@@ -464,7 +521,7 @@ def test_a_photo_with_100_segments_stays_below_6_megabytes(tmp_path):
         inputs, sigma=0.1, n_calls=4, design="antithetic", feature_mask=mask, control=None
     )
     assert result.shape == (1, 100, 100)
-    assert report(result, tmp_path / "x.html").stat().st_size < 6e6
+    assert report(result, tmp_path / "x.html").stat().st_size < 1e6
     assert len(html(result)) < 1e5
 
 
@@ -529,12 +586,58 @@ def test_notebooks_get_a_small_table_without_scripts(table):
     assert "no pairs" in alone
 
 
+def test_notebooks_see_the_answer_first_and_one_verdict(table):
+    text = html(table[0], names=["age", "dose", "iron", "sleep"])
+    assert "Raising <b>age</b> and <b>dose</b> together puts the output" in text
+    assert text.index("Raising") < text.index("<summary") < text.index("<table")
+    assert text.count("<summary") == 1
+    assert "http" not in text
+
+
+def test_notebooks_see_the_input_with_its_strongest_pairs():
+    small = result_of((4, 5))
+    text = html(small)
+    first = small.unshrunk().top_pairs(1)[0][0]
+    assert first.significant
+    assert f"Raising <b>pixel {first.names[0]}</b>" in text
+    (x0, y0), (x1, y1) = ((k % 5 + 0.5, k // 5 + 0.5) for k in (first.i, first.j))
+    assert f'd="M{x0:.2f} {y0:.2f}L{x1:.2f} {y1:.2f}"' in text  # from the middle of one pixel to that of the other
+    curve = html(result_of((64,)).groups(torch.arange(64) // 8))
+    assert 'aria-label="the curve"' in curve
+    words = html(texts.result())
+    assert words.index("believ") < words.index("<table")
+    assert "the gates of" in words
+    assert "pixel" not in words
+    scattered = html(result_of((3, 4, 4)).groups(torch.arange(3)[:, None, None].expand(3, 4, 4)))
+    assert "matrix of interactions" in scattered  # no place for a picture
+
+
+def test_show_prints_in_a_terminal_and_displays_in_a_notebook(table, capsys, monkeypatch):
+    table.show()
+    assert capsys.readouterr().out.strip() == repr(table)
+    shown = []
+    notebook = SimpleNamespace(get_ipython=lambda: object())
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    display = SimpleNamespace(display=lambda content, raw: shown.append((content, raw)))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    table.show(pairs=2, names=["age", "dose", "iron", "sleep"])
+    [(content, raw)] = shown
+    assert raw
+    assert content["text/plain"] == repr(table)
+    assert content["text/html"].count("age × dose") == len(table)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # imported, not running
+    table.show()
+    assert capsys.readouterr().out.strip() == repr(table)
+
+
 def test_notebooks_show_no_intervals_where_nothing_was_drawn():
     x = torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64)
     text = html(baselines.hessian(lambda x: x.prod(1), x), names=["age", "dose", "iron"])
     row = text[text.index("age × dose") :].split("</tr>")[0]
     cells = [re.sub("<.*?>", "", cell) for cell in row.split("<td")]
-    assert [cell.split(">", 1)[-1] for cell in cells[1:]] == ["+0.5", "–", "", "+0.5", "–"]
+    sizes = ["2.8 times", "78 %", "large"]
+    assert [cell.split(">", 1)[-1] for cell in cells[1:]] == ["+0.5", "–", "", "+0.5", *sizes, "–"]
     few = sh.SmoothHess(lambda x: x.prod(1)).attribute(x, sigma=0.5, n_calls=2, design="antithetic", control=None)
     assert "unknown</td>" in html(few)
     assert "inf" not in html(few)
@@ -543,22 +646,11 @@ def test_notebooks_show_no_intervals_where_nothing_was_drawn():
 # --- what it is made of -----------------------------------------------------------------------------------------------
 
 
-def test_the_drawing_library_is_the_one_that_is_noted():
-    vendor = files(page_module.__name__).joinpath("vendor")
-    library = vendor.joinpath("plotly-cartesian.min.js").read_bytes()
-    note = vendor.joinpath("README.md").read_text()
-    assert f"`{hashlib.sha256(library).hexdigest()}`" in note
-    assert re.findall(r"v([\d.]+)", library[:200].decode())[0] in note
-    assert "MIT License" in vendor.joinpath("plotly-LICENSE.txt").read_text()
-    assert b"</script" not in library.lower()
-    assert b"<!--" not in library
-
-
 def test_own_scripts_cannot_end_their_element():
     folder = files(page_module.__name__)
     scripts = folder.joinpath("script")
     assert sorted(path.name for path in scripts.iterdir()) == sorted(f"{name}.js" for name in page_module.SCRIPTS)
-    for path in (*scripts.iterdir(), folder.joinpath("page.css")):
+    for path in (*scripts.iterdir(), folder.joinpath("style.css"), folder.joinpath("page.css")):
         text = path.read_text()
         assert "</s" not in text.lower()
         assert "<!--" not in text

@@ -37,7 +37,7 @@ def test_words_stay_inside_the_figure_at_both_widths(result, kind, width):
 
 
 def test_wrapped_lines_fit_and_lose_nothing():
-    text = "raising both raises f   ←\u00a0less\u00a0·\u00a0more\u00a0→   than the sum of the parts"
+    text = "raising the pixel by itself   ←\u00a0less\u00a0·\u00a0more\u00a0→   than the sum"
     for wrap in (title_layout.wrapped, title_layout.balanced):
         lines = wrap(text, 1.5, 8.0).split("\n")
         assert " ".join(lines).split() == text.split()

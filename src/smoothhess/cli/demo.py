@@ -22,8 +22,10 @@ from smoothhess import view
 from smoothhess.cli.explain.output_folder import UNFINISHED, Folder
 from smoothhess.draws.seeding import torch_generator
 from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.result.effect_sizes import share_text
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
+from smoothhess.result.shown_estimate import error_text, shown
 from smoothhess.result.text import LIMITS
 from smoothhess.view import captions
 from smoothhess.view.figures import canvas, title_layout
@@ -40,9 +42,12 @@ READING = (
     "How to read the tables: H is the mixed second derivative of the smoothed logit of the predicted class, with its "
     "95 % interval. H > 0: raising both features together raises the logit by more than the sum of their separate "
     "effects; H < 0: by less. Effect is H times one standard deviation of the noise in each feature, in units of the "
-    "logit. q-value: the expected share of false discoveries among all pairs with a q-value no larger than this one.",
-    "Relative error: the estimated error of the matrix in the Frobenius norm, relative to the norm of the matrix; "
-    "sampling stops at 10 %. R²: the share of the gradient's variation around the input that pairwise interactions "
+    "logit. q-value: the expected share of false discoveries among all pairs with a q-value no larger than this one. "
+    "Size: the effect as a share of the separate effects of both features and of the output's change over the noise; "
+    "tiny: one of them is below 1 %, small: below 10 %, moderate: below 50 %.",
+    "Relative error: the estimated error of all these numbers in the Frobenius norm, relative to the norm of the "
+    "matrix; sampling stops when that of the denoised matrix, result.hessian, is 10 %. "
+    "R²: the share of the gradient's variation around the input that pairwise interactions "
     "account for; the remainder is of higher order. Calls: gradient evaluations of the network for this input.",
 )
 
@@ -184,6 +189,7 @@ def explain(task: Task, net: nn.Sequential, seed: int, **options: Any) -> Explan
 def report(explanation: Explanation) -> str:
     """Format the printed text about one network: accuracy, tables of pairs, quality figures."""
     task, result = explanation.task, explanation.result
+    one = shown(result)
     lines = [
         f"{task.title}: test accuracy {_percent(explanation.accuracy)} of {len(task.test_labels)} inputs "
         f"({len(task.labels)} for training)",
@@ -194,18 +200,16 @@ def report(explanation: Explanation) -> str:
         names = [" × ".join(p.names) for p in found]
         width = max(map(len, names))
         lines += ["", f"  {explanation.heading(i)}"]
-        lines.append(f"    {'pair':<{width}}  {'H':>7}  {'95 % interval':<18}  {'effect':>8}  q-value")
+        lines.append(f"    {'pair':<{width}}  {'H':>7}  {'95 % interval':<18}  {'effect':>8}  {'q-value':<8}  size")
         for name, p in zip(names, found, strict=True):
             interval = f"[{p.low:+.3f}, {p.high:+.3f}]"
-            star = "" if p.significant else "  not significant"
-            lines.append(
-                f"    {name:<{width}}  {p.value:+7.3f}  {interval:<18}  {p.effect:+8.4f}  {_q_text(p.q_value)}{star}"
-            )
+            size = f"{share_text(p.separate_share)} and {share_text(p.output_share)}, {p.size}"
+            star = "" if p.significant else ", not significant"
+            numbers = f"{p.value:+7.3f}  {interval:<18}  {p.effect:+8.4f}  {_q_text(p.q_value):<8}"
+            lines.append(f"    {name:<{width}}  {numbers}  {size}{star}")
         reached = "" if result.status[i] == "tolerance" else f" (stopped by: {result.status[i]})"
-        lines.append(
-            f"    relative error {100 * float(result.relative_error[i]):.1f} %, R² {float(result.r2[i]):.2f}, "
-            f"{int(result.n_calls[i])} calls{reached}"
-        )
+        error, r2 = error_text(float(one.relative_error[i])), float(one.r2[i])
+        lines.append(f"    relative error {error}, R² {r2:.2f}, {int(result.n_calls[i])} calls{reached}")
     return "\n".join(lines)
 
 
@@ -259,6 +263,7 @@ def page(explanation: Explanation, path: Path) -> Path:
         headings=[explanation.heading(i) for i in range(len(WHICH))],
         values=None if task.measured is None else task.measured[explanation.index],
         note=f"Scale of the noise: {task.scale_words}",
+        model="ReLU network with two hidden layers, trained by smoothhess demo",
     )
 
 

@@ -9,10 +9,11 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from smoothhess.draws.gaussian import Diagonal, Isotropic, SegmentShift
+from smoothhess.result.effect_sizes import groups_are_segments
 from smoothhess.result.exact import Attribution
+from smoothhess.result.shown_estimate import error_text, shown
 
 if TYPE_CHECKING:
     from smoothhess.result.result import Result
@@ -62,7 +63,7 @@ def noise_sentence(one: Result, kind: str) -> str:
     if one.design == "exact" or is_attribution(one) or (grouping is not None and grouping.direction is not None):
         return ""
     if isinstance(one.gaussian, SegmentShift):
-        meaning = f"; an interaction of two {group}s is the effect of shifting both" if _by_segments(one) else ""
+        meaning = f"; an interaction of two {group}s is the effect of shifting both" if groups_are_segments(one) else ""
         return f"The noise shifts all {feature}s of a {group} by the same amount{meaning}."
     shape = one.inputs.shape[1:]
     places = math.prod({"image": shape[-2:], "series": shape[-1:]}.get(kind, shape))
@@ -88,26 +89,11 @@ def _gate(one: Result) -> str:
     return "the gates of the group" if noun(one) == "group" else "its gate"
 
 
-def _by_segments(one: Result) -> bool:
-    """Whether each group of the result is one of the segments that the noise shifts."""
-    gaussian, grouping = one.gaussian, one.grouping
-    if grouping is None or not isinstance(gaussian, SegmentShift):
-        return False
-    moving = gaussian.sigmas[gaussian.mask] > 0
-    group, segment = grouping.mask[0][moving], gaussian.mask[moving]
-    pairs = torch.unique(group * len(gaussian.sigmas) + segment)
-    return len(pairs) == len(torch.unique(group)) == len(torch.unique(segment))
-
-
 def interaction_label(one: Result) -> tuple[str, str]:
     """Return the label of a colour bar of interactions: a sentence with both ends, and the unit."""
     if is_attribution(one):
         return f"interaction by {method(one)}   {NEGATIVE_POSITIVE}", ""
-    both = "raising both gates" if one.feature_kind else "raising both"
-    return (
-        f"{both} raises f   {LESS_MORE}   than the sum of the parts",
-        f"$H_{{ij}}$: extra change when both rise, {unit_words(one)}",
-    )
+    return f"together   {LESS_MORE}   than apart", f"interaction $H_{{ij}}$, {unit_words(one)}"
 
 
 def gradient_label(one: Result) -> tuple[str, str]:
@@ -170,12 +156,16 @@ def unit_words(result: Result) -> str:
 
 
 def quality_words(result: Result) -> str:
-    """Return the quality figures of one example on one line, or the name of an exact method."""
+    """Return the quality figures of one example on one line, of the estimate that views of pairs show.
+
+    For a result without draws it is the name of the method.
+    """
     if result.design == "exact":
         return getattr(result, "method", "") or "exact"
-    error, r2, calls = float(result.relative_error[0]), float(result.r2[0]), int(result.n_calls[0])
-    shown = f"relative error {100 * error:.1f} %" if np.isfinite(error) else "more noise than signal"
-    words = [shown, f"{calls:,} calls".replace(",", "\u2009")]
+    one = shown(result)
+    error, r2, calls = float(one.relative_error[0]), float(one.r2[0]), int(one.n_calls[0])
+    precision = f"relative error {error_text(error)}" if np.isfinite(error) else "more noise than signal"
+    words = [precision, f"{calls:,} calls".replace(",", "\u2009")]
     return ", ".join(words if np.isnan(r2) else [words[0], f"R² {r2:.2f}", words[1]])
 
 

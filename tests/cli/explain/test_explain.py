@@ -24,6 +24,7 @@ from smoothhess.cli.explain.folder_lock import LOCK
 from smoothhess.cli.explain.output_folder import Folder
 from smoothhess.cli.main import main
 from smoothhess.model.json_checksum import with_checksum
+from smoothhess.result.shown_estimate import error_text
 
 TABLE = "--model mine.py:table --input data.csv --drop label --sigma 0.25 --calls 200".split()
 
@@ -316,7 +317,7 @@ def test_an_estimate_of_noise_alone_is_said_to_be_one(here, quick, capsys):
     assert "not reliable" in said
 
 
-def test_the_error_of_the_pairs_is_told_beside_that_of_the_denoised_matrix(here, quick, capsys):
+def test_the_error_is_that_of_the_pairs(here, quick, capsys):
     text = "import torch\nweight = torch.randn(60, 3)\ndef net(x):\n    y = x @ weight\n"
     (here / "few.py").write_text(text + "    return torch.where(y > 0, y, 0 * y).sum(1)\n")
     np.save("x.npy", np.zeros((1, 60), dtype=np.float32))
@@ -327,8 +328,8 @@ def test_the_error_of_the_pairs_is_told_beside_that_of_the_denoised_matrix(here,
         found = sh.Interactions.load(here / f"out{calls}" / "x.safetensors")
         own, denoised = float(found.unshrunk().relative_error), float(found.relative_error)
         assert own > 1.5 * denoised
-        size = f"{100 * own:.1f} %" if own < 10 else "over 1000 %"
-        assert f"relative error {size} (denoised matrix: {100 * denoised:.1f} %)" in said
+        assert f"relative error {error_text(own)}" in said
+        assert error_text(denoised) not in said
         assert ("not reliable" in said) == (own > 1) == (calls == 16)
         assert denoised < 1
 

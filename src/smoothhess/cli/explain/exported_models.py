@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -243,13 +244,15 @@ def _joined(parts: list[Any]) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Disable the torch loggers that report an unreadable file: the raised error replaces their output."""
+    """Disable the torch loggers that report an unreadable file, and warnings: a raised error replaces their output."""
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.11 warns that the bytes of the file are read-only
+            yield
     finally:
         for logger, was in zip(loggers, before, strict=True):
             logger.disabled = was

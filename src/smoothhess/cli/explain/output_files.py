@@ -6,12 +6,15 @@ Which files exist and when they count as finished belongs to `output_folder`.
 from __future__ import annotations
 
 import csv
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from smoothhess.cli.early_interrupt import is_command_line
 from smoothhess.cli.explain.example_question import Question
 from smoothhess.cli.explain.inputs import unmoved
 from smoothhess.cli.explain.load_model import Model
@@ -116,4 +119,6 @@ def write_page(question: Question, result: Interactions, model: Model, path: Pat
         units="s" if example.kind == "series" and question.step is not None else None,
         note=" ".join(f"{t[0].upper()}{t[1:].rstrip('.')}." for t in (*notes, *remarks)),
         kind=example.kind if example.kind != "array" else "table",
+        model=model.title,
+        command=shlex.join(["smoothhess", *sys.argv[1:]]) if is_command_line() else "",
     )

@@ -13,8 +13,10 @@ from tqdm import tqdm
 
 from smoothhess.cli.explain.output_folder import Record
 from smoothhess.cli.printable_text import one_line, printable
+from smoothhess.result.effect_sizes import share_text
 from smoothhess.result.interactions import Interactions
 from smoothhess.result.pairs import Pair
+from smoothhess.result.shown_estimate import error_text, shown
 from smoothhess.result.text import LIMITS
 
 WIDTH = 100
@@ -22,7 +24,8 @@ PAIRS = 5  # pairs printed per input
 READING = (
     "H is the mixed second derivative of the smoothed output, with its 95 % interval. H > 0: raising both raises the "
     "output by more than the sum of their separate effects; H < 0: by less. Effect: H times one standard deviation of "
-    "the noise in each, in units of the output."
+    "the noise in each, in units of the output. Size: the effect as a share of the separate effects of both and of the "
+    "output's change over the noise; tiny: one of them is below 1 %, small: below 10 %, moderate: below 50 %."
 )
 
 
@@ -44,25 +47,22 @@ def table(pairs: Sequence[Pair]) -> str:
         return "  no pairs: there is a single feature"
     names = [one_line(" × ".join(p.names)) for p in pairs]
     width = max(map(len, names))
-    lines = [f"  {'pair':<{width}}  {'H':>10}  {'95 % interval':<24}  {'effect':>10}"]
+    lines = [f"  {'pair':<{width}}  {'H':>10}  {'95 % interval':<24}  {'effect':>10}  size"]
     for name, p in zip(names, pairs, strict=True):
         interval = f"[{p.low:+.4g}, {p.high:+.4g}]"
-        star = "" if p.significant else "  not significant"
-        lines.append(f"  {name:<{width}}  {p.value:>+10.4g}  {interval:<24}  {p.effect:>+10.4g}{star}")
+        star = "" if p.significant else ", not significant"
+        size = f"{share_text(p.separate_share)} and {share_text(p.output_share)}, {p.size}{star}"
+        lines.append(f"  {name:<{width}}  {p.value:>+10.4g}  {interval:<24}  {p.effect:>+10.4g}  {size}")
     return "\n".join(lines)
 
 
 def quality(result: Interactions) -> str:
-    """Format the quality figures of one example: the errors of the unbiased and the denoised estimate, R², calls."""
-    own, r2 = float(result.unshrunk().relative_error[0]), float(result.r2[0])
-    denoised = f" (denoised matrix: {_share(float(result.relative_error[0]))})" if result.shrink else ""
+    """Format the quality figures of one example: the error and R² of the numbers of the pairs, calls."""
+    one = shown(result)
+    error, r2 = float(one.relative_error[0]), float(one.r2[0])
     explained = "" if r2 != r2 else f", R² {r2:.2f}"
     effective = f"{float(result.n_eff[0]):.0f} effective draws of {int(result.statistics.n[0])}"
-    return f"relative error {_share(own)}{denoised}{explained}, {int(result.n_calls[0])} calls, {effective}"
-
-
-def _share(error: float) -> str:
-    return f"{100 * error:.1f} %" if error < 10 else "over 1000 %"
+    return f"relative error {error_text(error)}{explained}, {int(result.n_calls[0])} calls, {effective}"
 
 
 def wrapped(text: str, indent: str = "") -> str:

@@ -28,7 +28,9 @@ from smoothhess.cli.explain.output_folder import INDEX, Folder
 from smoothhess.cli.printable_text import one_line
 from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.smooth_hess import SmoothHess
+from smoothhess.result.effect_sizes import size_sentence
 from smoothhess.result.interactions import Interactions
+from smoothhess.result.shown_estimate import shown_error
 from smoothhess.result.text import LIMITS
 from smoothhess.view.captions import noise_sentence
 from smoothhess.view.figures import canvas
@@ -140,7 +142,9 @@ def _answer(
     if sentence := noise_sentence(result, example.kind):
         lines.append(printed_summary.wrapped(sentence, "  "))
     lines += [printed_summary.wrapped(f"note: {r}", "  ") for r in remarks]
-    strongest = f"{' × '.join(pairs[0].names)}: effect {pairs[0].effect:+.3g}" if pairs else "none"
+    strongest = "none"
+    if pairs:
+        strongest = f"{' × '.join(pairs[0].names)}: effect {pairs[0].effect:+.3g}, {size_sentence(pairs[0])}"
     words = {
         "title": example.title,
         "target": f"{question.target.name} ({question.output:.3g})",
@@ -173,7 +177,7 @@ def _attribute(question: Question, device: torch.device) -> tuple[Interactions, 
         for w in caught
         if issubclass(w.category, UserWarning)
     ]
-    if float(result.unshrunk().relative_error[0]) > 1:
+    if float(shown_error(result)[0]) > 1:
         remarks.append(
             "the error of the estimate is larger than the interactions, which are therefore not reliable. Use more "
             "calls, fewer and larger groups, or a larger --sigma or --radius"

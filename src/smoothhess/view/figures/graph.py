@@ -30,19 +30,19 @@ def graph(
     names: Sequence[str] | None = None,
     over: Literal["image"] | None = None,
     q: float = 0.05,
+    significant: bool = True,
     scales: Tensor | None = None,
     image: Any = None,
     cmap: str = "gray",
     example: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the k strongest pairs as lines between their features, on a circle or over the image.
+    """Draw the significant ones of the k strongest pairs as lines between features, on a circle or over the image.
 
     A line is red if raising both features raises the output by more than the sum of their separate effects, and blue if
-    by less. Its width grows with |effect|; it is dashed if the pair is not significant, and faint if it is within noise
-    (|z| < 2). The dot of a feature shows its gradient: red if positive, blue if negative, grey within noise; its area
-    grows with |G_i| σ_i. On the circle, interacting features are adjacent, and features without a pair among the k are
-    omitted.
+    by less. Its width grows with |effect|; it is faint if the pair is within noise (|z| < 2). The dot of a feature
+    shows its gradient: red if positive, blue if negative, grey within noise; its area grows with |G_i| σ_i. On the
+    circle, interacting features are adjacent, and features without a drawn pair are omitted.
 
     Args:
         result: The result to draw.
@@ -50,6 +50,7 @@ def graph(
         names: One name per feature or group. Over an image, only given names are written.
         over: "image" draws the features at their positions in the image; None draws a circle.
         q: False discovery rate at which a pair is significant, as for `Interactions.top_pairs`.
+        significant: Whether to draw only significant pairs; False draws the others as well, dashed.
         scales: Scale of each feature, as for `Interactions.top_pairs`.
         image: As for kind "image", for over="image".
         cmap: Matplotlib colour map of one-channel images.
@@ -72,8 +73,13 @@ def graph(
     one = canvas.one_example(result, example)
     labels = canvas.names_of(one, names)
     picture = image_background.picture_of(one, image, "'graph' without over") if over else None
-    found = canvas.strongest(one, k, labels, q=q, scales=scales)
+    found = pair_lines.drawn(canvas.strongest(one, k, labels, q=q, scales=scales), significant)
     ax = canvas.new_axes(ax, 5.6, 6.2 if over else 5.3)
+    things = captions.plural(captions.noun(one))
+    if not found and picture is None:
+        ax.set_axis_off()
+        title_layout.compose(ax, f"No significant pair of {things}", captions.quality_words(one))
+        return ax
     nodes = sorted({i for p in found for i in (p.i, p.j)})
     if picture is None:
         nodes, places = _circle(nodes, found)
@@ -87,10 +93,11 @@ def graph(
             _tags(ax, nodes, where, labels)
     ax.set_aspect("equal")
     ax.set_axis_off()
-    dots = _dots(ax, one, nodes, where)
+    dots = _dots(ax, one, nodes, where) if nodes else []
     pair_lines.legend(ax, one, found, q, 1 if title_layout.cell(ax)[0] < title_layout.NARROW else 2, dots)
     count = "strongest pair" if len(found) == 1 else f"{len(found)} strongest pairs"
-    title_layout.compose(ax, f"The {count} of {captions.plural(captions.noun(one))}", captions.quality_words(one))
+    title = f"The {count} of {things}" if found else f"No significant pair of {things}"
+    title_layout.compose(ax, title, captions.quality_words(one))
     return ax
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from smoothhess.result import shown_estimate
 from smoothhess.result.pairs import labels_of
 from smoothhess.view import captions
 from smoothhess.view.figures import canvas, title_layout
@@ -53,7 +54,8 @@ def heatmap(
     Raises:
         ValueError: If there are too many features, or `order` is invalid.
     """
-    one = canvas.one_example(result, example)
+    whole = canvas.one_example(result, example)
+    one = shown_estimate.shown(whole)
     d = one.shape[1]
     labels = canvas.names_of(one, names)
     if d > canvas.MOST_FEATURES and (k is None or d > canvas.MOST_MATRIX):
@@ -63,8 +65,8 @@ def heatmap(
             "result.groups(mask).plot(), or kind 'gradient', 'diagonal' or 'eigen'."
         )
     stderr, hessian = canvas.array(one.stderr()[0]), canvas.array(one.hessian[0])
-    faint = canvas.within_noise(canvas.array(one.unshrunk().hessian[0]), stderr)
-    chosen = _chosen(hessian, canvas.scales_of(one), order, k)
+    faint = canvas.within_noise(hessian, stderr)
+    chosen = _chosen(canvas.array(whole.hessian[0]), canvas.scales_of(one), order, k)
     given = len(chosen) == d and bool((chosen == np.arange(d)).all())
     hessian, faint = (m[np.ix_(chosen, chosen)] for m in (hessian, faint))
     limit = canvas.symmetric_limit(hessian, limit)
@@ -80,8 +82,7 @@ def heatmap(
     _ticks(ax, one, chosen, given, labels)
     canvas.hide_spines(ax, "top", "right", "left", "bottom")
     part = "" if len(chosen) == d else f"the {len(chosen)} strongest of {d}; " if k else f"{len(chosen)} of {d}; "
-    denoised = "denoised; faint: " if one.shrink else "faint: "
-    noise = f"; {denoised}unbiased estimate within noise (|z| < 2)" if stderr.any() else ""
+    noise = f"; {captions.FAINT_WORDS}" if stderr.any() else ""
     note = f"{part}{captions.quality_words(one)}{noise}"
     title = f"Which {captions.plural(captions.noun(one))} act together"
     title_layout.colour_bar(ax, shown, *captions.interaction_label(one), {ax: (title, note)})

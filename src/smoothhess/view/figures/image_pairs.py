@@ -24,6 +24,7 @@ def image(
     *,
     k: int = 10,
     q: float = 0.05,
+    significant: bool = True,
     scales: Tensor | None = None,
     image: Any = None,
     beside: bool = True,
@@ -32,16 +33,18 @@ def image(
     example: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the input and, next to it, its k strongest pairs as lines between pixels or centroids of segments.
+    """Draw the input and, next to it, the significant ones of its k strongest pairs, as lines between their features.
 
-    Inputs have shape (H, W), (1, H, W) or (3, H, W), with or without groups, or features are patches. A line is red if
-    raising both features raises the output by more than the sum of their separate effects, and blue if by less. Its
-    width grows with |effect|; it is dashed if the pair is not significant, and faint if it is within noise (|z| < 2).
+    Inputs have shape (H, W), (1, H, W) or (3, H, W), with or without groups, or features are patches. A line joins two
+    pixels, or the centroids of two segments. It is red if raising both features raises the output by more than the sum
+    of their separate effects, and blue if by less. Its width grows with |effect|; it is faint if the pair is within
+    noise (|z| < 2).
 
     Args:
         result: The result to draw.
         k: Number of pairs.
         q: False discovery rate at which a pair is significant, as for `Interactions.top_pairs`.
+        significant: Whether to draw only significant pairs; False draws the others as well, dashed.
         scales: Scale of each feature, as for `Interactions.top_pairs`.
         image: The picture of a result of patches, such as the pixels that were explained; for other results a picture
             of the same height and width in place of the input. (H, W), (3, H, W) or (H, W, 3).
@@ -60,15 +63,17 @@ def image(
     one = canvas.one_example(result, example)
     picture = image_background.picture_of(one, image, "'heatmap', 'pairs' or 'gradient'")
     pixels, places = picture.pixels, picture.places
-    found = canvas.strongest(one, k, q=q, scales=scales)
+    strongest = canvas.strongest(one, k, q=q, scales=scales)
+    found = pair_lines.drawn(strongest, significant)
     height, width = picture.size
     shift = width * 1.08 if beside else 0.0
     ax = canvas.new_axes(ax, 7.0 if beside else 4.4, 4.4)
     font = 8.0 if title_layout.small(ax) < 8 else 10.0
     if beside:
         image_background.put(ax, pixels, cmap, 0.0, 1.0, "input", font)
-    title = f"its {len(found)} strongest pairs"
-    image_background.put(ax, pixels, cmap, shift, 0.35, title if beside else f"the {title.removeprefix('its ')}", font)
+    count = "strongest pair" if len(found) == 1 else f"{len(found)} strongest pairs"
+    title = f"{'its' if beside else 'the'} {count}" if found else "no significant pair"
+    image_background.put(ax, pixels, cmap, shift, 0.35, title, font)
     image_background.outlines(ax, picture.segments, shift)
     lines = [places[[p.i, p.j]] + [shift, 0.0] for p in found]
     for p, ends, thickness in reversed(
@@ -76,7 +81,7 @@ def image(
     ):  # the strongest on top
         join(ax, ends, p, thickness)
     if numbered:
-        _numbers(ax, lines, found)
+        _numbers(ax, lines, found, [strongest.index(p) + 1 for p in found])
     pair_lines.legend(ax, one, found, q, _columns(ax, beside))
     ax.set_xlim(-0.6, shift + width - 0.4)
     ax.set_ylim(height - 0.4, -0.6)
@@ -109,10 +114,10 @@ def join(ax: Axes, ends: Array, pair: Pair, width: float, dots: bool = True) -> 
         ax.scatter(*ends.T, s=22, facecolors="black", edgecolors="white", linewidths=0.8, zorder=4)
 
 
-def _numbers(ax: Axes, lines: list[Array], found: list[Pair]) -> None:
-    """Write a number on each line, at the point farthest from the other numbers and from all end points."""
+def _numbers(ax: Axes, lines: list[Array], found: list[Pair], ranks: list[int]) -> None:
+    """Write the rank of each pair on its line, at the point farthest from the other numbers and from all end points."""
     taken = [end for ends in lines for end in ends]
-    for rank, (ends, pair) in enumerate(zip(lines, found, strict=True), 1):
+    for rank, ends, pair in zip(ranks, lines, found, strict=True):
         (start, stop), (dx, dy) = ends, ends[1] - ends[0]
         # control point of the Bézier curve; matplotlib bends it in screen coordinates, y up
         knee = ends.mean(0) + BEND * np.array([-dy, dx])

@@ -112,7 +112,7 @@ def sweep_curves(
     _legend(ax, len(chosen))
     sampled = any(r.design != "exact" for r in results)
     noise = f"bands: {level * 100:g} % intervals of each scale; hollow: within noise (|z| < 2)" if sampled else ""
-    meaning = "above 0: raising both raises f more than the sum of the parts"
+    meaning = "above 0: together more than apart"
     title_layout.compose(ax, "How interactions change with the scale", noise, ["scale σ of the noise", meaning])
     return ax
 

@@ -36,6 +36,11 @@ def widths(found: Sequence[Pair]) -> list[float]:
     return [0.8 + 2.4 * abs(p.effect) / strongest for p in found]
 
 
+def drawn(found: Sequence[Pair], significant: bool) -> list[Pair]:
+    """Return the pairs that are drawn: all, or only significant ones."""
+    return [p for p in found if p.significant or not significant]
+
+
 def style(pair: Pair, width: float) -> dict[str, Any]:
     """Return the line style of a pair: dashed if not significant, faint within noise."""
     return {
@@ -54,7 +59,7 @@ def legend(ax: Axes, one: Result, found: Sequence[Pair], q: float, columns: int,
     def line(label: str, **look: Any) -> Line2D:
         return Line2D([], [], label=label, **{"color": canvas.INK, "linewidth": 1.5, **look})
 
-    more_words, less_words = "more than the sum of the parts (H > 0)", "less than the sum of the parts (H < 0)"
+    more_words, less_words = "together more than apart (H > 0)", "together less than apart (H < 0)"
     if captions.is_attribution(one):
         more_words, less_words = "positive interaction", "negative interaction"
     handles: list[Artist] = [

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from smoothhess.result.pairs import labels_of
 from smoothhess.view import captions
@@ -98,8 +97,8 @@ def segment(
     ax.set_axis_off()
     name = labels_of(labels, one.shape[1], one.feature_shape)(index)
     thing = captions.noun(one)
-    what = name if labels is not None else f"{thing} {name}"
-    kept = ("denoised; " if one.shrink else "") + (f"{captions.FAINT_WORDS}; " if sampled else "")
+    what = name if labels is not None and not name.startswith("(") else f"{thing} {name}"
+    kept = f"{captions.FAINT_WORDS}; " if sampled else ""
     note = f"{captions.quality_words(one)}; {kept}grey: the {thing} itself"
     title_layout.colour_bar(
         ax, shown, *captions.interaction_label(one), {ax: (f"What acts together with {what} (outlined)", note)}
@@ -147,9 +146,7 @@ def source_of(one: Result, source: int | tuple[int, ...] | str | None, labels: l
 
 
 def interactions_with(one: Result, index: int) -> tuple[Array, Array, bool]:
-    """Return row `index` of the Hessian, where its unbiased estimate is within noise, and whether there is noise."""
-    unit = torch.zeros(one.shape[1], dtype=one.dtype, device=one.device)
-    unit[index] = 1
+    """Return row `index` of the Hessian, where it is within noise, and whether there is noise."""
     found = one.row(index)
-    unbiased, stderr = (canvas.array(x[0]).reshape(-1) for x in (found.value, found.stderr))
-    return canvas.array((one @ unit)[0]).reshape(-1), canvas.within_noise(unbiased, stderr), bool(stderr.any())
+    value, stderr = (canvas.array(x[0]).reshape(-1) for x in (found.value, found.stderr))
+    return value, canvas.within_noise(value, stderr), bool(stderr.any())

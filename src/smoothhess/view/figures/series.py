@@ -10,7 +10,6 @@ import numpy as np
 from smoothhess.view import captions
 from smoothhess.view.figures import canvas, title_layout
 from smoothhess.view.figures.canvas import Array
-from smoothhess.view.figures.pair_lines import FAINT_LINE
 from smoothhess.view.figures.segment_partners import source_of
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def series(
         result: The result to draw.
         source: Index of the source; None takes the interval with the strongest interactions.
         step: Time between two samples in seconds; None counts time in samples.
-        k: Number of arcs.
+        k: Largest number of arcs; partners within noise (|z| < 2) have none.
         level: Level of the confidence intervals.
         example: Index of the example in the batch.
         ax: Three Axes, or one Axes that is divided into three (`ax.child_axes`); a new figure if None.
@@ -95,7 +94,7 @@ def series(
     pair.set_ylabel(f"with the\nsource: H{title_layout.in_powers(pair.yaxis)}", fontsize=font)
     time = "sample" if step is None else "time (s)"
     whiskers = "" if one.design == "exact" else f"; whiskers: {level * 100:g} % intervals"
-    meaning = "above 0: raising both raises f more than the sum of the parts, below: less"
+    meaning = "above 0: together more than apart, below: less"
     if captions.is_attribution(one):
         meaning = f"interactions by {captions.method(one)}"
     title_layout.compose(pair, "", "", [time, f"grey: the source; {meaning}{whiskers}"])
@@ -152,7 +151,7 @@ def _bars(ax: Axes, value: Array, stderr: Array, reach: Array, left: Array, righ
 
 
 def _interactions(ax: Axes, one: Result, index: int, left: Array, right: Array, k: int, level: float) -> None:
-    """Draw bars of the interactions with the source, and arcs to its strongest partners."""
+    """Draw bars of the interactions with the source, and arcs to its strongest partners beyond noise."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -164,8 +163,8 @@ def _interactions(ax: Axes, one: Result, index: int, left: Array, right: Array, 
     tops = np.abs(numbers) + np.where(np.isfinite(reach), reach, 0.0)
     limit = canvas.symmetric_limit(tops)
     effect = np.abs(numbers * canvas.scales_of(one))
-    partners = [int(j) for j in np.argsort(-effect, kind="stable") if j != index and numbers[j]][:k]
     faint, middle = canvas.within_noise(numbers, errors), (left + right) / 2
+    partners = [int(j) for j in np.argsort(-effect, kind="stable") if j != index and not faint[j]][:k]
     farthest = np.abs(middle - middle[index]).max() or 1.0
     reached = {1.0: 0.15 * limit, -1.0: 0.15 * limit}  # above and below 0
     for sign in reached:
@@ -182,7 +181,7 @@ def _interactions(ax: Axes, one: Result, index: int, left: Array, right: Array, 
             facecolor="none",
             edgecolor=canvas.POSITIVE if sign > 0 else canvas.NEGATIVE,
             linewidth=0.7 + 1.3 * effect[j] / effect[partners[0]],
-            alpha=FAINT_LINE if faint[j] else 0.9,
+            alpha=0.9,
             zorder=5,
             capstyle="round",
         )

@@ -73,7 +73,7 @@ def text(
     >>> [label.get_text() for label in text(result).texts if label.get_gid() == "token"]
     ['not', 'so', 'good']
     """
-    one = canvas.one_example(result, example).unshrunk()
+    one = canvas.one_example(result, example)
     canvas.new_figure(1, 1)  # raises where matplotlib is missing
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

@@ -18,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,18 +26,19 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from smoothhess.model.atomic_write import atomic_write
-from smoothhess.view.report.notebook_summary import html
+from smoothhess.view.report.notebook_summary import html, show
 from smoothhess.view.report.payload import PageOptions, payload
 
 if TYPE_CHECKING:
     from smoothhess.result.result import Result
 
-__all__ = ["html", "report"]
+__all__ = ["html", "report", "show"]
 
 SCRIPTS = (  # in the order of their dependencies
     "numbers",
     "words",
     "elements",
+    "chart",
     "image",
     "features",
     "series",
@@ -45,6 +47,7 @@ SCRIPTS = (  # in the order of their dependencies
     "pairs",
     "matrix",
     "directions",
+    "download",
     "page",
 )
 
@@ -70,6 +73,8 @@ def report(
     level: float = 0.95,
     q: float = 0.05,
     kind: str | None = None,
+    model: str = "",
+    command: str = "",
 ) -> Path:
     """Write the interactive page of a result atomically.
 
@@ -98,6 +103,8 @@ def report(
         level: Level of the confidence intervals.
         q: False discovery rate at which a pair is significant.
         kind: "image", "table", "series" or "text"; inferred from the result if None.
+        model: Name of the model, and
+        command: command that made the page, both for the list under "How this page was made".
 
     Returns:
         The path of the page.
@@ -128,6 +135,9 @@ def report(
         level=level,
         q=q,
         kind=kind,
+        model=model,
+        command=command,
+        date=date.today().isoformat(),
     )
     _write(target, page(payload(result, options)))
     return target
@@ -137,8 +147,7 @@ def page(content: dict[str, Any]) -> str:
     """Return the HTML of a payload."""
     parts = {
         "title": markup.escape(content["title"]),
-        "css": _text("page.css"),
-        "plotly": _text("vendor/plotly-cartesian.min.js"),
+        "css": _text("style.css") + _text("page.css"),
         "script": "\n".join(_text(f"script/{name}.js") for name in SCRIPTS),
         "payload": _for_script(content),
     }

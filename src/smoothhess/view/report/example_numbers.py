@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from smoothhess.estimate import student_t
+from smoothhess.result.effect_sizes import EffectSizes
+from smoothhess.result.exact import Attribution
+from smoothhess.result.shown_estimate import shown
 from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding
-from smoothhess.view.report.quality_levels import readings
+from smoothhess.view.report.quality_levels import readings, verdict
 
 if TYPE_CHECKING:
     from smoothhess.result.result import Result
@@ -19,25 +22,26 @@ if TYPE_CHECKING:
 EIGENPAIRS = 6
 
 
-def numbers(one: Result, scales: Tensor | None, level: float, q: float, unbiased: bool = False) -> dict[str, Any]:
-    """Return the encoded numbers of a result of one example; with `unbiased`, the denoised estimate is left out.
+def numbers(result: Result, scales: Tensor | None, level: float, q: float) -> dict[str, Any]:
+    """Return the encoded numbers of a result of one example.
 
-    `value`, `stderr` and `q` are those of `top_pairs`: the unbiased estimate, its standard error and the q-values,
-    which are NaN on the diagonal and for features without noise. `denoised` is `hessian`, by which pairs are ranked.
-    Matrices are upper triangles, row by row.
+    They are those of the estimate that views of pairs show (`smoothhess.result.shown_estimate`), except for the
+    directions, which describe the matrix as a whole. `value`, `stderr` and `q` are those of `top_pairs`: the q-values
+    are NaN on the diagonal and for features without noise. `separate` and `spread` are those of `EffectSizes`: the
+    squared separate effect of each feature, and the standard deviation of the output. Matrices are upper triangles, row
+    by row.
     """
-    quality = readings(one, unbiased)
-    one = one.unshrunk() if unbiased else one
+    one = shown(result)
     d = one.shape[1]
     q_values = np.full((d, d), np.nan)
     [found] = one.strongest_pairs_of(max(1, d * (d - 1) // 2), q, level, scales)
     q_values[found.i[0].cpu().numpy(), found.j[0].cpu().numpy()] = canvas.array(found.q_value[0])
     moves = one.feature_scales[0] if scales is None else torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
     return {
-        "value": encoding.packed(canvas.array(one.unshrunk().hessian[0])),
+        "value": encoding.packed(canvas.array(one.hessian[0])),
         "stderr": encoding.packed(canvas.array(one.stderr()[0])),
         "q": encoding.packed(q_values),
-        "denoised": encoding.packed(canvas.array(one.hessian[0])) if one.shrink else None,
+        **_sizes(one, scales),
         "slope": encoding.float32(canvas.array(one.gradient[0]).reshape(-1)),
         "slope_stderr": encoding.float32(canvas.array(one.gradient_stderr[0]).reshape(-1)),
         "slope_width": float(student_t.quantile(level, _slope_df(one))[0]),
@@ -46,9 +50,17 @@ def numbers(one: Result, scales: Tensor | None, level: float, q: float, unbiased
         # half-width of an interval in standard errors
         "width": float(student_t.quantile(level, one.noise.of_entries().df)[0]),
         "smoothed": float(one.value[0]),
-        "quality": [reading._asdict() for reading in quality],
-        "eigen": _eigen(one),
+        "chip": verdict(result)._asdict(),
+        "quality": [reading._asdict() for reading in readings(result)],
+        "eigen": _eigen(result),
     }
+
+
+def _sizes(one: Result, scales: Tensor | None) -> dict[str, Any]:
+    if isinstance(one, Attribution):
+        return {"separate": None, "spread": None}
+    sizes = EffectSizes.of(one, None if scales is None else torch.as_tensor(scales, dtype=torch.float64))
+    return {"separate": encoding.float32(canvas.array(sizes.separate[0])), "spread": float(sizes.output[0])}
 
 
 def _slope_df(one: Result) -> Tensor:
@@ -75,4 +87,5 @@ def _eigen(one: Result) -> dict[str, Any]:
         "values": canvas.array(values[0]).tolist(),
         "shares": (squares / total if total > 0 else 0 * squares).tolist(),
         "vectors": encoding.float32(vectors),
+        "denoised": one.shrink,
     }

@@ -51,6 +51,11 @@ class Layout:
             return "pixel" if ungrouped else "segment"
         return "feature" if ungrouped else "group"
 
+    @property
+    def part(self) -> str:
+        """Return the noun for what a group of features consists of; "" if the features are not groups."""
+        return {"segment": "pixel", "window": "sample", "group": "feature"}.get(self.word, "")
+
     def _window(self, i: int, unit: str) -> str:
         where = np.flatnonzero(self.ids == i)
         if not len(where):

@@ -6,43 +6,25 @@ The interactive page of single examples belongs to `smoothhess.view.report`.
 from __future__ import annotations
 
 import html as markup
+import math
 import os
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 
+from smoothhess._version import __version__
 from smoothhess.evaluate.global_summary import GlobalInteractions
 from smoothhess.model.atomic_write import atomic_write
 from smoothhess.result.intervals import plus_minus
-from smoothhess.result.text import LIMITS
+from smoothhess.result.pairs import Pair
 from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding
-from smoothhess.view.report.notebook_summary import CELL, RED
-
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.4rem; line-height: 1.3; }}
-.parts {{ display: flex; flex-wrap: wrap; gap: 2rem; align-items: flex-start; }}
-.wide {{ overflow-x: auto; max-width: 100%; }}
-table {{ border-collapse: collapse; font-size: 14px; }}
-figure {{ margin: 0; font-size: 13px; }}
-footer, .small {{ opacity: .75; font-size: .9rem; }}
-</style>
-<h1>{title}</h1>
-<p class="small">{about}</p>
-<div class="parts"><div class="wide">{table}</div>
-<figure><img alt="matrix of interactions" width="260" height="260" style="image-rendering:pixelated" src="{picture}">
-<figcaption>all pairs: √E[H²] times the scales of both,<br>white is 0, red the strongest</figcaption></figure></div>
-<footer>{limits}</footer>
-</html>
-"""
+from smoothhess.view.report.inline_input import RED
+from smoothhess.view.report.notebook_summary import SIGNS
+from smoothhess.view.report.quality_levels import ERROR_FAIR, ERROR_GOOD
+from smoothhess.view.report.static_page import bar_with_interval, static_page
 
 
 def global_page(
@@ -71,51 +53,90 @@ def global_page(
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"the folder {target.parent} does not exist. Create it first.")
-    size = len(found.scales)
-    about = (
-        f"{size} features, {len(found)} records, {found.method}. ± is half of a 95 % interval over records. A pair is "
-        f"significant if q ≤ {q:g}; others are pale."
-    )
-    text = PAGE.format(
-        title=markup.escape(title),
-        about=markup.escape(about),
-        table=_table(found, names, k, q),
-        picture=_picture(found),
-        limits=markup.escape(LIMITS),
-    )
+    text = static_page(title, _body(found, names, k, q), _made(found))
     with atomic_write(target) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return target
 
 
-def _table(found: GlobalInteractions, names: Sequence[str] | None, k: int, q: float) -> str:
-    heads = ("√E[H²]·scales", "E[H²]", "mean H", "mean |H|", "q")
-    rows = [f'<tr><th style="{CELL};text-align:left">pair</th>{_cells(heads, "th")}</tr>']
+def _body(found: GlobalInteractions, names: Sequence[str] | None, k: int, q: float) -> str:
+    pairs = found.top_pairs(k, names, q=q)
+    squares = found.mean_square
+    error = float(squares.stderr.norm() / squares.value.norm())
+    return (
+        f"{_sentence(found, pairs, q)}"
+        f'<div class="toolbar"><span class="quiet chip">{_verdict(error)}</span></div>'
+        f'<div class="halves"><section class="card"><h2>The {len(pairs)} strongest pairs</h2>'
+        f'<div class="scroll">{_table(found, pairs)}</div>'
+        f'<p class="hint">Strength: √E[H²] times the scales of both features, with the 95 % interval over records. '
+        f"± is half of a 95 % interval. A pair is significant if q ≤ {q:g}; others are pale.</p></section>"
+        f'<section class="card"><h2>All pairs</h2>{_picture(found)}'
+        '<p class="hint">Features in their order, from the top left; white is 0, red the strongest. '
+        "The diagonal is left out.</p></section></div>"
+    )
+
+
+def _sentence(found: GlobalInteractions, pairs: Sequence[Pair], q: float) -> str:
+    if not pairs or not pairs[0].significant:
+        words = f"No pair is significant over these {len(found)} records."
+    else:
+        first, second = (f"<b>{markup.escape(name)}</b>" for name in pairs[0].names)
+        words = (
+            f"Over {len(found)} records, {first} and {second} act together most: <b>{pairs[0].effect:.3g}</b> in root "
+            "mean square, each moved by its scale."
+        )
+    sure = sum(pair.significant for pair in found.top_pairs(len(found.scales) ** 2, q=q))
+    small = f"{sure} of {len(found.scales) * (len(found.scales) - 1) // 2} pairs are significant."
+    return f'<section class="sentence"><p>{words}</p><p class="small">{small}</p></section>'
+
+
+def _verdict(error: float) -> str:
+    level = "good" if error <= ERROR_GOOD else "fair" if error <= ERROR_FAIR else "poor"
+    words = f"error {100 * error:.2g} %: {level}" if math.isfinite(error) else "error unknown"
+    level = level if math.isfinite(error) else "poor"
+    return f'<span data-level="{level}"><span class="sign">{SIGNS[level]}</span> {words}</span>'
+
+
+def _made(found: GlobalInteractions) -> list[tuple[str, str]]:
+    return [
+        ("Records", str(len(found))),
+        ("Features", str(len(found.scales))),
+        ("Method", found.method),
+        ("Error", "of all mean squares, over records: standard error relative to the size (Frobenius norm)"),
+        ("Date", date.today().isoformat()),
+        ("Made with", f"smoothhess {__version__}"),
+    ]
+
+
+def _table(found: GlobalInteractions, pairs: Sequence[Pair]) -> str:
+    heads = ("strength", "", "E[H²]", "mean H", "mean |H|", "q")
+    rows = ["<tr><th>pair</th>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
     mean, half = found.mean.value, found.mean.half_width()
-    for p in found.top_pairs(k, names, q=q):
+    limit = max((p.effect * math.sqrt(max(p.high, 0.0) / p.value) for p in pairs if p.value > 0), default=1.0) or 1.0
+    for p in pairs:
         at = p.i, p.j
         low, high = max(0.0, float(found.mean_abs.value[at])), float(found.mean_abs_upper.value[at])
+        scale = p.effect / math.sqrt(p.value) if p.value > 0 else 0.0
+        least, most = (scale * math.sqrt(max(x, 0.0)) for x in (p.low, p.high))
         cells = (
             f"{p.effect:.3g}",
+            bar_with_interval(p.effect, least, most, limit, least=0.0, faint=not p.significant),
             plus_minus(p.value, (p.high - p.low) / 2),
             plus_minus(float(mean[at]), float(half[at])),
             f"{low:.3g} … {high:.3g}",
             f"{p.q_value:.2g}",
         )
-        faint = "" if p.significant else ' style="opacity:.6"'
         name = markup.escape(" × ".join(p.names))
-        rows.append(f'<tr{faint}><td style="{CELL};text-align:left">{name}</td>{_cells(cells, "td")}</tr>')
+        faint = "" if p.significant else ' class="faint"'
+        rows.append(f"<tr{faint}><td>{name}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return f"<table>{''.join(rows)}</table>"
 
 
-def _cells(texts: Sequence[str], tag: str) -> str:
-    return "".join(f'<{tag} style="{CELL}">{markup.escape(text)}</{tag}>' for text in texts)
-
-
 def _picture(found: GlobalInteractions) -> str:
-    """All pairs as the data URI of an image: white for 0, red for the strongest; the diagonal is left white."""
+    """All pairs as an image: white for 0, red for the strongest; the diagonal is left white."""
     scales = canvas.array(found.scales)
     strength = np.sqrt(np.clip(canvas.array(found.mean_square.value), 0, None)) * scales[:, None] * scales
     np.fill_diagonal(strength, 0.0)
     share = (strength / canvas.symmetric_limit(strength))[..., None]
-    return encoding.png(np.rint(255 + share * (np.array(RED) - 255.0)).astype(np.uint8))
+    pixels = np.rint(255 + share * (np.array(RED) - 255.0)).astype(np.uint8)
+    return f'<img class="matrix" alt="matrix of interactions" src="{encoding.png(pixels)}">'

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from smoothhess._version import __version__
-from smoothhess.draws.gaussian import SegmentShift
+from smoothhess.draws.gaussian import Isotropic, SegmentShift
 from smoothhess.linalg.memory import PAGE_BYTES
 from smoothhess.model.convert_inputs import as_array
 from smoothhess.model.targets import described
+from smoothhess.model.targets import kind as kind_of_target
+from smoothhess.result.effect_sizes import LARGE, WORDS
 from smoothhess.result.exact import Attribution
 from smoothhess.result.text import LIMITS
 from smoothhess.view import token_text
@@ -57,6 +59,9 @@ class PageOptions:
     level: float = 0.95
     q: float = 0.05
     kind: str | None = None
+    model: str = ""
+    command: str = ""
+    date: str = ""
 
 
 def payload(result: Result, options: PageOptions) -> dict[str, Any]:
@@ -73,7 +78,6 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
     first = layouts[0]
     if any(other.kind != first.kind for other in layouts):
         raise ValueError("the examples have different layouts (image, table, series): pass kind, or one example.")
-    unbiased = first.kind == "text"  # numbers, their order and their errors are those of one estimate
     names = [_names(result, first, options, b) for b in chosen]
     labels = [token_text.labels(each) if first.kind == "text" else each for each in names]
     texts = _one_each(options.headings, count, "headings") or [f"Example {b}" for b in range(count)]
@@ -85,6 +89,7 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
             "units": _units(units, labels[0]),
             "word": first.word,
             "words": plural(first.word),
+            "part": first.part,
             "gates": bool(result.feature_kind),
             "directed": result.grouping is not None and result.grouping.direction is not None,
             "exact": result.design == "exact",
@@ -93,6 +98,7 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
             "level": level,
             "q": q,
             "limits": LIMITS,
+            "sizes": [*WORDS, (None, LARGE)],
             "start": start,
             "sweep": [_scale(r) for r, _ in results],
             "noise": [noise_sentence(r, first.kind) for r, _ in results],
@@ -107,8 +113,8 @@ def payload(result: Result, options: PageOptions) -> dict[str, Any]:
                 }
                 for k, b in enumerate(chosen)
             ],
-            "results": [[numbers(r[b], options.scales, level, q, unbiased) for b in chosen] for r, _ in results],
-            "made": [[_made(r[b].unshrunk() if unbiased else r[b]) for b in chosen] for r, _ in results],
+            "results": [[numbers(r[b], options.scales, level, q) for b in chosen] for r, _ in results],
+            "made": [[_made(r[b], options, words[k]) for k, b in enumerate(chosen)] for r, _ in results],
         }
     )
 
@@ -197,8 +203,11 @@ def _output_words(result: Result, classes: Any, output: str, b: int) -> str:
         return f"the ‘{classes}’ {output}"
     if target is None:
         return f"the {output}"
+    single = kind_of_target(result.target) == "entry"
+    if not single and output != "output":  # the given words are those of the difference
+        return f"the {output}"
     if classes is None or len(target) > 1:
-        return f"{output} {described(target)}"
+        return f"{output} {described(target, classes)}"
     index = target[0]
     try:
         return f"the ‘{classes[index]}’ {output}"
@@ -237,25 +246,53 @@ def _one_each(given: Sequence[Any] | None, count: int, what: str) -> Sequence[An
     return given
 
 
-def _made(one: Result) -> list[tuple[str, str]]:
+def _made(one: Result, options: PageOptions, explained: str) -> list[tuple[str, str]]:
     """Return how the numbers were computed, as terms and their values."""
-    scale = _scale(one)
-    calls, passes = int(one.n_calls[0]), float(one.n_passes[0])
+    rows = [("Model", options.model), ("Explained", f"{explained}{_target(one)}"), *_computation(one)]
+    rows += [("Command", options.command), ("Date", options.date), ("Made with", f"smoothhess {__version__}")]
+    return [(term, text) for term, text in rows if text]
+
+
+def _target(one: Result) -> str:
+    """Return the index of the explained output in brackets."""
+    if one.target is None:
+        return ""
+    return f" (target={described(one.target[0].reshape(-1).tolist())})"
+
+
+def _computation(one: Result) -> list[tuple[str, str]]:
     if one.design == "exact":
-        rows = [("Method", str(getattr(one, "method", "")) or "exact"), ("Note", str(getattr(one, "note", "")))]
-    else:
-        same = "" if scale["same"] else " (root mean square over features)"
-        still = f", none in {scale['still']} of {one.inputs[0].numel()} features" if scale["still"] else ""
-        what = "Gaussian shifts of segments" if isinstance(one.gaussian, SegmentShift) else "Gaussian"
-        rows = [
-            ("Noise", f"{what}, σ = {scale['sigma']:.4g}{same}, radius σ√d = {scale['radius']:.4g}{still}"),
-            ("Draws", f"{one.design} design, seed {one.seed}"),
-            ("Work", f"{calls} gradient calls; {passes:.0f} passes in total"),
-            ("Control variate", one.control or "none"),
-            ("Estimate", f"{'unbiased' if one.unbiased else 'biased'}{' and denoised' if one.shrink else ''}"),
-            ("Precision", one.precision),
-        ]
-    return [*((term, text) for term, text in rows if text), ("Made with", f"smoothhess {__version__}")]
+        return [("Method", str(getattr(one, "method", "")) or "exact"), ("Note", str(getattr(one, "note", "")))]
+    scale = _scale(one)
+    same = "" if scale["same"] else " (root mean square over features)"
+    still = f", none in {scale['still']} of {one.inputs[0].numel()} features" if scale["still"] else ""
+    what = "Gaussian shifts of segments" if isinstance(one.gaussian, SegmentShift) else "Gaussian"
+    calls, passes = int(one.n_calls[0]), float(one.n_passes[0])
+    return [
+        ("Noise", f"{what}, σ = {scale['sigma']:.4g}{same}, radius σ√d = {scale['radius']:.4g}{still}"),
+        ("Draws", f"{one.design} design, seed {one.seed}"),
+        ("Work", f"{calls} gradient calls; {passes:.0f} passes in total"),
+        ("Control variate", one.control or "none"),
+        ("Estimate", "unbiased" if one.unbiased else "biased"),
+        ("Precision", one.precision),
+        ("Call", _call(one)),
+    ]
+
+
+def _call(one: Result) -> str:
+    """Return the call that computes the same numbers of one example."""
+    explainer = "TokenSmoothHess(model, layer)" if one.feature_kind else "SmoothHess(model)"
+    scales = one.gaussian.scales(one.inputs[0].numel())
+    sigma = "gaussian=gaussian"
+    if isinstance(one.gaussian, Isotropic):
+        sigma = f"sigma={float(scales[0]):.6g}"
+    given = [sigma, f"n_calls={int(one.n_calls[0])}", f"seed={one.seed}"]
+    if one.target is not None:
+        single = kind_of_target(one.target) == "entry"
+        given.insert(0, f"target={described(one.target[0].reshape(-1).tolist()) if single else 'target'}")
+    given += [f'design="{one.design}"'] if one.design != "orthogonal" else []
+    given += ["feature_mask=mask"] if one.grouping is not None else []
+    return f"{explainer}.attribute(x, {', '.join(given)})"
 
 
 # --- positions and values of features ---------------------------------------------------------------------------------

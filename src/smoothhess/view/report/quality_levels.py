@@ -1,20 +1,23 @@
-"""Rates the quality figures of a result: a level, a verdict, and an explanation of each figure."""
+"""Rates the quality figures of a result: one verdict in a few words, and a level and an explanation of each figure.
+
+All figures are those of the unbiased estimate, to which the values, their order and their intervals on a page belong.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from smoothhess.estimate.effective_draws import heavy_tails
 from smoothhess.estimate.stein_check import combined
+from smoothhess.explainers.result_warnings import STEIN_LIMIT, STEIN_ROWS
 from smoothhess.result.interactions import SampledResult
+from smoothhess.result.shown_estimate import error_text, shown
 
 if TYPE_CHECKING:
     from smoothhess.result.result import Result
 
 ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # largest relative error that is rated good, or fair
 R2_GOOD, R2_FAIR = 0.8, 0.5  # smallest R² that is rated good, or fair
-SELF_CHECK = 5.0  # |z| above which gradients and values are inconsistent
 
 
 class Reading(NamedTuple):
@@ -27,95 +30,135 @@ class Reading(NamedTuple):
     meaning: str
 
 
-def readings(one: Result, unbiased: bool = False) -> list[Reading]:
-    """Return the quality figures of a result of one example; `unbiased` where the denoised matrix is not shown."""
-    return [_error(one, unbiased), _r2(one), _calls(one), *_effective(one), _self_check(one)]
+class Verdict(NamedTuple):
+    """The quality of all numbers of one example in a few words; `level` as in `Reading`."""
+
+    level: str
+    words: str
 
 
-def _error(one: Result, unbiased: bool) -> Reading:
-    """Rate the relative error of the unbiased matrix, to which pairs and intervals belong."""
-    error = float(one.unshrunk().relative_error[0])
-    meaning = "The estimated error of the matrix in the Frobenius norm, relative to the norm of the matrix."
-    if one.design == "exact" and error == 0:
-        return Reading(
-            "Relative error", "0", "plain", "not sampled", f"{meaning} Exact results have no sampling error."
-        )
-    if isinstance(one, SampledResult) and not float(one.noise.df[0]):
-        return Reading(
-            "Relative error", "unknown", "poor", "too few draws for an estimate", f"{meaning} Use more calls."
-        )
-    figure = _percent(error)
-    if one.shrink and not unbiased:
-        denoised = _percent(float(one.relative_error[0]))
-        meaning += " It is the error of the unbiased matrix, to which pairs and intervals belong;"
-        meaning += f" the error of the denoised matrix, which ranks the pairs, is {denoised}."
-    if error <= ERROR_GOOD:
-        return Reading("Relative error", figure, "good", "precise", meaning)
-    if error <= ERROR_FAIR:
-        return Reading("Relative error", figure, "fair", "rough", f"{meaning} Only the strongest pairs are reliable.")
-    verdict = "noisy" if error < 1 else "mostly noise"
-    more = "Use more calls; with this error, only pairs marked significant are reliable."
-    return Reading("Relative error", figure, "poor", verdict, f"{meaning} {more}")
+def verdict(one: Result) -> Verdict:
+    """Return the one verdict on a result of one example; a failed check takes precedence over the error.
+
+    >>> import torch, smoothhess as sh
+    >>> result = sh.SmoothHess(lambda x: x[:, 0] * x[:, 1]).attribute(torch.zeros(1, 3), sigma=0.5, n_calls=400)
+    >>> verdict(result).level
+    'good'
+    """
+    own = shown(one)
+    error = _error(own)
+    if own.design == "exact" and error.figure == "0":
+        return Verdict("plain", "exact: not sampled")
+    if error.figure == "unknown":
+        return Verdict("poor", "error unknown")
+    if _self_check(own).level == "poor":
+        return Verdict("poor", "gradients do not fit the values")
+    if any(reading.level == "poor" for reading in _effective(own)):
+        return Verdict("poor", f"error {error.figure}, but a few draws decide")
+    words = f"error {error.figure}: {error.level}"
+    if float(own.r2[0]) < R2_FAIR:  # a small error of numbers that describe little is no good news
+        level = "fair" if error.level == "good" else error.level
+        return Verdict(level, f"{words}; pairs explain {100 * max(0.0, float(own.r2[0])):.0f} %")
+    return Verdict(error.level, words)
 
 
-def _percent(error: float) -> str:
-    if math.isnan(error):
-        return "unknown"
-    return f"{100 * error:.3g} %" if math.isfinite(error) else "over 100 %"  # the noise exceeds the signal
+def readings(one: Result) -> list[Reading]:
+    """Return the quality figures of a result of one example."""
+    own = shown(one)
+    return [_error(own), _r2(own), _calls(own), *_effective(own), _self_check(own), *_denoised(one)]
 
 
-def _r2(one: Result) -> Reading:
+def _error(own: Result) -> Reading:
+    """Rate the relative error of an unbiased matrix."""
+    name = "Relative error"
+    error = float(own.relative_error[0])
     meaning = (
-        "Share of the gradient's variation around the input that pairs account for; the remainder is of higher order."
+        "The sampling error of all interactions together, as a share of their size (Frobenius norm). It belongs to the "
+        "numbers of this page, their order and their intervals."
     )
-    r2 = float(one.r2[0])
+    if own.design == "exact" and error == 0:
+        return Reading(name, "0", "plain", "not sampled", "Exact results have no sampling error.")
+    if isinstance(own, SampledResult) and not float(own.noise.df[0]):
+        return Reading(name, "unknown", "poor", "too few draws for an estimate", f"{meaning} Use more calls.")
+    figure = "under 0.1 %" if 0 < error < 1e-3 else error_text(error)
+    if error <= ERROR_GOOD:
+        return Reading(name, figure, "good", "precise", meaning)
+    if error <= ERROR_FAIR:
+        return Reading(name, figure, "fair", "rough", f"{meaning} Rely on the strongest pairs only, or use more calls.")
+    words = "noisy" if error < 1 else "mostly noise"
+    more = "Rely on pairs marked significant only, or use more calls: twice the precision needs four times the calls."
+    return Reading(name, figure, "poor", words, f"{meaning} {more}")
+
+
+def _r2(own: Result) -> Reading:
+    name, r2 = "R²: do pairs suffice?", float(own.r2[0])
     if math.isnan(r2):
-        verdict = "not available" if one.grouping is None else "not available for groups"
-        return Reading("R²", "unknown", "plain", verdict, meaning)
+        words = "not available" if own.grouping is None else "not available for groups"
+        return Reading(name, "unknown", "plain", words, "The share of the gradient's changes that pairs explain.")
     figure = f"{r2:.2f}"
+    meaning = f"Pairs explain {100 * max(0.0, r2):.0f} % of how the gradient of the output changes around this input"
     if r2 >= R2_GOOD:
-        return Reading("R²", figure, "good", "pairs account for most of it", meaning)
+        return Reading(name, figure, "good", "pairs explain most of it", f"{meaning}.")
+    meaning += (
+        "; the remainder comes from three or more features at once, or from sharp bends. The numbers here are correct "
+        "averages over the noise, but do not describe the output completely. What to do: smoothhess.diagnose lists R² "
+        "for each σ; choose one with a larger R², usually a smaller σ."
+    )
     if r2 >= R2_FAIR:
-        return Reading("R²", figure, "fair", "pairs account for part of it", meaning)
-    meaning += " It depends on σ: compare scales with smoothhess.sweep."
-    return Reading("R²", figure, "poor", "pairs account for little of it", meaning)
+        return Reading(name, figure, "fair", "pairs explain part of it", meaning)
+    return Reading(name, figure, "poor", "pairs explain little of it", meaning)
 
 
-def _calls(one: Result) -> Reading:
-    level, verdict = {
-        "tolerance": ("good", "requested precision reached"),
+def _calls(own: Result) -> Reading:
+    level, words = {
+        "tolerance": ("plain", "stopped at the requested precision"),
         "calls": ("plain", "as requested"),
-        "zero": ("good", "no interaction detected"),
+        "zero": ("plain", "no interaction detected"),
         "unknown": ("poor", "error unknown"),
-        "budget": ("poor", "requested precision not reached"),
+        "budget": ("plain", "stopped at the limit of calls"),
         "exact": ("plain", "not sampled"),
-    }.get(one.status[0], ("plain", one.status[0]))
-    figure = f"{int(one.n_calls[0]):,}".replace(",", "\u202f")
-    meaning = "Gradient evaluations of the network at perturbed inputs."
-    if one.shrink and one.status[0] in ("tolerance", "budget"):
-        denoised = _percent(float(one.relative_error[0]))
-        meaning += f" The requested precision is that of the denoised matrix, {denoised}."
-    return Reading("Calls", figure, level, verdict, meaning)
+    }.get(own.status[0], ("plain", own.status[0]))
+    figure = f"{int(own.n_calls[0]):,}".replace(",", "\u202f")
+    return Reading("Calls", figure, level, words, "Gradient evaluations of the network at perturbed inputs.")
 
 
-def _effective(one: Result) -> list[Reading]:
+def _denoised(one: Result) -> list[Reading]:
+    """Describe the denoised matrix that `hessian` is in Python, which a page does not show."""
+    if not one.shrink:
+        return []
+    meaning = (
+        "In Python, result.hessian is denoised: its error as a matrix is smaller, but it has no intervals. Only the "
+        "directions are those of this matrix; all other numbers are those of the unbiased estimate."
+    )
+    stops = {
+        "tolerance": " The requested precision is that of the denoised matrix.",
+        "budget": " The requested precision, that of the denoised matrix, was not reached.",
+    }
+    figure = error_text(float(one.relative_error[0]))
+    return [
+        Reading("Denoised matrix", figure, "plain", "used for directions only", meaning + stops.get(one.status[0], ""))
+    ]
+
+
+def _effective(own: Result) -> list[Reading]:
     """Rate the effective number of draws of a sampled result."""
-    if not isinstance(one, SampledResult):
+    if not isinstance(own, SampledResult):
         return []
     meaning = "Number of equal draws that would carry the estimate as evenly as the draws did."
-    figure = f"{float(one.n_eff[0]):.0f} of {int(one.statistics.n[0])}"
-    if not bool(heavy_tails(one.statistics, one.grouping is not None)[0]):
+    figure = f"{float(own.n_eff[0]):.0f} of {int(own.statistics.n[0])}"
+    if not bool(own.estimate.has_heavy_tails[0]):
         return [Reading("Effective draws", figure, "good", "no single draw decides", meaning)]
     meaning += " Standard errors are unreliable. Explain a logit, or use a larger σ or more calls."
     return [Reading("Effective draws", figure, "poor", "a few draws decide", meaning)]
 
 
-def _self_check(one: Result) -> Reading:
+def _self_check(own: Result) -> Reading:
     meaning = "Tests whether the gradients are consistent with the values: two identities that must hold, as a z-score."
-    z = float(combined(one.stein_z)[0])
-    if math.isnan(z) or one.design == "exact":
+    z = float(combined(own.stein_z)[0])
+    if math.isnan(z) or own.design == "exact":
         return Reading("Self-check", "unknown", "plain", "not available", meaning)
-    if z <= SELF_CHECK:
+    rows = float(own.statistics.n[0]) if isinstance(own, SampledResult) else STEIN_ROWS
+    if z <= STEIN_LIMIT * max(1.0, STEIN_ROWS / rows):  # as the warning of `attribute`
         return Reading("Self-check", f"|z| {z:.1f}", "good", "gradients consistent with values", meaning)
     doubt = "Possible causes: discontinuities, detached or straight-through gradients."
     return Reading("Self-check", f"|z| {z:.1f}", "poor", "gradients inconsistent with values", f"{meaning} {doubt}")

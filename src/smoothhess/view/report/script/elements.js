@@ -1,7 +1,6 @@
 /* What the views are made of. */
 
-function h(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
@@ -11,19 +10,58 @@ function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const SVG = "http://www.w3.org/2000/svg";
+const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const dark = () => document.documentElement.dataset.theme === "dark";
 const bySign = (x) => (x > 0 ? "--pos" : "--neg");
 const colourOf = (x) => (state.mode === "magnitude" ? "--size" : bySign(x));
 
-function choice(legend, key, options) {
+function choice(legend, key, options, about) {
   const box = h("div", { class: "choice" });
   for (const [value, words] of options) {
     const change = () => update({ [key]: value });
     const radio = h("input", { type: "radio", name: key, value, checked: state[key] === value, onchange: change });
     box.append(h("label", {}, words, radio));
   }
-  return h("fieldset", { class: "control" }, h("legend", {}, legend), box);
+  return h("fieldset", { class: "control" }, h("legend", {}, legend, help(legend, about)), box);
+}
+
+/* A button whose click shows an explanation beside it; Esc, another click on it or elsewhere closes it. */
+function help(about, paragraphs) {
+  return h("button", {
+    type: "button", class: "help", "aria-label": `Help: ${about}`, "aria-expanded": "false",
+    onclick: (event) => {
+      event.stopPropagation();
+      event.preventDefault();
+      const open = event.currentTarget.getAttribute("aria-expanded") === "true";
+      closeHelp();
+      if (!open) openHelp(event.currentTarget, paragraphs);
+    },
+  }, "?");
+}
+
+function openHelp(button, paragraphs) {
+  const box = $("help"), at = button.getBoundingClientRect();
+  box.replaceChildren(...paragraphs.map((words) => h("p", {}, words)));
+  box.style.maxHeight = "";
+  box.showPopover();
+  button.setAttribute("aria-expanded", "true");
+  button.setAttribute("aria-describedby", "help");
+  const below = innerHeight - at.bottom - 20, above = at.top - 20, upwards = below < box.offsetHeight && above > below;
+  box.style.maxHeight = `${Math.max(80, upwards ? above : below)}px`; // beside the button, never over it
+  box.style.left = `${Math.max(12, Math.min(at.left - 16, document.documentElement.clientWidth - box.offsetWidth - 12))}px`;
+  box.style.top = `${upwards ? at.top - 8 - box.offsetHeight : at.bottom + 8}px`;
+}
+
+function closeHelp() {
+  for (const button of document.querySelectorAll('.help[aria-expanded="true"]')) {
+    button.setAttribute("aria-expanded", "false");
+    button.removeAttribute("aria-describedby");
+  }
+  if ($("help").matches(":popover-open")) $("help").hidePopover();
 }
 
 function track(value, half, limit, faint, colour = colourOf) { // a bar from zero, with its interval
@@ -55,23 +93,7 @@ function walk(event, container, selector) { // arrow keys, Home and End move amo
   rows[Math.max(0, Math.min(rows.length - 1, to))].focus();
 }
 
-function draw(element, traces, layout) { // by Plotly, in the colours of the page
-  const soft = { color: css("--soft"), size: 12 }, line = css("--line"), clear = "rgba(0,0,0,0)";
-  const base = {
-    gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: soft, fixedrange: true, automargin: true,
-    exponentformat: "power",
-  };
-  const axes = {};
-  for (const key of new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((name) => /axis\d*$/.test(name))])) {
-    axes[key] = { ...base, ...layout[key] };
-    if (axes[key].title) axes[key].title = { ...axes[key].title, font: soft };
-  }
-  const font = { family: css("--font"), color: css("--ink") };
-  const whole = {
-    paper_bgcolor: clear, plot_bgcolor: clear, font, showlegend: false, dragmode: false, hovermode: "closest",
-    ...layout, ...axes,
-  };
-  return Plotly.react(element, traces, whole, { displayModeBar: false, responsive: true, doubleClick: false });
+function label(k) { // the number of a feature, where the picture shows one, and its name
+  const tag = tagOf(k), name = names()[k];
+  return h("span", { class: "name" }, tag && !name.endsWith(` ${tag}`) ? h("span", { class: "tag" }, tag) : "", name);
 }
-
-const bars = (halves) => halves.map((half) => (Number.isFinite(half) ? half : NaN)); // Plotly draws no bar there

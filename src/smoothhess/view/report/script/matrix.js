@@ -3,46 +3,106 @@
 const NAMED = 40; // names that fit on an axis
 
 function renderMatrix(panel) {
-  if (!$("matrix")) {
-    panel.replaceChildren(h("div", { class: "beside" }, h("div", { id: "matrix", class: "chart" }),
-      h("div", { class: "hint", id: "matrix-hint" })));
-  }
+  if (!$("matrix")) makeMatrix(panel);
   $("matrix-hint").replaceChildren(...matrixWords().map((words) => h("p", {}, words)));
-  const chart = $("matrix"), room = chart.parentElement.clientWidth, at = partner();
-  const cell = (r, c) => ({
-    type: "rect", x0: c - 0.5, x1: c + 0.5, y0: r - 0.5, y1: r + 0.5, line: { color: css("--ink"), width: 2 },
+  const chart = $("matrix"), shown = inMatrix(), room = chart.parentElement.clientWidth, narrow = room < 560;
+  const { names: labelled, margin } = matrixNames(shown, narrow);
+  const side = Math.max(160, Math.min(narrow ? room : 0.66 * room, labelled?.length > 24 ? 760 : 620)), inner = side - margin - 2;
+  const cell = inner / shown.length, canvas = chart.querySelector("canvas");
+  const limit = paintMatrix(canvas, { shown, side, margin, cell });
+  Object.assign(chart.dataset, { limit, side, margin, cell, count: shown.length, ready: "yes" });
+  if (labelled) nameMatrix(canvas, labelled, margin, cell);
+  boxCells(canvas, shown, margin, cell);
+}
+
+function makeMatrix(panel) {
+  const canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": "Matrix of all pairs; move with the arrow keys" });
+  canvas.addEventListener("pointermove", (e) => e.pointerType === "mouse" && cellAt(e, (i, j) => sentence(pair(i, j))));
+  canvas.addEventListener("pointerleave", () => sentence(pair(state.i, partner())));
+  canvas.addEventListener("click", (e) => cellAt(e, (i, j) => update({ i, j, held: true })));
+  canvas.addEventListener("keydown", (event) => {
+    const way = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!way) return;
+    event.preventDefault();
+    const shown = inMatrix(), within = (k) => shown[Math.max(0, Math.min(shown.length - 1, k))];
+    update({ i: within(shown.indexOf(state.i) + way[0]), j: within(shown.indexOf(partner()) + way[1]), held: true });
   });
-  const shown = inMatrix(), row = shown.indexOf(state.i), column = shown.indexOf(at);
-  const shapes = row < 0 || column < 0 ? [] : [cell(row, column), cell(column, row)];
-  const { s, b, mode, only, unit, estimate } = state, drawn = [s, b, mode, only, unit, estimate, room, dark()].join();
-  if (chart.dataset.drawn === drawn) { // another cell is chosen, nothing else
-    Plotly.relayout(chart, { shapes });
-    return;
+  panel.replaceChildren(h("div", { class: "beside" }, h("div", { id: "matrix" }, canvas),
+    h("div", { class: "hint", id: "matrix-hint" })));
+}
+
+function cellAt(event, act) {
+  const { margin, cell, side } = $("matrix").dataset, box = event.currentTarget.getBoundingClientRect(), shown = inMatrix();
+  const scale = side / box.width, index = (x) => Math.floor((x * scale - margin) / cell);
+  const [column, row] = [index(event.clientX - box.left), index(event.clientY - box.top)];
+  if (row >= 0 && column >= 0 && row < shown.length && column < shown.length) act(shown[row], shown[column]);
+}
+
+function paintMatrix(canvas, { shown, side, margin, cell }) {
+  const sharp = Math.max(2, devicePixelRatio), context = canvas.getContext("2d", { willReadFrequently: true });
+  canvas.width = canvas.height = Math.round(side * sharp);
+  canvas.style.width = canvas.style.height = `${side}px`;
+  context.scale(sharp, sharp);
+  const all = shown.map((i) => shown.map((j) => pair(i, j))), gap = cell > 6 ? 1 : 0;
+  const limit = largest(all.flat().filter((p) => visible(p) && p.moves).map((p) => p.value));
+  context.fillStyle = css("--well");
+  context.fillRect(margin, margin, cell * shown.length, cell * shown.length);
+  all.forEach((row, r) => row.forEach((p, c) => {
+    if (!visible(p) || !p.moves) return;
+    const at = [margin + c * cell, margin + r * cell, cell - gap, cell - gap];
+    context.fillStyle = css("--middle");
+    context.fillRect(...at);
+    context.globalAlpha = Math.min(1, Math.abs(p.value) / limit) * (p.faint ? FAINT : 1);
+    context.fillStyle = css(colourOf(p.value));
+    context.fillRect(...at);
+    context.globalAlpha = 1;
+  }));
+  return limit;
+}
+
+function matrixNames(shown, narrow) { // the names beside the rows and columns, and the room for them
+  if (P.word === "pixel") {
+    const width = P.examples[state.b].size[1], rows = D / width;
+    return { names: rows <= 32 ? [...Array(rows).keys()].map((row) => [(row + 0.5) * width, `row ${row}`]) : null, margin: 44 };
   }
-  chart.dataset.drawn = drawn;
-  const narrow = room < 560, { traces, limit } = heat(narrow);
-  const { margin, ...axis } = matrixAxis(narrow);
-  const side = narrow ? room : Math.min(0.68 * room, axis.ticktext?.length > 20 ? 800 : 640);
-  draw(chart, traces, {
-    width: side, height: narrow ? side : 0.9 * side, margin: { l: margin, r: 10, t: 6, b: margin }, shapes,
-    xaxis: { ...axis, tickangle: P.word === "pixel" || !axis.ticktext ? "auto" : -60 },
-    yaxis: { ...axis, autorange: "reversed", scaleanchor: "x" },
-  }).then(() => {
-    chart.dataset.limit = limit;
-    if (chart.dataset.ready) return;
-    chart.dataset.ready = "yes";
-    chart.on("plotly_hover", (e) => sentence(pair(inMatrix()[e.points[0].y], inMatrix()[e.points[0].x])));
-    chart.on("plotly_unhover", () => sentence(pair(state.i, partner())));
-    chart.on("plotly_click", (e) => {
-      update({ i: inMatrix()[e.points[0].y], j: inMatrix()[e.points[0].x], held: true });
-    });
-  });
+  if (narrow || shown.length > NAMED) return { names: null, margin: 4 };
+  const texts = shown.map((k, n) => [n + 0.5, short(names()[k], 24)]), longest = Math.max(...texts.map(([, name]) => name.length));
+  return { names: texts, margin: Math.min(170, 14 + 6 * longest) };
+}
+
+function nameMatrix(canvas, labelled, margin, cell) {
+  const context = canvas.getContext("2d"), size = Math.max(8, Math.min(12, 0.85 * cell * (P.word === "pixel" ? 9 : 1)));
+  context.fillStyle = css("--soft");
+  context.font = `${size}px ${css("--font")}`;
+  context.textBaseline = "middle";
+  for (const [at, name] of labelled) {
+    context.textAlign = "right";
+    context.fillText(name, margin - 6, margin + at * cell, margin - 8);
+    context.save();
+    context.translate(margin + at * cell, margin - 6);
+    context.rotate(-Math.PI / 2);
+    context.textAlign = "left";
+    context.fillText(name, 0, 0, margin - 8);
+    context.restore();
+  }
+}
+
+function boxCells(canvas, shown, margin, cell) { // the chosen pair, above and below the diagonal
+  const context = canvas.getContext("2d"), row = shown.indexOf(state.i), column = shown.indexOf(partner());
+  if (row < 0 || column < 0) return;
+  for (const [r, c] of [[row, column], [column, row]]) {
+    context.lineWidth = 3.5;
+    context.strokeStyle = css("--mark");
+    context.strokeRect(margin + c * cell - 1, margin + r * cell - 1, cell + 1, cell + 1);
+    context.lineWidth = 1.2;
+    context.strokeStyle = css("--ink");
+    context.strokeRect(margin + c * cell - 3, margin + r * cell - 3, cell + 5, cell + 5);
+  }
 }
 
 function matrixWords() {
-  const together = P.directed ? "moved together along the given direction, the two" : "the two together";
   const signed = P.derivative
-    ? `Red: ${together} raise ${output()} beyond their separate effects; blue: they stay below them.`
+    ? `Red: moved together, the two put ${output()} above the sum of their separate effects; blue: below.`
     : "Red: the interaction is positive; blue: it is negative.";
   const colours = state.mode === "magnitude" ? "The stronger the colour, the larger; signs are left out." : signed;
   const alone = P.derivative ? `each ${P.word} by itself` : `each ${P.word} with itself`;
@@ -50,9 +110,9 @@ function matrixWords() {
   const part = inMatrix().length, strongest = `The ${part} of ${D} ${P.words} in the strongest pairs`;
   const which = part === D ? "Every pair at once" : strongest;
   return [
-    `${which}${denoised() ? ", denoised" : ""}. ${colours}${order}`,
+    `${which}. ${colours}${order}`,
     `The diagonal is ${alone}.${noise()}${numbers().still.size ? " Empty: no noise." : ""}`,
-    "The boxed cells are the pair of the sentence above: point at a cell to read it there, click to choose it.",
+    "The boxed cells are the pair of the sentence. Point at a cell to read it, click to choose it.",
   ];
 }
 
@@ -66,47 +126,4 @@ function inMatrix() { // the features of the matrix: of a long text, those with 
     }
     return [...found].sort((a, b) => a - b);
   });
-}
-
-function heat(narrow) { // what is clear, and over it, faintly, what is within noise
-  const clear = [], faint = [], all = [];
-  const shown = inMatrix();
-  shown.forEach((i, r) => {
-    clear.push(Array(shown.length).fill(null));
-    faint.push(Array(shown.length).fill(null));
-    shown.forEach((j, c) => {
-      const p = pair(i, j);
-      if (!visible(p) || !p.moves) return;
-      (p.faint ? faint : clear)[r][c] = sized(p.shown);
-      all.push(p.shown);
-    });
-  });
-  const limit = largest(all), middle = css("--middle"), gap = shown.length <= NAMED ? 1 : 0;
-  const soft = { color: css("--soft"), size: 12 };
-  const size = state.mode === "magnitude";
-  const colorscale = size ? [[0, middle], [1, css("--size")]] : [[0, css("--neg")], [0.5, middle], [1, css("--pos")]];
-  const colorbar = {
-    thickness: 12, len: 0.6, outlinewidth: 0, exponentformat: "power", tickfont: soft,
-    title: { text: "interaction", side: "right", font: soft },
-  };
-  const trace = (z, opacity, showscale) => ({
-    type: "heatmap", z, opacity, colorscale, zmin: size ? 0 : -limit, zmax: limit, hoverinfo: "none",
-    showscale, colorbar, xgap: gap, ygap: gap,
-  });
-  return { traces: [trace(clear, 1, !narrow), trace(faint, FAINT, false)], limit };
-}
-
-function matrixAxis(narrow) {
-  // Room for the names is made here: beside an axis that is tied to the other, Plotly's own way can go round in circles.
-  const base = { showgrid: false, zeroline: false, constrain: "domain", automargin: false, margin: 50 };
-  if (P.word === "pixel") {
-    const width = P.examples[state.b].size[1], rows = [...Array(D / width).keys()];
-    const tickvals = rows.map((row) => (row + 0.5) * width - 0.5);
-    return { ...base, tickvals, ticktext: rows.map(String), title: { text: "pixels, by row of the image" } };
-  }
-  const shown = inMatrix().map((k) => short(names()[k])), size = shown.length > 24 ? 10 : 12;
-  if (narrow || shown.length > NAMED) return { ...base, title: { text: P.word } };
-  const margin = 16 + 0.6 * size * Math.max(...shown.map((name) => name.length));
-  const tickfont = { size, color: css("--soft") };
-  return { ...base, tickvals: [...shown.keys()], ticktext: shown.map(plain), tickfont, margin };
 }

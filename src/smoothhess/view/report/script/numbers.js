@@ -1,7 +1,8 @@
 /* What is looked at, and the numbers of it.
 
    The scripts of this folder are put one after the other into one function: they share their names and nothing else
-   sees them. Names and titles are the user's text: they enter the page as text nodes alone, and Plotly by `plain`. */
+   sees them. Names and titles are the user's text: they enter the page as text nodes only. Numbers of pairs,
+   their order, their intervals and the error in the chip are those of one estimate, the unbiased one. */
 
 const $ = (id) => document.getElementById(id);
 const P = JSON.parse($("payload").textContent);
@@ -20,7 +21,6 @@ const state = {
   only: false, // significant pairs alone
   unit: P.derivative && !P.gates ? "effect" : "unit", // each feature moves by its σ, or by 1
   paint: "pairs", // or "alone": what the colours of a text show
-  estimate: "unbiased", // or "denoised": what colours show
   tab: "pairs", direction: 0, all: false,
   sort: null, down: true, filter: "", rows: 10, // of the table of pairs; null: as top_pairs ranks
 };
@@ -39,11 +39,13 @@ function numbers(s = state.s, b = state.b) {
   return remember(`numbers ${s} ${b}`, () => {
     const n = P.results[s][b];
     return {
-      value: floats(n.value), stderr: floats(n.stderr), q: floats(n.q), denoised: n.denoised && floats(n.denoised),
+      value: floats(n.value), stderr: floats(n.stderr), q: floats(n.q),
+      separate: n.separate && floats(n.separate), spread: n.spread,
       width: n.width ?? Infinity, slope: floats(n.slope), slopeError: floats(n.slope_stderr),
       slopeWidth: n.slope_width ?? Infinity, move: floats(n.move), still: new Set(n.still),
-      smoothed: n.smoothed, quality: n.quality,
+      smoothed: n.smoothed, quality: n.quality, chip: n.chip,
       eigenvalues: n.eigen.values, shares: n.eigen.shares, vectors: floats(n.eigen.vectors),
+      directionsDenoised: n.eigen.denoised,
     };
   });
 }
@@ -65,14 +67,13 @@ function pair(i, j, s = state.s) {
   const value = n.value[k] * size, stderr = n.stderr[k] * size, half = stderr > 0 ? n.width * stderr : 0;
   return {
     i, j, value, stderr, half, low: value - half, high: value + half, q: n.q[k],
-    shown: denoised() ? n.denoised[k] * size : value,
     perUnit: n.value[k], reach: n.stderr[k] > 0 ? n.width * n.stderr[k] : 0, effect: n.value[k] * moves,
-    rank: Math.abs((n.denoised ?? n.value)[k] * moves), // as top_pairs ranks
-    significant: n.q[k] <= P.q, faint: value === 0 || !(Math.abs(value) >= NOISE * stderr), moves: moves > 0,
+    rank: Math.abs(n.value[k] * moves), // as top_pairs ranks
+    significant: n.q[k] <= P.q, faint: value === 0 || !(Math.abs(value) >= Math.max(NOISE * stderr, half)), moves: moves > 0,
   };
 }
 
-const shownNumbers = () => [state.s, state.b, state.unit, state.estimate].join(" ");
+const shownNumbers = () => [state.s, state.b, state.unit].join(" ");
 const visible = (p) => !state.only || p.significant;
 const stronger = (a, b) => b.rank - a.rank;
 
@@ -100,7 +101,6 @@ function slope(k) { // what feature k does by itself
   return { value, half: stderr > 0 ? n.slopeWidth * stderr : 0, faint: !(Math.abs(value) >= NOISE * stderr) };
 }
 
-const denoised = () => state.estimate === "denoised" && Boolean(numbers().denoised); // is what colours show
 const unknown = () => !P.exact && numbers().width === Infinity; // so few draws that there are no intervals
 const partner = () => state.j ?? others(state.i)[0]?.j ?? state.i;
 const sized = (x) => (state.mode === "magnitude" ? Math.abs(x) : x);

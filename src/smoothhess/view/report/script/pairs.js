@@ -1,32 +1,45 @@
 /* The table of all pairs: sorted, filtered, chosen from. */
 
 const MORE = 50; // rows, each time
-const ASIDE = ["interval", "effect", "significant"]; // columns that a narrow screen has no room for
-const COLUMNS = {
-  name: ["Pair", (p) => `${names()[p.i]} × ${names()[p.j]}`],
-  value: [P.derivative ? "Value H" : "Interaction", (p) => p.perUnit],
-  interval: [`${percent} interval${P.derivative ? " of H" : ""}`, (p) => p.reach],
-  ...(P.derivative && !P.directed ? { effect: ["Effect", (p) => Math.abs(p.effect)] } : {}),
-  q: ["q-value", (p) => p.q],
-  significant: ["Significant", (p) => Number(p.significant)],
-};
+const ASIDE = ["value", "q", "significant"]; // columns that a narrow screen has no room for
+
+function columns() { // heading, and the number that sorts
+  const perUnit = P.derivative && !P.directed && state.unit === "effect";
+  return {
+    name: ["Pair", (p) => `${names()[p.i]} × ${names()[p.j]}`],
+    amount: [P.derivative ? "Extra change" : "Interaction", (p) => p.value],
+    ...(perUnit ? { value: [`H, per unit${P.gates ? " of each gate" : ""}`, (p) => p.perUnit] } : {}),
+    ...(P.exact ? {} : { q: ["q-value", (p) => p.q], significant: ["Significant", (p) => Number(p.significant)] }),
+  };
+}
 
 function renderPairs(panel) {
   if (!$("pairs")) makePairs(panel);
+  if (state.sort && !columns()[state.sort]) state.sort = null;
   const list = sortedPairs(), shown = list.slice(0, state.rows);
-  const ofValue = listed(largest(shown.map((p) => p.perUnit))), ofEffect = listed(largest(shown.map((p) => p.effect)));
-  pairsHead({ value: ofValue.e, interval: ofValue.e, effect: ofEffect.e });
-  const focused = focusedIn("panel")?.pair, rows = shown.map((p) => pairRow(p, ofValue, ofEffect));
+  const ofAmount = listed(largest(shown.flatMap((p) => [p.value, p.low, p.high]))), ofValue = listed(largest(shown.map((p) => p.perUnit)));
+  pairsHead({ amount: ofAmount.e, value: ofValue.e });
+  const focused = focusedIn("panel")?.pair, rows = shown.map((p) => pairRow(p, ofAmount, ofValue));
   $("pairs").tBodies[0].replaceChildren(...rows);
   if (focused) rows.find((row) => row.dataset.pair === focused)?.focus({ preventScroll: true });
-  const unit = !P.derivative ? "Attributions, not derivatives." : P.directed ? `H: ${unitWords()}.`
-    : `H: per unit of each${P.gates ? " gate" : ""}; effect: each moved by its σ, in units of the output.`;
-  const count = `${list.length} pair${list.length === 1 ? "" : "s"}`;
-  const order = state.sort ? "" : `, strongest first${byRank()}`;
-  $("pairs-hint").textContent = `${count}${order}. ${unit}`;
+  const unit = P.derivative ? `${cap(unitWords())}.` : "Attributions, not derivatives.";
+  const count = `${counted(list.length)} pair${list.length === 1 ? "" : "s"}`;
+  const sure = P.exact ? "" : `, ${counted(list.filter((p) => p.significant).length)} significant`;
+  const order = state.sort ? "" : ", strongest first";
+  $("pairs-hint").replaceChildren(`${count}${sure}${order}. ${unit}`, help("the table", pairsHelp()));
   $("more-pairs").hidden = list.length <= state.rows;
   $("more-pairs").textContent = `Show ${Math.min(MORE, list.length - state.rows)} more`;
 }
+
+const pairsHelp = () => [
+  ...(P.derivative && !P.directed ? ["H is the second derivative of the smoothed output: the extra change per unit of each. "
+    + "The extra change is H times how far each moves."] : []),
+  ...(P.exact ? [] : [
+    `± is half of the ${percent} interval.`,
+    `Pairs with a q-value of at most ${P.q} are significant: about ${100 * P.q}\u00a0% of them at most are expected to be zero.`,
+  ]),
+  "Click a heading to sort, a row to read its sentence. ↓ CSV saves all pairs.",
+];
 
 function makePairs(panel) {
   const search = h("input", {
@@ -42,17 +55,17 @@ function makePairs(panel) {
 }
 
 function sortedPairs() {
-  const letters = state.filter.toLowerCase(), way = state.down ? -1 : 1;
-  const named = (p) => !letters || COLUMNS.name[1](p).toLowerCase().includes(letters);
+  const letters = state.filter.toLowerCase(), way = state.down ? -1 : 1, { name, ...rest } = columns();
+  const named = (p) => !letters || name[1](p).toLowerCase().includes(letters);
   const list = everyPair().filter((p) => visible(p) && named(p));
   if (!state.sort) return list;
-  const [, key] = COLUMNS[state.sort];
+  const [, key] = { name, ...rest }[state.sort];
   return list.sort((a, b) => way * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
 }
 
 function pairsHead(tens) {
   const focused = focusedIn("panel")?.column;
-  $("pairs").tHead.rows[0].replaceChildren(...Object.entries(COLUMNS).map(([name, [words]]) => {
+  $("pairs").tHead.rows[0].replaceChildren(...Object.entries(columns()).map(([name, [words]]) => {
     const on = name === state.sort, arrow = on ? (state.down ? " ↓" : " ↑") : "";
     const sort = () => update(on ? { down: !state.down } : { sort: name, down: name !== "name" && name !== "q" });
     const button = h("button", { type: "button", "data-column": name, onclick: sort },
@@ -60,10 +73,10 @@ function pairsHead(tens) {
     const order = on ? (state.down ? "descending" : "ascending") : null;
     return h("th", { scope: "col", "aria-sort": order, class: ASIDE.includes(name) && "aside" }, button);
   }));
-  if (focused) $("pairs").querySelector(`[data-column="${focused}"]`).focus({ preventScroll: true });
+  if (focused) $("pairs").querySelector(`[data-column="${focused}"]`)?.focus({ preventScroll: true });
 }
 
-function pairRow(p, ofValue, ofEffect) {
+function pairRow(p, ofAmount, ofValue) {
   const at = partner(), on = (p.i === state.i && p.j === at) || (p.j === state.i && p.i === at);
   const choose = () => update({ i: p.i, j: p.j, held: true });
   const press = (event) => {
@@ -71,15 +84,14 @@ function pairRow(p, ofValue, ofEffect) {
     event.preventDefault();
     choose();
   };
-  const sampled = (words) => (P.exact ? "–" : words), cells = {
-    name: COLUMNS.name[1](p), value: text(p.perUnit, true, ofValue), effect: text(p.effect, true, ofEffect),
-    interval: sampled(interval(p.perUnit - p.reach, p.perUnit + p.reach, ofValue)),
-    q: sampled(qText(p.q)), significant: sampled(p.significant ? "yes" : "no"),
+  const cells = {
+    name: columns().name[1](p), amount: plusMinus(p.value, p.half, true, ofAmount), value: text(p.perUnit, true, ofValue),
+    q: qText(p.q), significant: p.significant ? "yes" : "no",
   };
   const colour = p.value > 0 ? "more" : p.value < 0 ? "less" : null;
-  const look = (name) => (name === "value" ? colour : ASIDE.includes(name) && "aside");
+  const look = (name) => (name === "amount" ? colour : ASIDE.includes(name) && "aside");
   return h("tr", {
-    tabindex: 0, "aria-selected": String(on), onclick: choose, onkeydown: press,
+    tabindex: 0, "aria-selected": String(on), onclick: choose, onkeydown: press, class: p.faint && "faint",
     "data-pair": `${p.i},${p.j}`, "data-value": p.perUnit, "data-effect": p.effect, "data-q": p.q,
-  }, ...Object.keys(COLUMNS).map((name) => h("td", { class: look(name) }, cells[name])));
+  }, ...Object.keys(columns()).map((name) => h("td", { class: look(name) }, cells[name])));
 }

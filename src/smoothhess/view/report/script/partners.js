@@ -14,21 +14,26 @@ function renderPartners() {
       "aria-label": `${name}: ${plusMinus(p.value, p.half)}${P.exact ? "" : `, ${sure}`}`,
       "data-partner": p.j, "data-value": p.value, "data-low": p.low, "data-high": p.high, "data-q": p.q,
       onclick: choose, onfocus: choose,
-    }, h("span", { class: "name" }, name), track(sized(p.value), p.half, limit, p.faint),
+    }, label(p.j), track(sized(p.value), p.half, limit, p.faint),
     h("span", { class: "figure" }, plusMinus(sized(p.value), p.half, state.mode === "signed", common)));
   });
   $("partners").replaceChildren(...rows);
   $("partners").dataset.source = state.i;
   $("partners").classList.toggle("tall", state.all);
   if (focused !== undefined) rows.find((row) => row.dataset.partner === focused)?.focus({ preventScroll: true });
-  $("partners-title").textContent = `What ${quoted(state.i)} acts together with`;
+  $("partners-title").replaceChildren(`What ${quoted(state.i)} acts together with`, help("the list", partnersHelp()));
   $("partners-hint").textContent = partnersHint(list.length, common.e);
   $("all-partners").hidden = list.length <= FEW;
   $("all-partners").textContent = state.all ? `Show the strongest ${FEW}` : `Show all ${list.length}`;
 }
 
-// As top_pairs ranks: in the denoised estimate chance has less say in what comes first.
-const byRank = () => (numbers().denoised ? " by the denoised estimate" : "");
+const partnersHelp = () => [
+  `The ${P.words} that act together with ${quoted(state.i)}, strongest first. Choose one to read its sentence.`,
+  ...(P.exact || unknown() ? [] : [
+    `Lines: ${percent} intervals, the same numbers as after ±. Pale: within noise, not distinguishable from zero.`,
+  ]),
+  ...(P.derivative ? [`Unit: ${unitWords()}; in units of the output.`] : []),
+];
 
 function partnersHint(count, e) {
   if (D < 2) return `There is only one ${P.word}.`;
@@ -36,6 +41,5 @@ function partnersHint(count, e) {
   if (!count && !state.only) return "It has no partner that moves.";
   if (!count) return "No partner is significant. Switch “Significant only” off to see the others.";
   const what = P.derivative ? "Extra change of the output" : "Attributions, not derivatives";
-  const pale = P.exact ? "" : unknown() ? `; ${NO_INTERVALS}` : `; lines: ${percent} intervals; pale: within noise`;
-  return `Strongest first${byRank()}. ${what}${e ? `, in units of ${ten(e)}` : ""}${pale}.`;
+  return `${what}${e ? `, in units of ${ten(e)}` : ""}${unknown() ? `; ${NO_INTERVALS}` : ""}.`;
 }

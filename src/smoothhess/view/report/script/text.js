@@ -6,10 +6,10 @@ const STRONG = 0.5; // opacity of a colour from which letters on it change their
 function renderText() {
   if ($("text")?.dataset.example !== String(state.b)) makeText();
   const { still } = numbers(), at = partner(), alone = state.paint === "alone", list = others(state.i).filter(visible);
-  const byItself = (k) => ({ j: k, shown: slope(k).value, ...slope(k) });
+  const byItself = (k) => ({ j: k, ...slope(k) });
   const found = alone ? [...names().keys()].filter((k) => !still.has(k)).map(byItself) : list;
-  const limit = largest((alone ? found : others(state.i)).map((p) => p.shown)), looks = [];
-  for (const p of found) looks[p.j] = { tint: tint(p.shown / limit, p.faint), words: plusMinus(p.value, p.half) };
+  const limit = largest((alone ? found : others(state.i)).map((p) => p.value)), looks = [];
+  for (const p of found) looks[p.j] = { tint: tint(p.value / limit, p.faint), words: plusMinus(p.value, p.half) };
   tokens().forEach((token, k) => {
     const { tint: colour, words } = looks[k] ?? { tint: [0, 0, 0, 0], words: still.has(k) ? "not moved" : "" };
     token.style.setProperty("--tint", `rgb(${colour.slice(0, 3).join(" ")} / ${colour[3].toFixed(3)})`);
@@ -29,7 +29,7 @@ function renderText() {
 const tokens = () => [...$("text").querySelectorAll(".token")];
 
 function makeText() {
-  const box = h("div", { id: "text", role: "group", "aria-label": `Text of ${D} ${P.words}`, "data-example": state.b });
+  const box = h("div", { id: "text", role: "group", "aria-label": `Text of ${D} ${P.words}`, "data-example": state.b, "data-short": D <= 40 });
   const at = (event) => Number(event.target.closest(".token")?.dataset.token ?? -1);
   let word = null;
   P.examples[state.b].tokens.forEach(([letters, gap], k) => {
@@ -44,11 +44,8 @@ function makeText() {
   box.addEventListener("pointerleave", (e) => e.pointerType === "mouse" && state.held && update({ j: null }));
   box.addEventListener("click", (e) => at(e) >= 0 && hold(at(e)));
   box.addEventListener("keydown", stepInText);
-  const lines = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  lines.id = "arcs";
-  lines.setAttribute("aria-hidden", "true");
-  box.prepend(lines);
-  $("view").replaceChildren(h("div", { class: "pages" }, box), h("div", { class: "below", id: "text-scale" }));
+  box.prepend(svg("svg", { id: "arcs", "aria-hidden": "true" }));
+  $("view").replaceChildren(h("div", { class: "pages" }, box), h("div", { id: "text-scale" }));
 }
 
 function stepInText(event) { // to the token before or after, or to the nearest one in the line above or below
@@ -93,15 +90,15 @@ function arcWords() {
 
 function drawArcs() {
   const where = middles(tokens()), pairs = arcPairs(), most = largest(pairs.map((p) => p.value));
-  const lift = 0.8 * parseFloat(getComputedStyle($("text")).fontSize), svg = $("arcs");
+  const lift = 0.8 * parseFloat(getComputedStyle($("text")).fontSize), lines = $("arcs");
   const place = ({ i, j }) => (i < j ? [where[i], where[j]] : [where[j], where[i]]);
-  svg.replaceChildren(...pairs.map((p) => {
-    const [a, b] = place(p), path = document.createElementNS(svg.namespaceURI, "path");
-    path.setAttribute("d", a.y === b.y ? over(a, b, lift) : across(a, b, lift));
-    path.setAttribute("style", `stroke:var(${colourOf(p.value)});stroke-width:${1 + (2 * Math.abs(p.value)) / most}`);
-    path.setAttribute("class", isOwn(p) ? "own" : "");
-    path.dataset.pair = `${Math.min(p.i, p.j)},${Math.max(p.i, p.j)}`;
-    return path;
+  lines.replaceChildren(...pairs.map((p) => {
+    const [a, b] = place(p), wide = 1 + (2 * Math.abs(p.value)) / most;
+    return svg("path", {
+      d: a.y === b.y ? over(a, b, lift) : across(a, b, lift), class: isOwn(p) ? "own" : "",
+      style: `stroke:var(${colourOf(p.value)});stroke-width:${wide}`,
+      "data-pair": `${Math.min(p.i, p.j)},${Math.max(p.i, p.j)}`,
+    });
   }));
 }
 

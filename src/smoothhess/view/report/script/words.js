@@ -52,8 +52,8 @@ const percent = `${Math.round(P.level * 100)}\u00a0%`;
 const output = () => P.examples[state.b].output;
 const cap = (word) => word[0].toUpperCase() + word.slice(1);
 const short = (name, most = 28) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
-const plain = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;"); // Plotly reads tags
-const noise = () => (P.exact ? "" : " Faint: within noise, |z|\u2060\u00a0<\u00a02.");
+const noise = () => (P.exact ? "" : " Faint: within noise.");
+const counted = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
 function unitWords() {
   if (P.gates) {
@@ -61,17 +61,16 @@ function unitWords() {
     return state.unit === "unit" ? `per unit of ${gate}` : `${gate} moved by its σ`;
   }
   if (P.directed) return "both moved along the given direction";
-  const inner = { segment: "pixel", window: "sample", group: "feature" }[P.word];
-  const every = inner ? ` in every ${inner}` : "";
+  const every = P.part ? ` in every ${P.part}` : "";
   if (state.unit === "unit") return `for one unit of each${every}`;
   const moves = numbers().move.filter((m) => m > 0), same = moves.every((m) => Math.abs(m - moves[0]) <= 1e-6 * m);
   return `each moved by its σ${same && moves.length ? ` of ${text(moves[0], false)}` : ""}${every}`;
 }
 
 function saying(p, clear) { // the sentence on a pair, as nodes
-  const name = (k) => h("b", { class: names()[k].length < 24 ? "whole" : null }, names()[k]);
-  const amount = h("b", { class: p.value > 0 ? "more" : "less" }, plusMinus(Math.abs(p.value), p.half, false));
-  const unsure = h("b", {}, plusMinus(p.value, p.half)), up = p.value > 0;
+  const name = (k) => h("b", { class: names()[k].length < 24 ? "whole" : null }, quoted(k));
+  const amount = h("b", { class: `whole ${p.value > 0 ? "more" : "less"}` }, plusMinus(Math.abs(p.value), p.half, false));
+  const unsure = h("b", { class: "whole" }, plusMinus(p.value, p.half)), up = p.value > 0;
   const still = [p.i, p.j].find((k) => numbers().still.has(k));
   if (still !== undefined) return [name(still), " has no noise, so there is no estimate for it."];
   if (!P.derivative) return ["The interaction of ", name(p.i), " and ", name(p.j), " is ", unsure, "."];
@@ -89,27 +88,72 @@ function saying(p, clear) { // the sentence on a pair, as nodes
     return ["The interaction of ", name(p.i), " and ", name(p.j), " is not significant: ", unsure, "."];
   }
   const both = P.gates ? "Raising the gates of " : P.directed ? "Moving " : "Raising ";
-  return [both, name(p.i), " and ", name(p.j), " together ", up ? "raises " : "lowers ",
-    output(), up ? " beyond" : " below", " their separate effects by ", amount, "."];
+  return [both, name(p.i), " and ", name(p.j), " together puts ", output(), up ? " above" : " below",
+    " the sum of their separate effects, by ", amount, "."];
+}
+
+const sentenceHelp = (p) => [
+  P.derivative ? `The number is the extra change: the change when both move, less the changes when each moves by itself. ${
+    p.i === p.j ? "" : `${alone(p.i)}; ${alone(p.j)}.`}`
+    : "The number is an attribution, not a derivative: what a difference of one unit does is not known from it.",
+  ...(P.exact ? ["It is exact: nothing was sampled."] : [
+    `± is half of the ${percent} interval: the sampling error of this number, not the truth of the network.`,
+    "Significant: among the pairs that are marked so, about "
+      + `${100 * P.q}\u00a0% at most are expected to be zero (the q-value counts how many pairs were compared).`,
+  ]),
+  ...(P.gates ? [`The gate of a ${P.word} is 1 where the ${P.word} is present, and 0 at the baseline.`] : []),
+  ...(P.noise[state.s] ? [P.noise[state.s]] : []),
+];
+function shareText(x) { // as smoothhess.result.effect_sizes.share_text
+  if (x >= 1000) return "over 1000 times";
+  if (x >= 2) return `${x < 10 ? Number(x.toPrecision(2)) : Math.round(x)} times`;
+  if (x > 0 && x < 1e-4) return "under 0.01\u00a0%";
+  return `${x < 0.1 ? Number((100 * x).toPrecision(2)) : Math.round(100 * x)}\u00a0%`;
+}
+
+function sizeWord(...shares) { // of the smaller share
+  const share = Math.min(...shares.filter((x) => !Number.isNaN(x)));
+  return share ? P.sizes.find(([limit]) => limit === null || share < limit)[1] : "none";
+}
+
+function sizeOf(p) { // the size of a pair in words, as smoothhess.result.effect_sizes.size_sentence
+  const { separate, spread, move } = numbers();
+  if (!separate || p.i === p.j) return null;
+  const both = Math.sqrt(separate[p.i] + separate[p.j]), effect = Math.abs(p.effect);
+  const most = effect + p.reach * move[p.i] * move[p.j], unsure = p.low <= 0 && p.high >= 0;
+  const share = (x, whole) => (x === 0 ? 0 : whole === null ? NaN : x / whole);
+  if (!Number.isFinite(most)) return null;
+  const word = (x) => sizeWord(share(x, both), share(x, spread)), alone = share(effect, both), facts = [];
+  if (Number.isFinite(alone)) {
+    facts.push(`${shareText(alone)} ${alone < 2 ? "of " : ""}their separate effects`);
+  }
+  if (spread !== null) facts.push(`${shareText(share(effect, spread))} of the output’s change`);
+  return `${facts.join(" and ")} (${unsure && most ? `at most ${word(most)}` : word(effect)})`;
 }
 
 function sentence(p) {
-  const two = p.i !== p.j, clear = P.exact || p.significant || (!two && !p.faint);
-  const facts = [P.derivative ? cap(unitWords()) : "An attribution, not a derivative"];
-  if (!P.exact) facts.push(`${percent} interval ${interval(p.low, p.high)}`);
-  if (!P.exact && two) {
-    facts.push(`q ${p.q < 1e-4 ? "" : "= "}${qText(p.q)}, ${p.significant ? "significant" : "not significant"}`);
-    if (!p.significant && p.low * p.high > 0) {
-      facts.push(`its interval excludes zero, but among ${everyPair().length} pairs some do so by chance`);
-    }
+  const two = p.i !== p.j, clear = P.exact || p.significant || (!two && !p.faint), facts = [];
+  const all = two ? everyPair() : [];
+  if (two && all.length > 1 && all[0].i === Math.min(p.i, p.j) && all[0].j === Math.max(p.i, p.j)) {
+    facts.push(`The strongest of ${counted(all.length)} pairs`);
   }
-  if (P.derivative) {
-    const { value, half } = slope(p.i);
-    facts.push(`by itself ${quoted(p.i)} changes it by ${plusMinus(value, half)}`);
+  facts.push(P.derivative ? unitWords() : "an attribution, not a derivative");
+  const size = sizeOf(p);
+  if (size) facts.push(size);
+  if (!P.exact && two) {
+    facts.push(`${p.significant ? "significant" : "not significant"} (q ${p.q < 1e-4 ? "" : "= "}${qText(p.q)})`);
+    if (!p.significant && p.low * p.high > 0) {
+      facts.push(`its interval excludes zero, but among ${counted(all.length)} pairs some do so by chance`);
+    }
   }
   const still = [p.i, p.j].some((k) => numbers().still.has(k));
   const sign = !clear || p.value === 0 ? "none" : p.value > 0 ? "more" : "less";
   Object.assign($("sentence").dataset, { sign, i: p.i, j: p.j, value: p.value, low: p.low, high: p.high });
-  $("sentence").replaceChildren(
-    h("p", {}, ...saying(p, clear)), h("p", { class: "small" }, still ? "" : `${facts.join(" · ")}.`));
+  const small = still ? [] : [`${cap(facts.join(" · "))}.`, help("the sentence", sentenceHelp(p))];
+  $("sentence").replaceChildren(h("p", {}, ...saying(p, clear)), h("p", { class: "small" }, ...small));
+}
+
+function alone(k) {
+  const { value, half } = slope(k);
+  return `${quoted(k)} by itself changes ${output()} by ${plusMinus(value, half)}`;
 }
