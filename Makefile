@@ -1,10 +1,12 @@
 # `make demo` and `make test` need nothing but Python (3.11 or newer) and a package index.
 export OMP_NUM_THREADS ?= 1
 PYTHON ?= python3
+# Versions of all packages; `make unit PYTHON=python3.13 CONSTRAINTS=/dev/null` takes the newest ones.
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test fuzz fuzz-quick chaos test-slow paper-test paper-quick portable-test distributed-test browser-test coverage docs lint types unit wheel format clean
+.PHONY: demo test fuzz fuzz-quick chaos test-slow paper-test paper-quick portable-test distributed-test browser-test coverage docs lint types unit dist format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/smoothhess demo --out build/demo
@@ -15,11 +17,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[demo]'
 	touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[dev]'
 	touch $@ $(VENV)/demo.stamp
 
 lint: $(VENV)/dev.stamp
@@ -82,17 +84,26 @@ docs: $(VENV)/docs.stamp
 	@echo "open build/docs/index.html"
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[docs]'
 	touch $@
 
-# Builds the wheel and installs it, alone, into a venv of its own, then imports it from there.
-wheel: $(VENV)/dev.stamp
-	rm -rf dist build/wheel-venv
-	$(BIN)/python -m build --wheel --outdir dist .
-	$(PYTHON) -m venv build/wheel-venv
-	build/wheel-venv/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
-	cd build && wheel-venv/bin/python -c "import smoothhess, torch; print('wheel imports:', smoothhess.__version__)"
-	rm -rf build/wheel-venv
+# Builds the source distribution, and the wheel from it, checks both, and runs the demo of each in a new environment, in
+# build/; pytest imports all tests from the unpacked source distribution.
+dist: $(VENV)/dev.stamp
+	rm -rf dist build/dist && mkdir -p build/dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	tar xzf dist/*.tar.gz -C build/dist --strip-components=1
+	cd build/dist && PYTHONPATH=src "$(CURDIR)/$(BIN)/pytest" -q --collect-only tests paper >collected.txt || { tail -n 40 collected.txt; exit 1; }
+	cd build/dist && PYTHONPATH=src "$(CURDIR)/$(BIN)/pytest" -q tests/test_*.py
+	for package in dist/*; do \
+	  rm -rf build/dist-venv build/dist-demo && $(PYTHON) -m venv build/dist-venv && \
+	  build/dist-venv/bin/python -m pip install --quiet -c $(CONSTRAINTS) "$$package" && \
+	  (cd build && dist-venv/bin/python -c "import smoothhess; smoothhess.SmoothHess") && \
+	  build/dist-venv/bin/python -m pip install --quiet -c $(CONSTRAINTS) "$$package[demo]" && \
+	  (cd build && dist-venv/bin/smoothhess --version && dist-venv/bin/smoothhess demo --out dist-demo) || exit 1; \
+	done
+	rm -rf build/dist build/dist-venv build/dist-demo
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .

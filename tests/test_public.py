@@ -129,3 +129,17 @@ def test_import_pulls_in_no_plotting_or_command_line_package_and_adds_little_to_
     while min(taken) >= 0.15 and len(taken) < 4:  # 0.04 to 0.11; a machine may be busy for one of them
         taken.append(imported(tmp_path / "x.html", installed)[0])
     assert min(taken) < 0.15
+
+
+EVALUATE = """
+    AttackComparison AttackDifference AttackPath Average Change Check ComparedPair Comparison Curve Difference
+    Discoveries Discovery Flip GaussianKnockoffs GlobalInteractions JointRemoval MethodComparison ModelAgreement
+    ResultComparison Sanity Selection StablePair Sweep Validation across_models attack compare compare_methods
+    compare_results discover global_interactions joint_removal kkt_residual margin minimize_in_ball
+    perturbation_mse post_hoc sanity select select_radii smallest_flip sweep validate_pairs
+""".split()
+
+
+def test_names_of_evaluate_are_frozen():
+    assert sorted(smoothhess.evaluate.__all__) == sorted(EVALUATE)
+    assert all(hasattr(smoothhess.evaluate, name) for name in EVALUATE)

@@ -36,7 +36,7 @@ def weights(tmp_path_factory):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = source.build()
-    recipe = replace(RECIPE, n_steps=20, batch_size=40, rate=lambda step: 0.05 * (1 - step / 20))
+    recipe = replace(RECIPE, n_steps=40, batch_size=40, rate=lambda step: 0.05 * (1 - step / 40))
     scores = train(network, objects().train, recipe, held_out={"test": objects().test}).scores
     assert scores["test"] == 1  # the falling rate sees to it whatever the rounding
     save_weights(network, source.path(Options(folder, cache=folder)), steps="20", train="1", val="1", test="1")
