@@ -69,6 +69,7 @@ KINDS = {
     "budget": ("max_calls",),
     "zero": ("distinguished from zero",),
     "jump": ("jump", "discontinu", "not the derivatives of"),
+    "bias": ("estimated from tau_probes",),
     "closed form": ("the closed form of",),
     "few": ("carry the estimate",),
     "unknown": ("no gradient of", "changed the gradient", "crossed a kink"),

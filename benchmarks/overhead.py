@@ -37,13 +37,19 @@ from smoothhess.cli import demo
 CALLS = 1000
 AT_ONCE = 500  # gradient calls in a batch, for 784 features and more
 FEW_AT_ONCE = 128  # for 64 features
-PARENT = {  # of 1dcaa07, 2026-11-16
-    "digits MLP, `attribute` of an input with tail strata": "17",
-    "digits MLP, `attribute` of an input without": "10",
-    "MLP 200-64-32-1, own draws: peak bytes per input / d²": "261",
-    "MLP 784-200-200-10, radius 0.2, 32 inputs: plain passes / `attribute`": "0.054",
-    "MLP 784-200-200-10, `top_pairs(10)`, first": "6.4",
-    "MLP 784-200-200-10, `top_pairs(10)`, again": "1.9",
+PARENT = {  # of f208ca8, 2026-11-18
+    "digits MLP, `attribute` of an input with tail strata": "15",
+    "digits MLP, `attribute` of an input without": "9.6",
+    "MNIST MLP, d = 784, ε = 1, 32 inputs: plain passes / `attribute`": "0.28",
+    "MLP 784-200-200-10, radius 0.2, 32 inputs: plain passes / `attribute`": "0.11",
+    "CNN 3×32×32, defaults (error 0.16): `attribute`": "60",
+    "CNN 3×32×32, defaults: share of the time beside passes": "0.88",
+    "CNN 3×32×32, defaults, `control=None` (error 0.34): `attribute`": "19",
+    "CNN 3×32×32, defaults, `control=None`: share of the time beside passes": "0.84",
+    "MLP 784-200-200-10, `top_pairs(10)`, first": "4.4",
+    "MLP 784-200-200-10, `top_pairs(10)`, again": "1.5",
+    "MNIST MLP, d = 784, ε = 1, `top_pairs(10)`, first": "0.98",
+    "MNIST MLP, d = 784, ε = 1, `top_pairs(10)`, again": "0.65",
 }
 
 
