@@ -15,13 +15,15 @@ copyright = author
 release = version = smoothhess.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "_sphinx.docstrings",
     "_sphinx.mathml",
 ]
 exclude_patterns = ["_sphinx"]
+nb_execution_mode = "off"  # docs/notebooks/make.py runs the notebooks and stores their outputs
+nb_merge_streams = True
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3

@@ -6,7 +6,8 @@
 
 The blocks of a page run in order, in one namespace and in a temporary folder. The block without a language that
 directly follows one of them is replaced by its output. For each block that creates results, their relative errors
-are printed.
+are printed. A picture ../images/NAME.png that a page shows is replaced by the file NAME.png that its code wrote, or by
+a screenshot of its page NAME.html, which needs Chromium.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,11 +29,14 @@ PAGES = [
     "quickstart.md",
     "certainty.md",
     "sigma.md",
+    "troubleshooting.md",
     "global.md",
     "choosing.md",
     "howto/attacks.md",
     "howto/command-line.md",
+    "howto/comparing.md",
     "howto/datasets.md",
+    "howto/discoveries.md",
     "howto/images.md",
     "howto/large-inputs.md",
     "howto/neurons.md",
@@ -45,6 +50,9 @@ PAGES = [
     "howto/threads.md",
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(r"\]\((?:\.\./)?images/([\w-]+)\.png\)")
+WINDOW = {"width": 1200, "height": 900}  # of the screenshots
+CHROMIUM = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,32 @@ def recorded() -> Iterator[list[Any]]:
             setattr(SmoothHess, name, method)
 
 
+def copy_pictures(text: str, folder: Path, images: Path = DOCS / "images") -> None:
+    """Copy the pictures of a page from the folder in which its code ran."""
+    for name in PICTURE.findall(text):
+        for made in folder.rglob(f"{name}.png"):
+            shutil.copyfile(made, images / f"{name}.png")
+        for made in folder.rglob(f"{name}.html"):
+            screenshot(made, images / f"{name}.png")
+
+
+def screenshot(page: Path, picture: Path) -> None:
+    """Save the first window of an interactive page."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        print(f"{picture.name} is not replaced: it needs Chromium")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=[f"--{flag}" for flag in CHROMIUM.split()])
+        tab = browser.new_page(viewport=WINDOW)  # type: ignore[arg-type]
+        tab.goto(page.as_uri())
+        tab.wait_for_load_state("networkidle")
+        tab.screenshot(path=str(picture))
+        browser.close()
+
+
 def rerun(page: str) -> None:
     """Run a page and write its output into it."""
     import torch
@@ -139,6 +173,7 @@ def rerun(page: str) -> None:
                         for r in (result, result.unshrunk())
                     )
                     print(f"    {result.shape} {served} (unbiased {unbiased}), {int(result.n_calls.max())} calls")
+            copy_pictures(text, Path(folder))
         finally:
             sys.path.remove(folder)
             sys.modules.pop("mine", None)
