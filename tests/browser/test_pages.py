@@ -290,6 +290,21 @@ def test_a_click_holds_a_segment_and_hovering_then_reads_pairs(sample, open_page
     assert page.data("#map")["held"] == "false"
 
 
+@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize(("name", "sides"), [("digits", (8, 8)), ("image", (10, 10))])
+def test_pointing_at_segments_does_not_move_the_picture(sample, open_page, name, sides, width):
+    page = open_page(sample(name).path, width)
+    point(page, 0, sides)  # scrolls
+    tops, sentences = set(), set()
+    for i in range(0, sides[0] * sides[1], 3):
+        page.tab.mouse.move(*point(page, i, sides))
+        page.settle()
+        tops.add(round(page.tab.locator("#map").bounding_box()["y"]))
+        sentences.add(page.tab.locator("#sentence p").first.inner_text())
+    assert len(sentences) > 5
+    assert len(tops) == 1
+
+
 def test_the_sentence_says_the_sign(sample, open_page):
     it = sample("digits")
     page = open_page(it.path)

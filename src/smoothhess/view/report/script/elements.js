@@ -77,6 +77,27 @@ function track(value, half, limit, faint, colour = colourOf) { // a bar from zer
   return box;
 }
 
+/* Room for the most words that an element shows at this width (`longest` makes them): pointing at another pair must not
+   move the picture below it. */
+const rooms = new Map();
+
+function keepRoom(element, longest) {
+  element.style.minHeight = "";
+  const key = `${element.id} ${element.clientWidth} ${shownNumbers()}`;
+  if (!rooms.has(key)) {
+    const probe = element.cloneNode(false);
+    probe.removeAttribute("id");
+    probe.setAttribute("aria-hidden", "true");
+    probe.style.cssText = `position:absolute;visibility:hidden;width:${element.offsetWidth}px`;
+    probe.append(...longest());
+    element.after(probe);
+    rooms.set(key, probe.offsetHeight);
+    probe.remove();
+  }
+  rooms.set(key, Math.max(rooms.get(key), element.offsetHeight));
+  element.style.minHeight = `${rooms.get(key)}px`;
+}
+
 function reveal(box, inside) { // so that an element of a box that scrolls can be seen; the page stays where it is
   const above = inside.getBoundingClientRect().top - box.getBoundingClientRect().top;
   if (above < 0 || above + inside.offsetHeight > box.clientHeight) box.scrollTop += above - box.clientHeight / 2;

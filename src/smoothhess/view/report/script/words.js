@@ -132,8 +132,21 @@ function sizeOf(p) { // the size of a pair in words, as smoothhess.result.effect
 }
 
 function sentence(p) {
-  const two = p.i !== p.j, clear = P.exact || p.significant || (!two && !p.faint), facts = [];
-  const all = two ? everyPair() : [];
+  const two = p.i !== p.j, clear = P.exact || p.significant || (!two && !p.faint);
+  const sign = !clear || p.value === 0 ? "none" : p.value > 0 ? "more" : "less";
+  Object.assign($("sentence").dataset, { sign, i: p.i, j: p.j, value: p.value, low: p.low, high: p.high });
+  $("sentence").replaceChildren(...sentenceParts(p, clear));
+  keepRoom($("sentence"), longestSentences);
+}
+
+function sentenceParts(p, clear) {
+  const facts = factsOf(p), still = [p.i, p.j].some((k) => numbers().still.has(k));
+  const small = still ? [] : [`${cap(facts.join(" · "))}.`, help("the sentence", sentenceHelp(p))];
+  return [h("p", {}, ...saying(p, clear)), h("p", { class: "small" }, ...small)];
+}
+
+function factsOf(p) { // below the sentence: rank, units, size and significance
+  const two = p.i !== p.j, all = two ? everyPair() : [], facts = [];
   if (two && all.length > 1 && all[0].i === Math.min(p.i, p.j) && all[0].j === Math.max(p.i, p.j)) {
     facts.push(`The strongest of ${counted(all.length)} pairs`);
   }
@@ -146,11 +159,19 @@ function sentence(p) {
       facts.push(`its interval excludes zero, but among ${counted(all.length)} pairs some do so by chance`);
     }
   }
-  const still = [p.i, p.j].some((k) => numbers().still.has(k));
-  const sign = !clear || p.value === 0 ? "none" : p.value > 0 ? "more" : "less";
-  Object.assign($("sentence").dataset, { sign, i: p.i, j: p.j, value: p.value, low: p.low, high: p.high });
-  const small = still ? [] : [`${cap(facts.join(" · "))}.`, help("the sentence", sentenceHelp(p))];
-  $("sentence").replaceChildren(h("p", {}, ...saying(p, clear)), h("p", { class: "small" }, ...small));
+  return facts;
+}
+
+const CANDIDATES = 100; // pairs whose sentences are compared to reserve room
+
+function longestSentences() { // the sentence and the facts of the most words, of pairs from all over the list
+  const all = everyPair(), step = Math.max(1, all.length / CANDIDATES), found = [];
+  for (let k = 0; k < all.length; k += step) {
+    const p = all[Math.floor(k)];
+    found.push(sentenceParts(p, P.exact || p.significant));
+  }
+  const most = (k) => found.map((parts) => parts[k]).reduce((a, b) => (b.textContent.length > a.textContent.length ? b : a));
+  return found.length ? [most(0), most(1)] : [];
 }
 
 function alone(k) {
