@@ -48,13 +48,17 @@ class TailVariance:
         """Variance of uᵀĤv, (B, …); `left` and `right` map rows (B, r, k) to their products with u and v, (B, r, …)."""
         if not self.rows.odd.shape[1]:
             return 0.0
-        total = square = torch.zeros((), dtype=torch.float64)
-        for couple in range(self.rows.odd.shape[1]):  # one at a time: all entries of all couples may not fit
-            score, odd = self.rows.score[:, couple].double(), self.rows.odd[:, couple].double()
-            form = left(score) * right(odd) + right(score) * left(odd)
-            form = form.sum(1) / 4  # mean over the couple of the symmetric part
-            total, square = total + form, square + form.square()
-        return self._of_mean(total, square)
+        score, odd = self.rows.score.double(), self.rows.odd.double()  # (B, c, 2, k)
+        if left(score[:, 0]).ndim == 4:
+            some = torch.nonzero(self.rows.n).reshape(-1)
+            if not len(some):
+                return 0.0
+            entries = TailVariance(self.rows.select(some))._of_mean(*_entry_sums(score[some], odd[some]))
+            return entries.new_zeros(len(score), *entries.shape[1:]).index_copy(0, some, entries)
+        score, odd = score.flatten(1, 2), odd.flatten(1, 2)
+        forms = left(score) * right(odd) + right(score) * left(odd)
+        forms = forms.unflatten(1, (-1, 2)).sum(2) / 4  # mean over each couple of the symmetric part
+        return self._of_mean(forms.sum(1), forms.square().sum(1))
 
     @cached_property
     def of_frobenius(self) -> Tensor:
@@ -83,3 +87,20 @@ class TailVariance:
             t.reshape(shape) for t in (self.rows.stored.clamp_min(1), self._freedom, (1 / self.rows.n.clamp_min(1)))
         )
         return (square - total.square() / kept).clamp_min(0) / df * weight
+
+
+def _entry_sums(score: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over couples of F = Σ_p (s_p o_pᵀ + o_p s_pᵀ)/4 and of its squared entries, (B, k, k), for (B, c, 2, k).
+
+    (s_pi o_pj + o_pi s_pj)(s_qi o_qj + o_qi s_qj) is a sum of four products of a function of i and a function of j, so
+    that both sums are products of matrices.
+    """
+    left, right = torch.cat([score, odd], 2).flatten(1, 2), torch.cat([odd, score], 2).flatten(1, 2)
+    total = left.mT @ right / 4
+    square = torch.zeros_like(total)
+    for p, q in ((0, 0), (0, 1), (1, 1)):  # the two rows of a couple
+        first, second = (score[:, :, p], odd[:, :, p]), (score[:, :, q], odd[:, :, q])
+        of_i = torch.cat([a * b for a in first for b in second], 1)
+        of_j = torch.cat([a * b for a in first[::-1] for b in second[::-1]], 1)
+        square = torch.baddbmm(square, of_i.mT, of_j, alpha=(1 if p == q else 2) / 16)
+    return total, square
