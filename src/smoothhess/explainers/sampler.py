@@ -23,6 +23,7 @@ from smoothhess.draws.designs import Design, pilot_stack
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.tail_strata import TailStrata
 from smoothhess.estimate.grouping import Grouping, probes
+from smoothhess.estimate.precision_error import upper_ratio
 from smoothhess.estimate.statistics import DrawRange, Extension, Rows, Statistics, own_slopes
 from smoothhess.estimate.stein_check import moments, rounding_rows, stein_rows
 from smoothhess.estimate.tail_rows import TailRows
@@ -36,9 +37,6 @@ LOOKED_AT = 32  # rows that are checked for noise that is lost to rounding when 
 LEAST_POINTS = 256  # perturbed inputs of a chunk, if the model takes smaller batches
 PRECISION_PAIRS = 4  # pairs of points at which gradients of low and full precision are compared
 PRECISION_PASSES = 4 * PRECISION_PAIRS
-# Pairs may by chance have larger changes than others, and then understate the relative error: for a Hessian of rank one
-# their squared size is χ² with one degree of freedom for each pair. The root of its 95 % quantile over its mean:
-LARGE_CHANGES = (9.488 / PRECISION_PAIRS) ** 0.5
 FIRST_COUPLES, ROWS_PER_COUPLE = 16, 8  # couples of draws from tail strata: a number, and one for so many rows
 COUPLE_CALLS = 4
 ROUNDED_VALUE = 1e-6  # difference of values near zero that is rounding
@@ -167,9 +165,8 @@ class Sampler:
             rounded = self.oracle(flat, owner)[1]
             with self.oracle.exact():
                 exact = self.oracle(flat, owner)[1]
-            halves = [self.gaussian.pull(g.reshape(points.shape)).diff(dim=1).flatten(1) for g in (rounded, exact)]
-            size = halves[1].norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
-            found.append(LARGE_CHANGES * (halves[0] - halves[1]).norm(dim=1) / size)
+            halves = [self.gaussian.pull(g.reshape(points.shape)).diff(dim=1)[:, 0] for g in (rounded, exact)]
+            found.append(upper_ratio(halves[0] - halves[1], halves[1]))
         return torch.cat(found)
 
     def check_same_model(self, stats: Statistics) -> None:
