@@ -5,6 +5,7 @@
     python benchmarks/tokens.py --parts large                 # the shape of GPT-2 on a CPU, about a minute
     python benchmarks/tokens.py --parts large --device cuda   # of GPT-2 and of a Llama on a GPU
     python benchmarks/tokens.py --parts large --tiny          # whether all rows of the table run, seconds
+    python benchmarks/tokens.py --parts kernels --device cuda # fused kernels and half precision on a GPU
 
 Gates of tokens on small transformers (small_transformers.py) in float32 with fused attention, against Hessians by
 double backward in float64 without it; transformers trained on texts in which few pairs of tokens interact; and the time
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -28,6 +30,7 @@ import torch
 from small_transformers import SHAPES, Attention, Shape, Transformer, gated, rotated, written_out
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smoothhess as sh
 from smoothhess.estimate.student_t import quantile
@@ -116,6 +119,51 @@ def intervals() -> str:
         errors = (f"{sum(e) / len(e):.3f}" for e in (reported, true))
         rows.append([name, f"{sigma:g}", str(calls), f"{share:.3f}", *errors])
     return table(["", "σ", "calls", "covered", "reported error", "distance to the average of 200 Hessians"], rows)
+
+
+# --- kernels and precisions ------------------------------------------------------------------------------------------
+
+
+KERNELS = {
+    "math": SDPBackend.MATH,
+    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+}
+RUNS = {  # kernels and precisions for which torch has fused attention
+    "cpu": [("math", "float32"), ("flash", "float32"), ("flash", "bf16")],
+    "cuda": [
+        ("math", "float32"),
+        *(("memory-efficient", precision) for precision in ("float32", "tf32", "fp16", "bf16")),
+        *(("flash", precision) for precision in ("fp16", "bf16")),
+    ],
+}
+
+
+def kernels(device: str) -> str:
+    """Largest error against the exact matrix at σ = .01, and the rounding at σ = .1 next to `precision_error`."""
+    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for _, model, ids, target in cases():
+        true = torch.func.hessian(gated(written_out(model), ids[0], target))(torch.ones(TOKENS, dtype=torch.float64))
+        explainer = sh.TokenSmoothHess(model.to(device), "tokens")
+        run = partial(explainer.attribute, ids.to(device), target, n_calls=2 * TOKENS)
+        with sdpa_kernel(SDPBackend.MATH):
+            single = run(sigma=0.1).unshrunk().hessian[0].cpu()
+        for kernel, precision in RUNS[device]:
+            with sdpa_kernel([KERNELS[kernel], SDPBackend.MATH]):  # the model's first call is in float32
+                small, own = (run(sigma=sigma, precision=precision) for sigma in (0.01, 0.1))
+            rounding = distance(own.unshrunk().hessian[0].cpu(), single.double())
+            stated = 0.0 if own.precision_error is None else float(own.precision_error)
+            numbers = (distance(small.hessian[0].cpu(), true), rounding, stated)
+            found.setdefault((kernel, precision), []).append(numbers)
+    rows = []
+    for (kernel, precision), numbers in found.items():
+        exact, rounding, stated = (torch.tensor(column) for column in zip(*numbers, strict=True))
+        inside = f"{int((rounding <= stated).sum())} of {len(numbers)}" if precision != "float32" else ""
+        limits = f"{stated.min():.1e} to {stated.max():.1e}" if precision != "float32" else ""
+        rows.append([kernel, precision, f"{exact.max():.1e}", f"{rounding.max():.1e}", limits, inside])
+    head = ["attention", "precision", "largest error, σ = .01", "largest rounding of Ĥ, σ = .1", "`precision_error`"]
+    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU ({platform.machine()})"
+    return f"On {where}, torch {torch.__version__}.\n\n{table([*head, 'rounding within it'], rows)}"
 
 
 # --- planted interactions ---------------------------------------------------------------------------------------------
@@ -493,6 +541,7 @@ def main() -> None:
         ("intervals", "Intervals", intervals),
         ("planted", "Planted interactions", lambda: planted(networks, methods)),
         ("shapley", "Planted interactions, Shapley", lambda: planted(networks, shapley_methods)),
+        ("kernels", f"Kernels and precisions, {settings.device}", lambda: kernels(settings.device)),
         ("large", f"Large shapes, {settings.device}", lambda: large(sizes)),
     ):
         if name in settings.parts:
