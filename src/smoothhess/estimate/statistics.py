@@ -55,16 +55,6 @@ def most_rows(rank: int, features: int) -> int:
     return head_rows(rank) if must_be_factored(features) else 1 << 62
 
 
-def kept_bytes(k: int, rows: int, number_bytes: int) -> int:
-    """Upper bound of what a result keeps of an example with numbers of `number_bytes` bytes.
-
-    These are eight matrices: the control variate's expectation alone and with the part of tail strata, this part and
-    the sum over the rows (twice the precision), and the directions, entries and risks of the denoised Hessian. They are
-    smaller while there are fewer rows than dimensions. Three numbers for each row and dimension are added.
-    """
-    return number_bytes * k * (8 * min(k, rows) + 3 * min(rows, head_rows(k)))
-
-
 class DrawRange(NamedTuple):
     """Rows start … stop − 1 of the stream of one seed."""
 

@@ -29,7 +29,6 @@ from smoothhess.estimate.statistics import (
     Extension,
     Statistics,
     head_rows,
-    kept_bytes,
     most_rows,
     must_be_factored,
     unmoved,
@@ -43,7 +42,7 @@ from smoothhess.explainers.options import Options, seeds_of
 from smoothhess.explainers.progress import Progress
 from smoothhess.explainers.recorded_kinks import with_rare_flips
 from smoothhess.explainers.sampler import PRECISION_PASSES, Sampler
-from smoothhess.linalg.memory import GROUPED_ROWS, KEPT_RESULTS, PART_MATRICES, is_out_of_memory, release
+from smoothhess.linalg.memory import GROUPED_ROWS, KEPT_RESULTS, PART_MATRICES, is_out_of_memory, release, stored_bytes
 from smoothhess.model.capacity import Capacity
 from smoothhess.model.float_precision import check_precision
 from smoothhess.model.gradients import Oracle
@@ -140,21 +139,14 @@ class Run:
 
         Results that do not fit on a GPU are moved to the host, see `linalg.memory`.
         """
-        device, k, most = self.inputs.device, self.gaussian.rank(self.inputs[0].numel()), self.budget.most
+        k, most = self.gaussian.rank(self.inputs[0].numel()), self.budget.most
         width = min(k, most) if self.grouping is None else self.grouping.count + PROBES
-        kept = len(self.inputs) * kept_bytes(k if self.grouping is None else width, most, self.inputs.element_size())
-        if device.type == "cuda" and kept > KEPT_RESULTS.on(device):
-            device = torch.device("cpu")
-
-        def kept_there(result: Interactions) -> Interactions:
-            return result if result.device == device else result.to(device)
-
         return in_parts(
             self.oracle,
             self.inputs.device,
             bar,
-            lambda: kept_there(self.lead(self.start(), bar)),
-            lambda index: kept_there(self._select(index).result(bar)),
+            lambda: self.lead(self.start(), bar),
+            lambda index: self._select(index).result(bar),
             PART_MATRICES.items(8 * k * width, self.inputs.device),
         )
 
@@ -213,7 +205,8 @@ def in_parts(
 ) -> Interactions:
     """Return `everyone()`; if it runs out of memory, concatenate `some(index)` over batches of examples.
 
-    Batches have at most `limit` examples. The number of examples that fit is kept for later runs of the explainer.
+    Batches have at most `limit` examples. The number of examples that fit is kept for later runs of the explainer. The
+    results are moved from a GPU to the host if all of them, at the mean size of the first ones, exceed the limit.
     """
     together, drawn, most = oracle.batch, bar.n, min(oracle.most_examples, limit or oracle.batch)
     if together <= most:
@@ -229,7 +222,7 @@ def in_parts(
         oracle.begin_again(*before)  # the batch size had been halved because of the other examples
         oracle.most_examples = most = -(-together // 2)
         bar.update(drawn - bar.n)
-    parts = []
+    parts, kept = list[Interactions](), KEPT_RESULTS.on(device)
     for index in torch.arange(together, device=device).split(most):
         release()
         try:
@@ -238,8 +231,15 @@ def in_parts(
             parts += [error.result] if isinstance(error, Interrupted) and error.result is not None else []
             raise Interrupted(result=Interactions.cat(parts) if parts else None) from None
         parts.append(replace(part, estimate=part.estimate.released()))
+        if device.type == "cuda" and too_large(parts, together, kept):
+            parts = [part.to("cpu") for part in parts]
     result = Interactions.cat(parts)
     return result if result.control is None else replace(result, control_note="")
+
+
+def too_large(parts: Sequence[Interactions], together: int, limit: int) -> bool:
+    """Whether results of `together` examples with the mean size of these parts would take more than `limit` bytes."""
+    return stored_bytes([part.estimate for part in parts]) * together > limit * sum(map(len, parts))
 
 
 @dataclass(frozen=True)

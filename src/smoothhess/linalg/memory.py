@@ -6,7 +6,8 @@ No other module defines a limit in bytes or a loop that halves a batch. The meas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -58,7 +59,7 @@ FLOAT64_CHUNK = ByteLimit(1 << 28)  # float64 copies of rows, or matrices of a c
 EXAMPLE_MATRICES = ByteLimit(1 << 28, on_gpu=8)  # matrices of a chunk of examples, with temporaries
 TRUST_REGION_MATRICES = ByteLimit(1 << 28, on_gpu=16)  # matrices and eigenvectors of a chunk of trust-region problems
 
-PART_MATRICES = ByteLimit(1 << 25, of_free=64)  # one float64 matrix of each example that a run explains in one batch
+PART_MATRICES = ByteLimit(1 << 25, of_free=32)  # one float64 matrix of each example that a run explains in one batch
 KEPT_RESULTS = ByteLimit(1 << 30, of_free=2)  # results of a run; larger ones are moved from a GPU to the host
 
 # Arrays that are kept, or replaced by a slower method above the limit
@@ -147,6 +148,33 @@ def with_bytes_kept(work: Callable[[], T], rows: int) -> tuple[T, int]:
         reraise_out_of_memory(error)
         found = work()
     return found, max(sum(kept.values()) // rows, 1)
+
+
+def stored_bytes(value: object) -> int:
+    """Bytes of all tensors in nested dataclasses, mappings and sequences; tensors that share memory count once.
+
+    >>> one = torch.zeros(4)
+    >>> stored_bytes({"a": [one, one[:2]], "b": (torch.zeros(2), None)})
+    24
+    """
+    found: dict[int, int] = {}
+
+    def visit(part: object) -> None:
+        if isinstance(part, Tensor):
+            storage = part.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        elif is_dataclass(part) and not isinstance(part, type):
+            for field in fields(part):
+                visit(getattr(part, field.name))
+        elif isinstance(part, Mapping):
+            for item in part.values():
+                visit(item)
+        elif isinstance(part, (list, tuple)):
+            for item in part:
+                visit(item)
+
+    visit(value)
+    return sum(found.values())
 
 
 def free_bytes(device: torch.device) -> int:
