@@ -172,9 +172,9 @@ def test_the_field_of_an_output_is_named():
     explainer = sh.TokenSmoothHess(model, "embeddings", output="logits")
     result = explainer.attribute(ids, 0, {"attention_mask": mask}, **OPTIONS)
     assert result.hessian.shape == (1, 3, 3)
-    assert float(result.gradient[0, 2]) == 0  # the masked token
+    gradient = result.gradient[0].abs()  # the third token is masked: 0 up to rounding
+    assert float(gradient[2]) <= 1e-12 * float(gradient[:2].min())
     assert bool((result.hessian[0, 2].abs() <= 5 * result.stderr()[0, 2]).all())
-    assert bool((result.gradient[0, :2] != 0).all())
 
 
 def test_a_model_that_takes_a_dictionary_is_called_through_a_small_function():
