@@ -125,3 +125,18 @@ def test_a_column_of_a_table_is_a_target(net):
     labels = pandas.Series([3, 1], index=[17, 4])
     result = sh.SmoothHess(net).attribute(torch.zeros(2, 3).double(), labels, **OPTIONS)
     assert result.target[:, 0].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "target", [3, (4, 17), [1, 2], sh.contrast(1, 0), sh.contrast((4, 17), (4, 9)), sh.continuation([7, 8])]
+)
+def test_entries_pass_the_check_of_files(target):
+    targets.check_entries(targets.entries(target, 2))
+
+
+def test_entries_of_damaged_files_are_refused():
+    rows = targets.entries(sh.contrast(1, 0), 2)
+    mixed = torch.cat([rows[:1], torch.tensor([[1, 0, 2]])])
+    for damaged in (rows[:, :0], rows[0], rows[:, -1:], rows[:, 1:], rows.flip(1), mixed, mixed.flip(0)):
+        with pytest.raises(ValueError, match="expected targets"):
+            targets.check_entries(damaged)

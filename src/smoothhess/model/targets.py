@@ -176,6 +176,24 @@ def _continued(target: Continuation, batch: int) -> Tensor:
     return torch.cat([part.expand(batch, -1) for part in parts], 1)
 
 
+def check_entries(rows: Tensor) -> None:
+    """Raise ValueError if a tensor that was read from a file cannot come from `entries`.
+
+    >>> check_entries(entries(contrast(1, 0), 2))
+    >>> check_entries(torch.zeros(2, 0, dtype=torch.long))
+    Traceback (most recent call last):
+    ValueError: expected targets (B, q) with at least one index, got (2, 0)
+    """
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise ValueError(f"expected targets (B, q) with at least one index, got {tuple(rows.shape)}")
+    of, width = kind(rows), rows.shape[1]
+    fits = {"entry": True, "contrast": width >= 3 and width % 2 == 1, "continuation": width >= 3}[of]
+    special = rows <= _CONTRAST
+    last = rows[:, -1] == rows[0, -1] if of != "entry" else ~special[:, -1]
+    if not fits or bool(special[:, :-1].any()) or not bool(last.all()):
+        raise ValueError(f"expected targets of one kind with their indices, got {of} rows {tuple(rows.shape)}")
+
+
 def kind(rows: Tensor | None) -> Kind:
     """What the rows of `entries` select; reads one number, so pass rows on the CPU."""
     last = 0 if rows is None else int(rows[0, -1])

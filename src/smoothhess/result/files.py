@@ -24,6 +24,7 @@ from smoothhess.estimate.shrinkage import Shrunk
 from smoothhess.estimate.statistics import DrawRange, Statistics
 from smoothhess.model.atomic_write import atomic_write
 from smoothhess.model.input_parts import place_parts
+from smoothhess.model.targets import check_entries
 from smoothhess.model.tensor_hash import check_tensor, checksums_of, with_checksums
 from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.tensor_schema import check_tensors, naming
@@ -245,6 +246,8 @@ def _check_parts(parts: Parts) -> None:
     check_tensors(tensors, _TABLE, sizes)
     if len({tensors[name].dtype for name in _ALIKE if name in tensors}) > 1:
         raise ValueError(f"expected one dtype in {', '.join(_ALIKE)}")
+    if "target" in tensors:
+        check_entries(tensors["target"])
     rows, n = tensors.get("statistics.head.odd"), tensors.get("statistics.n")
     if n is not None and bool((n < 1).any()):
         raise ValueError(f"expected positive numbers of rows in 'statistics.n', got {int(n.min())}")

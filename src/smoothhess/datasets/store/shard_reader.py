@@ -14,6 +14,7 @@ from torch import Tensor
 
 from smoothhess.datasets.store.shard_files import FORMAT, Shard, Spans, checked_spans, list_shards, numbers_in
 from smoothhess.evaluate.global_summary import GlobalInteractions
+from smoothhess.model.targets import check_entries
 from smoothhess.model.tensor_hash import check_tensor, checksums_of
 from smoothhess.result.files import Parts
 from smoothhess.result.tensor_schema import check_tensors, naming
@@ -71,6 +72,8 @@ class ShardReader:
             if name.startswith("column."):
                 column = name.removeprefix("column.")
                 check_tensors({column: tensor}, TABLE, {"n": self.count})
+                if column == "target":
+                    check_entries(tensor)
             self.verified.add(key)
         return tensor
 
