@@ -205,8 +205,9 @@ def in_parts(
 ) -> Interactions:
     """Return `everyone()`; if it runs out of memory, concatenate `some(index)` over batches of examples.
 
-    Batches have at most `limit` examples. The number of examples that fit is kept for later runs of the explainer. The
-    results are moved from a GPU to the host if all of them, at the mean size of the first ones, exceed the limit.
+    Batches have equal sizes of at most `limit` examples. The number of examples that fit is kept for later runs of the
+    explainer. The results are moved from a GPU to the host if all of them, at the mean size of the first ones, exceed
+    the limit.
     """
     together, drawn, most = oracle.batch, bar.n, min(oracle.most_examples, limit or oracle.batch)
     if together <= most:
@@ -222,9 +223,9 @@ def in_parts(
         oracle.begin_again(*before)  # the batch size had been halved because of the other examples
         oracle.most_examples = most = -(-together // 2)
         bar.update(drawn - bar.n)
+        release()  # after the handler: the error refers to the tensors that did not fit
     parts, kept = list[Interactions](), KEPT_RESULTS.on(device)
-    for index in torch.arange(together, device=device).split(most):
-        release()
+    for index in torch.arange(together, device=device).tensor_split(-(-together // most)):
         try:
             part = some(index)
         except KeyboardInterrupt as error:
