@@ -108,6 +108,7 @@ class Statistics:
     value_sum: Tensor  # (B,) Σ value_even over all rows, float64
     square_sum: Tensor  # (B,) Σ w (f(x + δ) − f(x))² over all rows, float64; NaN if it was not kept
     value: Tensor  # (B,) f(x)
+    own_values: Tensor  # (B,) bool, False for values of low precision, and of another function than the gradients
     gradient: Tensor  # (B, k) γ(0)
     stein: Tensor  # (B, MOMENTS, 3) float64, see smoothhess.estimate.stein_check
     rank: int  # dimension of the draws; k unless these are group sums
@@ -118,7 +119,6 @@ class Statistics:
     gram: Tensor | None = None  # (1 or B, K, K) group sums only: q_I·q_J of the groups' whitened directions
     rare: RareFlips | None = None  # neurons that few rows flip; None: not known
     tails: TailRows | None = None  # draws from tail strata, where rows of the design count as zero; None: no strata
-    values_belong: bool = True  # False for differences between scales, whose values are not those of the gradients
 
     @staticmethod
     def empty(design: str, seeds: Sequence[int], value: Tensor, gradient: Tensor) -> Statistics:
@@ -135,6 +135,7 @@ class Statistics:
             value_sum=torch.zeros_like(value, dtype=torch.float64),
             square_sum=torch.zeros_like(value, dtype=torch.float64),
             value=value,
+            own_values=torch.ones_like(value, dtype=torch.bool),
             gradient=gradient,
             stein=torch.zeros(batch, MOMENTS, 3, dtype=torch.float64, device=value.device),
             rank=k,
@@ -253,8 +254,8 @@ class Statistics:
 
     @property
     def has_own_values(self) -> Tensor:
-        """Where the rows hold values and gradients of the same function in the same units, (B,)."""
-        return self.is_uncontrolled & self.values_belong
+        """Where the rows hold precise values of the function whose gradients they hold, (B,)."""
+        return self.is_uncontrolled & self.own_values
 
     @property
     def is_factored(self) -> bool:
@@ -301,6 +302,7 @@ class Statistics:
             value_sum=self.value_sum[index],
             square_sum=self.square_sum[index],
             value=self.value[index],
+            own_values=self.own_values[index],
             gradient=self.gradient[index],
             stein=self.stein[index],
             known=None if self.known is None else self.known.select(index),
@@ -319,8 +321,8 @@ class Statistics:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; with `design`, `stream` and `rank` they determine the statistics."""
-        names = ("n", "total", "even_sum", "value_sum", "square_sum", "value", "gradient", "stein", "drift")
-        names = (*names, "drift_norm2", "skew", "gram")
+        names = ("n", "total", "even_sum", "value_sum", "square_sum", "value", "own_values", "gradient", "stein")
+        names = (*names, "drift", "drift_norm2", "skew", "gram")
         own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         own |= {} if self.known is None else self.known.tensors()
         own |= {} if self.rare is None or self.rare.is_empty else self.rare.tensors()
@@ -342,7 +344,8 @@ class Statistics:
         known = Known(own.pop("known"), factor) if "known" in own else None
         rare, tails = RareFlips.from_tensors(own), TailRows.from_tensors(own)
         total = own.pop("total", None)
-        own.setdefault("square_sum", torch.full_like(own["value_sum"], torch.nan))  # older files do not hold it
+        own.setdefault("square_sum", torch.full_like(own["value_sum"], torch.nan))  # older files hold neither
+        own.setdefault("own_values", torch.ones_like(own["value_sum"], dtype=torch.bool))
         if (kept := own["stein"].shape[1]) < MOMENTS:  # files of estimator version 1 have no higher powers
             own["stein"] = torch.nn.functional.pad(own["stein"], (0, 0, 0, MOMENTS - kept))
         values: dict[str, Any] = {"head": head, "total": total, "known": known, "rare": rare, "tails": tails, **own}
@@ -489,6 +492,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
         value_sum=torch.cat([p.value_sum for p in parts]),
         square_sum=torch.cat([p.square_sum for p in parts]),
         value=torch.cat([p.value for p in parts]),
+        own_values=torch.cat([p.own_values for p in parts]),
         gradient=torch.cat([p.gradient for p in parts]),
         stein=torch.cat([p.stein for p in parts]),
         rank=parts[0].rank,
@@ -537,6 +541,7 @@ def _merge_one(a: Statistics, b: Statistics, features: int | None = None) -> Sta
         even_sum=a.even_sum + b.even_sum,
         value_sum=a.value_sum + b.value_sum,
         square_sum=a.square_sum + b.square_sum,
+        own_values=a.own_values & b.own_values,
         stein=a.stein + b.stein,
         skew=None if a.skew is None or b.skew is None else a.skew + b.skew,
         known=mean(a.known, a.n, b.known, b.n),

@@ -445,7 +445,7 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         value_sum=a.value_sum - b.value_sum,
         square_sum=torch.full_like(a.square_sum, torch.nan),
         value=torch.zeros_like(a.value),
-        values_belong=False,
+        own_values=torch.zeros_like(a.own_values),
         gradient=torch.zeros_like(a.gradient),  # ∇f(x) is the same at every scale
         stein=torch.zeros_like(a.stein),
         skew=_less(a.skew, b.skew),

@@ -94,6 +94,8 @@ class Sampler:
         """Statistics without rows."""
         gradient = self.unperturbed.whitened
         empty = Statistics.empty(self.plan.name, seeds, self.unperturbed.value, gradient)
+        if self.oracle.precision != "float32":  # the rounding of values exceeds the changes that they are to show
+            empty = replace(empty, own_values=torch.zeros_like(empty.own_values))
         empty = replace(empty, rare=self.rare)
         if self.control is not None and self.control.drift is not None:
             drift = self.control.drift

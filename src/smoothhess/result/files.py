@@ -184,6 +184,7 @@ _TABLE = {
     "statistics.value_sum": "float64 B",
     "statistics.square_sum": "float64 B",
     "statistics.value": "real B",
+    "statistics.own_values": "bool B",
     "statistics.gradient": "real B k",
     "statistics.stein": "float64 B moments 3",
     "statistics.skew": "real B rank *",
