@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothhess.draws.normals_on_gpu import computes_on, normals_on_gpu
 from smoothhess.draws.seeding import generator, generators, states
 from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.linalg.orthonormal import cholesky_qr, gram_schmidt
@@ -71,8 +72,8 @@ class Design(ABC):
     def block(self, key: tuple[int, int], low: int, high: int, k: int, like: Tensor = EXACT) -> Draws:
         """Rows low … high − 1 of the block of (seed, index); their values do not depend on low and high.
 
-        Random numbers are drawn on the CPU in float64; further operations may use the device and dtype of `like`, with
-        the same result up to rounding.
+        Random numbers are those of NumPy in float64, on any device; further operations may use the device and dtype of
+        `like`, with the same result up to rounding.
         """
 
     def rows(self, seed: int, start: int, stop: int, k: int, like: Tensor = EXACT) -> Draws:
@@ -99,7 +100,9 @@ class Design(ABC):
 
 
 def _normals(keys: Sequence[tuple[int, ...]], rows: int, k: int, device: Device = "cpu") -> Tensor:
-    """Standard normal rows of many generators, (len(keys), rows, k), drawn with the number of threads of torch."""
+    """Standard normal rows of many generators, (len(keys), rows, k), drawn on the GPU or with torch's threads."""
+    if computes_on(device, len(keys)):
+        return normals_on_gpu(states(keys), rows * k, device).view(len(keys), rows, k)
     cuda = torch.device(device).type == "cuda"
     drawn = torch.empty(len(keys), rows, k, dtype=torch.float64, pin_memory=cuda)
     target = drawn.numpy()
