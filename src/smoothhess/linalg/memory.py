@@ -55,11 +55,11 @@ PERTURBED_INPUTS = ByteLimit(1 << 27, of_total=64)  # perturbed inputs of all ex
 
 # Chunks of linear algebra
 CACHED_FLOAT64 = ByteLimit(1 << 22, on_gpu=64)  # float64 copy of rows that is read once
-FLOAT64_CHUNK = ByteLimit(1 << 28)  # float64 copies of rows, or matrices of a chunk of records
+FLOAT64_CHUNK = ByteLimit(1 << 28, of_free=32)  # float64 copies of rows, or matrices of a chunk of records
 EXAMPLE_MATRICES = ByteLimit(1 << 28, on_gpu=8)  # matrices of a chunk of examples, with temporaries
 TRUST_REGION_MATRICES = ByteLimit(1 << 28, on_gpu=16)  # matrices and eigenvectors of a chunk of trust-region problems
 
-PART_MATRICES = ByteLimit(1 << 25, of_free=32)  # one float64 matrix of each example that a run explains in one batch
+PART_MATRICES = ByteLimit(1 << 25, of_free=20)  # one float64 matrix of each example that a run explains in one batch
 KEPT_RESULTS = ByteLimit(1 << 30, of_free=2)  # results of a run; larger ones are moved from a GPU to the host
 
 # Arrays that are kept, or replaced by a slower method above the limit
