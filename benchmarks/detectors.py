@@ -88,9 +88,9 @@ class Fitted:
         return low + (high - low) / 4
 
 
-def mlp(features: int, widths: Sequence[int]) -> nn.Sequential:
+def mlp(features: int, widths: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     sizes = [features, *widths]
-    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), activation())]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
 

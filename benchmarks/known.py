@@ -23,12 +23,13 @@ Term = tuple[tuple[int, ...], Callable[..., Tensor]]  # numbers of its features,
 
 @dataclass(frozen=True)
 class Known:
-    """A sum of terms of ten independent features, each uniform between its own bounds."""
+    """A sum of terms of ten features, each uniform between its own bounds; they are independent by default."""
 
     name: str
     terms: tuple[Term, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    correlation: float = 0.0  # of all pairs of features in their Gaussian copula
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, 10) → (…)."""
@@ -47,7 +48,12 @@ class Known:
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """n draws of the features, (n, 10) float64."""
         low, high = self.bounds
-        return low + (high - low) * torch.rand(n, FEATURES, generator=generator, dtype=torch.float64)
+        if self.correlation == 0:
+            return low + (high - low) * torch.rand(n, FEATURES, generator=generator, dtype=torch.float64)
+        normal = torch.randn(n, 1 + FEATURES, generator=generator, dtype=torch.float64)
+        shared, own = normal[:, :1], normal[:, 1:]
+        mixed = math.sqrt(self.correlation) * shared + math.sqrt(1 - self.correlation) * own
+        return low + (high - low) * torch.special.ndtr(mixed)
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,433 @@
+"""Which method finds the pairs that are known to interact, at equal cost, with errors over networks?
+
+    python benchmarks/interactions_networks.py train --device cuda --folder build/networks
+    python benchmarks/interactions_networks.py score --processes 8 --folder build/networks
+    python benchmarks/interactions_networks.py table --folder build/networks --write
+    python benchmarks/interactions_networks.py all --tiny --folder build/tiny      # seconds
+
+`train` trains six ReLU MLPs, GELU MLPs and transformers on each of F1 to F10 with independent and with correlated
+features (known_networks.py). `score` computes the AUC of the mean absolute score of each method. All methods have the
+same number of passes in total, in units of a gradient call: a budget per point times the number of points; a method
+that takes fewer passes per point explains more points. σ, β, the step and the control variate are those with the
+smallest P_MSE at training points of the first network, which is not reported, and never depend on the true pairs.
+Every result is appended to scores.jsonl when it is known; a run that was stopped continues. k-SII and FSII need shapiq
+(pip install smoothhess[bench]) and can be added by a second run on another machine. `table` writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import combinations
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectors import Counted, Fitted, I, J, Method, finite_differences, load_shapiq, shapley, smooth
+from interactions import BETAS, REACH, SIGMAS, STEPS, auc
+from known import FEATURES, truth_table
+from known_networks import ARCHITECTURES, CORRELATIONS, REPORTED, TINY, TRAINING, Cell, Ensemble, Sizes, train_all
+from torch import Tensor, nn
+
+from smoothhess import Exact, Interactions, SmoothHess, baselines
+from smoothhess.evaluate import compare, global_interactions
+from smoothhess.result.result import Result
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "networks"
+RADIUS = REACH * math.sqrt(FEATURES)  # of the neighbourhood that is asked about
+BLOCK = 2 * FEATURES  # calls of a complete block of the orthogonal design
+RECORD_CALLS = 2 * BLOCK  # calls for each record of global_interactions: two independent blocks
+CHEAPEST = 2.5  # passes per point of CASO, which takes fewest
+PRICED = 16  # points by which the price of a method is estimated; they are not reported
+SOFTENED = ("relu",)  # architectures whose own Hessian is zero
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Sizes of `score`; results of other sizes are not used."""
+
+    budgets: tuple[int, ...] = (64, 256)  # passes per point
+    points: int = 48
+    choosing: int = 20  # training points by which σ, β, the step and the control variate are chosen
+    samples: int = 400  # perturbations of P_MSE
+    sigmas: tuple[float, ...] = SIGMAS
+    betas: tuple[float, ...] = BETAS
+    steps: tuple[float, ...] = STEPS
+
+
+SMALL = Scoring(budgets=(64,), points=4, choosing=3, samples=50, sigmas=(0.3, 0.5), betas=(3.0, 7.0), steps=(0.5, 1.0))
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+class Logits(nn.Module):
+    """The output as the difference of two logits, for CASO, which explains a cross-entropy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.model(x)
+        return torch.stack([torch.zeros_like(value), value], 1)
+
+
+def matrices(result: Result) -> tuple[Tensor, float]:
+    return result.hessian, float(result.n_passes.double().mean())
+
+
+def options_of(chosen: Mapping[str, Any], budget: int) -> dict[str, Any]:
+    """σ, the calls and the control variate of SmoothHess for a budget."""
+    picked = chosen["smooth"][str(budget)]
+    return {"sigma": picked["sigma"], "n_calls": picked["n_calls"], "control": picked["control"]}
+
+
+def methods(architecture: str, budget: int) -> list[Method]:
+    """Methods that score pairs at points; `chosen` of their calls is a result of `choose`."""
+    soft = architecture in SOFTENED
+    label = "SoftPlus" if soft else "own"
+
+    def source(c: Mapping[str, Any]) -> dict[str, Any]:
+        return {"of": "softplus", "beta": c["beta"]} if soft else {"of": "own"}
+
+    def second(m: Counted, x: Tensor, c: Mapping[str, Any]) -> Exact:
+        return baselines.softplus(m, x, beta=c["beta"]) if soft else baselines.hessian(m, x)
+
+    def integrated(m: Counted, x: Tensor, b: Tensor, c: Mapping[str, Any]) -> tuple[Tensor, float]:
+        ends, each = 2.0, float(second(m, x[:1], c).n_passes[0])
+        n_steps = max(1, round((budget - ends) / each))
+        return matrices(
+            baselines.integrated_hessians(m, x, baselines=b, n_steps=n_steps, tolerance=math.inf, **source(c))
+        )
+
+    found = [
+        Method("SmoothHess", lambda m, x, b, c: matrices(smooth(m, x, **options_of(c, budget))), True),
+        Method("SoftPlus Hessian" if soft else "Hessian", lambda m, x, b, c: matrices(second(m, x, c)), True),
+        Method(f"Gradient-NID, {label}", lambda m, x, b, c: matrices(baselines.gradient_nid(m, x, **source(c))), True),
+        Method(f"Integrated Hessians, {label}", integrated, False),
+        Method("CASO", lambda m, x, b, c: matrices(baselines.caso(Logits(m), x, radius=RADIUS)), False),
+        Method(
+            f"CASO, {label}",
+            lambda m, x, b, c: matrices(baselines.caso(Logits(m), x, radius=RADIUS, **source(c))),
+            False,
+        ),
+        Method("finite differences", lambda m, x, b, c: matrices(finite_differences(m, x, c["step"])), True),
+    ]
+    if soft:
+        swish = Method("Swish Hessian", lambda m, x, b, c: matrices(baselines.swish(m, x, beta=c["swish"])), True)
+        found.insert(2, swish)
+    return found
+
+
+def shapley_methods(budget: int) -> list[Method]:
+    """Methods of shapiq; a coalition takes a forward pass, which is half a gradient call."""
+    return [Method(index, shapley(index, 2 * budget), False) for index in ("k-SII", "FSII")]
+
+
+def partial_dependence(model: Callable[[Tensor], Tensor], x: Tensor, features: Sequence[int]) -> Tensor:
+    """Centred partial dependence of these features at the rows, averaged over the same rows, (n,)."""
+    rows = x.expand(len(x), -1, -1).clone()  # (n points, n rows of the background, 10)
+    for feature in features:
+        rows[:, :, feature] = x[:, None, feature]
+    with torch.no_grad():
+        values = model(rows.flatten(0, 1)).double().reshape(len(x), len(x)).mean(1)
+    return values - values.mean()
+
+
+def friedman(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Friedman and Popescu's H² of all pairs, (45,), and its numerator."""
+    single = [partial_dependence(model, x, (i,)) for i in range(FEATURES)]
+    top, bottom = [], []
+    for i, j in combinations(range(FEATURES), 2):
+        both = partial_dependence(model, x, (i, j))
+        top.append((both - single[i] - single[j]).square().sum())
+        bottom.append(both.square().sum())
+    numerator = torch.stack(top)
+    return numerator / torch.stack(bottom), numerator
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def calls_within(model: Counted, x: Tensor, budget: int, control: str | None) -> int | None:
+    """The largest number of calls that takes at most `budget` passes; None if a complete block takes more."""
+    for calls in range(budget - budget % 4, BLOCK - 1, -4):
+        if float(smooth(model, x, REACH, n_calls=calls, control=control).n_passes.double().mean()) <= budget:
+            return calls
+    return None
+
+
+def choose(fitted: Fitted, x: Tensor, architecture: str, scoring: Scoring) -> dict[str, Any]:
+    """σ and the control variate for each budget, β and the step with the smallest P_MSE."""
+    model = Counted(fitted.net)
+    candidates: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for budget in scoring.budgets:
+        for control in (None, "auto") if architecture in SOFTENED else (None,):
+            calls = calls_within(model, x[:4], budget, control)
+            candidates.setdefault(("smooth", str(budget)), []).extend(
+                {"sigma": s, "n_calls": calls, "control": control} for s in scoring.sigmas if calls
+            )
+    if architecture in SOFTENED:
+        candidates["beta", ""] = candidates["swish", ""] = [{"beta": b} for b in scoring.betas]
+    candidates["step", ""] = [{"step": s} for s in scoring.steps]
+    makers: dict[str, Callable[..., Interactions | Exact]] = {
+        "smooth": partial(smooth, model, x),
+        "beta": partial(baselines.softplus, model, x),
+        "swish": partial(baselines.swish, model, x),
+        "step": partial(finite_differences, model, x),
+    }
+    surrogates = {
+        f"{kind} {budget} {number}": makers[kind](**options).taylor()
+        for (kind, budget), listed in candidates.items()
+        for number, options in enumerate(listed)
+    }
+    compared = compare(model, x, surrogates, RADIUS, n_samples=scoring.samples)
+    errors = dict(zip(surrogates, compared.errors[:, 0].mean(1).tolist(), strict=True))
+    chosen: dict[str, Any] = {"smooth": {}, "p_mse": {}}
+    for (kind, budget), listed in candidates.items():
+        costs = [errors[f"{kind} {budget} {number}"] for number in range(len(listed))]
+        best = listed[costs.index(min(costs))]
+        if kind == "smooth":
+            chosen["smooth"][budget] = best
+        else:
+            chosen[kind] = next(iter(best.values()))
+        chosen["p_mse"][f"{kind} {budget}".strip()] = min(costs)
+    return chosen
+
+
+# --- scoring ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process computes: the choice for a function, or the scores of a group of methods for one network."""
+
+    architecture: str
+    cell: Cell
+    group: str  # "choice", "own" or "shapiq"
+
+    @property
+    def name(self) -> str:
+        c = self.cell
+        return f"{self.group} {self.architecture} {c.function} {c.distribution} {c.seed}"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a job needs beside its name."""
+
+    folder: Path
+    sizes: Sizes
+    scoring: Scoring
+
+
+@cache
+def loaded(architecture: str, sizes: Sizes, folder: Path) -> Ensemble:
+    return Ensemble.load(architecture, sizes, folder)
+
+
+def judged(method: Method, fitted: Fitted, pool: Tensor, chosen: Any, total: float, points: int) -> dict[str, Any]:
+    """AUC of a method over as many points as it can explain with `total` passes."""
+    model, baseline = Counted(fitted.net), fitted.standard(fitted.baseline)
+    truth = truth_table(fitted.known.pairs)
+    _, passes = method.explain(model, pool[-PRICED:], baseline, chosen)
+    for _ in range(3):  # the control variate makes some points more expensive than others
+        number = max(1, min(len(pool) - PRICED, int(total / passes + 1e-9)))
+        begin = time.process_time()
+        table, passes = method.explain(model, pool[:number], baseline, chosen)
+        if 0.98 * total < passes * number <= 1.01 * total:
+            break
+    scores = table.double()[:, I, J].abs()
+    return {
+        "auc": float(auc(scores.mean(0), truth)),
+        "auc at the same points": float(auc(scores[:points].mean(0), truth)),
+        "points": number,
+        "passes": passes * number,
+        "seconds": time.process_time() - begin,
+    }
+
+
+def judged_globally(fitted: Fitted, pool: Tensor, chosen: Any, budget: int, total: float) -> dict[str, Any]:
+    """AUC of methods without scores at points: `global_interactions` and Friedman's H."""
+    model, truth, found = Counted(fitted.net), truth_table(fitted.known.pairs), {}
+    begin = time.process_time()
+    options = {"sigma": options_of(chosen, budget)["sigma"], "n_calls": RECORD_CALLS, "control": None}
+    explainer = SmoothHess(model)
+    price = global_interactions(explainer, pool[-PRICED:], **options).n_passes / PRICED
+    records = max(2, min(len(pool) - PRICED, int(total / price)))
+    summary = global_interactions(explainer, pool[:records], **options)
+    seconds = time.process_time() - begin
+    for name, matrix in (("E[H²]", summary.mean_square.value), ("mean |H|", summary.mean_abs.value)):
+        found[f"SmoothHess, global {name}"] = {
+            "auc": float(auc(matrix.double()[I, J], truth)),
+            "points": records,
+            "passes": float(summary.n_passes),
+            "seconds": seconds,
+        }
+    begin = time.process_time()
+    pairs = FEATURES * (FEATURES - 1) // 2
+    rows = max(2, int(math.sqrt(2 * total / (FEATURES + pairs))))
+    ratio, numerator = friedman(model, pool[:rows])
+    seconds = time.process_time() - begin
+    for name, scores in (("Friedman's H", ratio), ("Friedman's H, not normalised", numerator)):
+        cost = {"points": rows, "passes": (FEATURES + pairs) * rows**2 / 2, "seconds": seconds}
+        found[name] = {"auc": float(auc(scores, truth)), **cost}
+    return found
+
+
+def score(job: Job, setup: Setup, chosen: dict[str, Any] | None) -> dict[str, Any]:
+    """The result of one job."""
+    torch.set_num_threads(1)
+    scoring = setup.scoring
+    fitted = loaded(job.architecture, setup.sizes, setup.folder).fitted(job.cell)
+    if job.group == "choice":
+        return choose(
+            fitted,
+            fitted.standard(job.cell.rows(setup.sizes.rows, TRAINING)[: scoring.choosing]),
+            job.architecture,
+            scoring,
+        )
+    if chosen is None:
+        raise ValueError(f"{job.name} needs a choice")
+    found: dict[str, Any] = {"r2": fitted.r2, "budgets": {}}
+    for budget in scoring.budgets:
+        total = float(budget * scoring.points)
+        pool = fitted.standard(job.cell.rows(PRICED + int(total / CHEAPEST), REPORTED))
+        listed = shapley_methods(budget) if job.group == "shapiq" else methods(job.architecture, budget)
+        results = {m.name: judged(m, fitted, pool, chosen, total, scoring.points) for m in listed}
+        if job.group == "own":
+            results |= judged_globally(fitted, pool, chosen, budget, total)
+        found["budgets"][str(budget)] = results
+    return found
+
+
+# --- keeping results --------------------------------------------------------------------------------------------------
+
+
+def keys(setup: Setup) -> dict[str, str]:
+    """The key of each architecture's results: sizes, and a hash of the networks."""
+    found = {}
+    for architecture in ARCHITECTURES:
+        path = setup.folder / f"{architecture}.safetensors"
+        if path.is_file():
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            found[architecture] = json.dumps({"version": 1, "scoring": asdict(setup.scoring), "networks": digest})
+    return found
+
+
+@dataclass(frozen=True)
+class Store:
+    """Results, one line of JSON each; a line that was cut off is ignored."""
+
+    path: Path
+    keys: Mapping[str, str]
+
+    def read(self) -> dict[str, Any]:
+        """Results by name of the job."""
+        found = {}
+        for line in self.path.read_text().splitlines() if self.path.is_file() else []:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if row["key"] == self.keys.get(row["name"].split()[1]):
+                found[row["name"]] = row["found"]
+        return found
+
+    def append(self, job: Job, found: dict[str, Any]) -> None:
+        line = json.dumps({"key": self.keys[job.architecture], "name": job.name, "found": found})
+        with self.path.open("a") as file:
+            file.write(f"\n{line}\n")  # the first end of line closes a line that was cut off
+            file.flush()
+
+
+def jobs(setup: Setup, architectures: Sequence[str], group: str) -> Iterator[Job]:
+    """The first network of each function is used to choose, all others are reported."""
+    for architecture in reversed(architectures):  # transformers take longest
+        for function in setup.sizes.functions:
+            for distribution in CORRELATIONS:
+                seeds = [0] if group == "choice" else range(1, setup.sizes.seeds)
+                yield from (Job(architecture, Cell(function, distribution, seed), group) for seed in seeds)
+
+
+def run_jobs(wanted: Sequence[Job], setup: Setup, store: Store, processes: int) -> bool:
+    """Compute and keep the results that are missing; whether all jobs succeeded."""
+    kept = store.read()
+    missing = [job for job in wanted if job.name not in kept]
+    chosen = {job.name: kept.get(replace(job, cell=replace(job.cell, seed=0), group="choice").name) for job in missing}
+    begin, failed = time.perf_counter(), 0
+
+    def done(number: int, job: Job, find: Callable[[], dict[str, Any]]) -> int:
+        try:
+            store.append(job, find())
+        except Exception as error:  # other jobs go on
+            print(f"{job.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return 1
+        if number % 20 == 0 or number == len(missing):
+            seconds = time.perf_counter() - begin
+            print(f"{job.group}: {number} of {len(missing)}, {seconds:.0f} s", file=sys.stderr, flush=True)
+        return 0
+
+    if processes == 1:
+        for number, job in enumerate(missing, 1):
+            failed += done(number, job, partial(score, job, setup, chosen[job.name]))
+        return not failed
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        futures = {pool.submit(score, job, setup, chosen[job.name]): job for job in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            failed += done(number, futures[future], future.result)
+    return not failed
+
+
+def score_all(setup: Setup, processes: int, groups: Sequence[str]) -> bool:
+    """Choose, then score; results that were kept are not computed again."""
+    found = keys(setup)
+    if not found:
+        raise FileNotFoundError(f"no networks in {setup.folder}: run `train` first")
+    store = Store(setup.folder / "scores.jsonl", found)
+    good = run_jobs(list(jobs(setup, list(found), "choice")), setup, store, processes)
+    for group in groups:
+        if group == "shapiq" and importlib.util.find_spec("shapiq") is None:
+            print(
+                "shapiq is not installed (pip install smoothhess[bench]): k-SII and FSII are left out.", file=sys.stderr
+            )
+            continue
+        if group == "shapiq":
+            load_shapiq()  # before other processes compile parts of it at the same time
+        good = run_jobs(list(jobs(setup, list(found), group)), setup, store, processes) and good
+    return good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["train", "score", "table", "all"])
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="networks and scores")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="of train")
+    parser.add_argument("--no-graph", action="store_true", help="train on a GPU without CUDA graphs")
+    parser.add_argument("--processes", type=int, default=1, help="of score, one thread each")
+    parser.add_argument("--groups", nargs="+", default=["own", "shapiq"], choices=["own", "shapiq"])
+    parser.add_argument("--tiny", action="store_true", help="two functions and small networks, seconds")
+    options = parser.parse_args()
+    sizes, scoring = (TINY, SMALL) if options.tiny else (Sizes(), Scoring())
+    setup = Setup(options.folder, sizes, scoring)
+    setup.folder.mkdir(parents=True, exist_ok=True)
+    if options.step in ("train", "all"):
+        train_all(sizes, options.device, setup.folder, graph=not options.no_graph)
+    if options.step in ("score", "all") and not score_all(setup, options.processes, options.groups):
+        raise SystemExit("some jobs failed, see above; run the same command again to repeat them")
+
+
+if __name__ == "__main__":
+    main()
