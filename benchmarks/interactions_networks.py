@@ -34,17 +34,31 @@ from typing import Any
 
 import torch
 from detectors import Counted, Fitted, I, J, Method, finite_differences, load_shapiq, shapley, smooth
-from interactions import BETAS, REACH, SIGMAS, STEPS, auc
+from interactions import BETAS, REACH, SIGMAS, STEPS, auc, average, markdown, remarks
 from known import FEATURES, truth_table
-from known_networks import ARCHITECTURES, CORRELATIONS, REPORTED, TINY, TRAINING, Cell, Ensemble, Sizes, train_all
+from known_networks import (
+    ARCHITECTURES,
+    CORRELATIONS,
+    REPORTED,
+    TINY,
+    TRAINING,
+    Cell,
+    Ensemble,
+    Sizes,
+    cells,
+    train_all,
+)
 from torch import Tensor, nn
 
 from smoothhess import Exact, Interactions, SmoothHess, baselines
+from smoothhess.estimate.student_t import quantile
 from smoothhess.evaluate import compare, global_interactions
 from smoothhess.result.result import Result
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "benchmarks" / "interactions_networks.md"
 FOLDER = ROOT / "build" / "networks"
+REFERENCE = "SmoothHess"
 RADIUS = REACH * math.sqrt(FEATURES)  # of the neighbourhood that is asked about
 BLOCK = 2 * FEATURES  # calls of a complete block of the orthogonal design
 RECORD_CALLS = 2 * BLOCK  # calls for each record of global_interactions: two independent blocks
@@ -269,7 +283,7 @@ def judged_globally(fitted: Fitted, pool: Tensor, chosen: Any, budget: int, tota
     records = max(2, min(len(pool) - PRICED, int(total / price)))
     summary = global_interactions(explainer, pool[:records], **options)
     seconds = time.process_time() - begin
-    for name, matrix in (("E[H²]", summary.mean_square.value), ("mean |H|", summary.mean_abs.value)):
+    for name, matrix in (("E[H²]", summary.mean_square.value), ("mean abs H", summary.mean_abs.value)):
         found[f"SmoothHess, global {name}"] = {
             "auc": float(auc(matrix.double()[I, J], truth)),
             "points": records,
@@ -410,6 +424,231 @@ def score_all(setup: Setup, processes: int, groups: Sequence[str]) -> bool:
     return good
 
 
+# --- page -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Number:
+    """A mean with its standard error over networks."""
+
+    value: float
+    stderr: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Number:
+        return Number(*average(values))
+
+    @staticmethod
+    def over_functions(numbers: Sequence[Number]) -> Number:
+        """The mean of several functions, whose networks are independent."""
+        n = len(numbers)
+        return Number(sum(a.value for a in numbers) / n, math.sqrt(sum(a.stderr**2 for a in numbers)) / n)
+
+    def differs(self, degrees: int) -> bool:
+        """Whether the 95 % interval excludes zero."""
+        return abs(self.value) > float(quantile(0.95, torch.tensor(float(degrees)).double())) * self.stderr
+
+    def text(self, digits: int = 2, sign: str = "") -> str:
+        shown = f"{self.stderr:.{digits}f}"
+        return f"{self.value:{sign}.{digits}f} ± {shown.removeprefix('0')}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Scores of one architecture, distribution and budget: methods × functions × networks."""
+
+    scores: dict[str, dict[str, list[float]]]
+    costs: dict[str, dict[str, float]]  # means over networks
+    same: dict[str, float]  # mean AUC at the same points
+
+    @staticmethod
+    def of(results: Mapping[str, Any], architecture: str, distribution: str, budget: int, sizes: Sizes) -> Table:
+        scores: dict[str, dict[str, list[float]]] = {}
+        costs: dict[str, dict[str, list[float]]] = {}
+        same: dict[str, list[float]] = {}
+        for function in sizes.functions:
+            for seed in range(1, sizes.seeds):
+                for group in ("own", "shapiq"):
+                    job = Job(architecture, Cell(function, distribution, seed), group)
+                    found = results.get(job.name, {"budgets": {}})["budgets"].get(str(budget), {})
+                    for method, row in found.items():
+                        scores.setdefault(method, {}).setdefault(function, []).append(row["auc"])
+                        for name in ("points", "passes", "seconds"):
+                            costs.setdefault(method, {}).setdefault(name, []).append(row[name])
+                        same.setdefault(method, []).append(row.get("auc at the same points", math.nan))
+        networks = sizes.seeds - 1
+        whole = {
+            method: rows
+            for method, rows in scores.items()
+            if all(len(rows.get(function, [])) == networks for function in sizes.functions)
+        }
+        return Table(
+            whole,
+            {m: {name: sum(v) / len(v) for name, v in costs[m].items()} for m in whole},
+            {m: sum(same[m]) / len(same[m]) for m in whole},
+        )
+
+    def means(self, method: str) -> list[Number]:
+        return [Number.of(values) for values in self.scores[method].values()]
+
+    def differences(self, method: str) -> list[Number]:
+        """The reference minus the method, paired by network."""
+        pairs = zip(self.scores[REFERENCE].values(), self.scores[method].values(), strict=True)
+        return [Number.of([a - b for a, b in zip(mine, theirs, strict=True)]) for mine, theirs in pairs]
+
+    def markdown(self) -> list[str]:
+        """AUC of all methods; the best of each function, to two digits, is bold."""
+        functions = list(self.scores[REFERENCE])
+        columns = {method: self.means(method) for method in self.scores}
+        best = [max(round(c[i].value, 2) for c in columns.values()) for i in range(len(functions))]
+        rows = []
+        for method, numbers in columns.items():
+            texts = [
+                f"**{n.text()}**" if round(n.value, 2) >= b else n.text() for n, b in zip(numbers, best, strict=True)
+            ]
+            rows.append([method, *texts, Number.over_functions(numbers).text(3)])
+        return markdown(["", *functions, "mean"], rows)
+
+    def paired(self) -> list[str]:
+        """The reference minus each other method, and the functions on which the 95 % interval excludes zero."""
+        functions = list(self.scores[REFERENCE])
+        rows = []
+        for method in self.scores:
+            if method == REFERENCE:
+                continue
+            numbers = self.differences(method)
+            degrees = len(next(iter(self.scores[method].values()))) - 1
+            clear = [n.differs(degrees) for n in numbers]
+            better = [f for f, n, c in zip(functions, numbers, clear, strict=True) if c and n.value > 0]
+            worse = [f for f, n, c in zip(functions, numbers, clear, strict=True) if c and n.value < 0]
+            texts = [n.text(2, "+") for n in numbers]
+            total = Number.over_functions(numbers).text(3, "+")
+            rows.append([method, *texts, total, ", ".join(better) or "–", ", ".join(worse) or "–"])
+        return markdown([f"{REFERENCE} minus it", *functions, "mean", "better on", "worse on"], rows)
+
+
+NAMES = {"relu": "ReLU MLP", "gelu": "GELU MLP", "transformer": "transformer"}
+
+
+def cost_rows(tables: Mapping[tuple[str, str, int], Table], architecture: str, budget: int) -> list[str]:
+    """Points and passes of each method, of networks with both distributions."""
+    listed = [t for (a, _, b), t in tables.items() if (a, b) == (architecture, budget)]
+    rows = []
+    for method in listed[0].costs:
+        mean = {
+            name: sum(t.costs[method][name] for t in listed) / len(listed) for name in ("points", "passes", "seconds")
+        }
+        rows.append([method, f"{mean['points']:.0f}", f"{mean['passes']:.0f}", f"{mean['seconds']:.2f}"])
+    return markdown([NAMES[architecture], "points", "passes", "seconds"], rows)
+
+
+def summary_rows(tables: Mapping[tuple[str, str, int], Table], budget: int) -> list[str]:
+    """Mean over functions of all methods, for all architectures and distributions."""
+    chosen = {(a, d): t for (a, d, b), t in tables.items() if b == budget}
+    names = list(dict.fromkeys(method for table in chosen.values() for method in table.scores))
+    rows = []
+    for method in names:
+        numbers = [Number.over_functions(t.means(method)) if method in t.scores else None for t in chosen.values()]
+        rows.append([method, *("–" if n is None else n.text(3) for n in numbers)])
+    return markdown(["", *(f"{NAMES[a]}, {d}" for a, d in chosen)], rows)
+
+
+def same_rows(tables: Mapping[tuple[str, str, int], Table], budget: int) -> list[str]:
+    """Mean AUC over functions when the methods explain the same points, whatever that takes."""
+    chosen = {(a, d): t for (a, d, b), t in tables.items() if b == budget}
+    names = list(dict.fromkeys(m for t in chosen.values() for m in t.same if not math.isnan(t.same[m])))
+    rows = [[m, *(f"{t.same[m]:.3f}" if m in t.same else "–" for t in chosen.values())] for m in names]
+    return markdown(["", *(f"{NAMES[a]}, {d}" for a, d in chosen)], rows)
+
+
+def choice_rows(results: Mapping[str, Any], architecture: str, setup: Setup) -> list[str]:
+    """R² of the networks that are reported, and what P_MSE chose on the first."""
+    ensemble = loaded(architecture, setup.sizes, setup.folder)
+    r2 = dict(zip(cells(setup.sizes), ensemble.r2, strict=True))
+    rows = []
+    for distribution in CORRELATIONS:
+        for function in setup.sizes.functions:
+            listed = [r2[Cell(function, distribution, seed)] for seed in range(1, setup.sizes.seeds)]
+            choice = results[Job(architecture, Cell(function, distribution, 0), "choice").name]
+            smooth_rows = [
+                f"{c['sigma']:g}, {c['n_calls']}, {c['control'] or 'none'}" for c in choice["smooth"].values()
+            ]
+            others = [f"{choice[k]:g}" if k in choice else "–" for k in ("beta", "swish", "step")]
+            fits = [f"{sum(listed) / len(listed):.4f}", f"{min(listed):.4f}"]
+            rows.append([f"{function}, {distribution}", *fits, *smooth_rows, *others])
+    budgets = [f"σ, calls, control at {b}" for b in setup.scoring.budgets]
+    return markdown([NAMES[architecture], "mean R²", "smallest R²", *budgets, "β", "β of Swish", "step"], rows)
+
+
+def page(setup: Setup) -> list[str]:
+    """The tables of all results that are there."""
+    found = keys(setup)
+    results = Store(setup.folder / "scores.jsonl", found).read()
+    sizes, scoring = setup.sizes, setup.scoring
+    tables = {
+        (a, d, b): Table.of(results, a, d, b, sizes) for b in scoring.budgets for a in found for d in CORRELATIONS
+    }
+    for (architecture, distribution, budget), table in tables.items():
+        if REFERENCE not in table.scores:
+            raise ValueError(f"scores of {architecture}, {distribution}, {budget} passes are incomplete: run `score`")
+    lines = []
+    for budget in scoring.budgets:
+        total = budget * scoring.points
+        lines += [
+            f"## Mean over functions, {budget} passes per point ({total} in total)",
+            "",
+            *summary_rows(tables, budget),
+            "",
+        ]
+    lines += [
+        f"At the same {scoring.points} points (or as many as {scoring.budgets[-1]} passes for each allow), where "
+        "methods that take fewer passes keep the rest:",
+        "",
+        *same_rows(tables, scoring.budgets[-1]),
+        "",
+    ]
+    for (architecture, distribution, budget), table in tables.items():
+        lines += [
+            f"## {NAMES[architecture]}, {distribution} features, {budget} passes per point",
+            "",
+            *table.markdown(),
+            "",
+            *table.paired(),
+            "",
+        ]
+    lines += ["## Cost: points, passes and seconds of one core for one network", ""]
+    for architecture in found:
+        for budget in scoring.budgets:
+            lines += [f"{budget} passes per point:", "", *cost_rows(tables, architecture, budget), ""]
+    lines += ["## Networks, and what was chosen", ""]
+    for architecture in found:
+        lines += [*choice_rows(results, architecture, setup), ""]
+    return lines[:-1]
+
+
+def heading(setup: Setup, shown: str) -> list[str]:
+    sizes, scoring = setup.sizes, setup.scoring
+    trained = [
+        f"{NAMES[a]} {(data := loaded(a, sizes, setup.folder).metadata)['seconds']} s on {data['device']}"
+        for a in keys(setup)
+    ]
+    widths = "-".join(map(str, sizes.widths))
+    shape = sizes.transformer
+    return [
+        "# Known interactions, five networks for each function",
+        "",
+        f"`{shown}`",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, training of {len(cells(sizes))} networks per architecture: {', '.join(trained)}",
+        "",
+        f"MLPs {widths}, {sizes.steps} steps of Adam; transformers of {shape.layers} layers, width {shape.width}, "
+        f"{shape.heads} heads, {sizes.transformer_steps} steps; {sizes.rows} rows. Mean ± standard error over "
+        f"{sizes.seeds - 1} networks of the global AUC of pairs; {scoring.points} points times the budget of passes. "
+        "The best of a column, to two digits, is bold.",
+        "",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["train", "score", "table", "all"])
@@ -418,6 +657,7 @@ def main() -> None:
     parser.add_argument("--no-graph", action="store_true", help="train on a GPU without CUDA graphs")
     parser.add_argument("--processes", type=int, default=1, help="of score, one thread each")
     parser.add_argument("--groups", nargs="+", default=["own", "shapiq"], choices=["own", "shapiq"])
+    parser.add_argument("--write", nargs="?", type=Path, const=PAGE, help="write the page, of table")
     parser.add_argument("--tiny", action="store_true", help="two functions and small networks, seconds")
     options = parser.parse_args()
     sizes, scoring = (TINY, SMALL) if options.tiny else (Sizes(), Scoring())
@@ -427,6 +667,13 @@ def main() -> None:
         train_all(sizes, options.device, setup.folder, graph=not options.no_graph)
     if options.step in ("score", "all") and not score_all(setup, options.processes, options.groups):
         raise SystemExit("some jobs failed, see above; run the same command again to repeat them")
+    if options.step in ("table", "all"):
+        shown = "python benchmarks/interactions_networks.py train --device cuda, score, table --write"
+        text = "\n".join([*heading(setup, shown), *remarks(options.write), *page(setup)]) + "\n"
+        print(text)
+        if options.write:
+            options.write.parent.mkdir(parents=True, exist_ok=True)
+            options.write.write_text(text)
 
 
 if __name__ == "__main__":
