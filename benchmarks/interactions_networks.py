@@ -400,8 +400,12 @@ def run_jobs(wanted: Sequence[Job], setup: Setup, store: Store, processes: int) 
         return not failed
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         futures = {pool.submit(score, job, setup, chosen[job.name]): job for job in missing}
-        for number, future in enumerate(as_completed(futures), 1):
-            failed += done(number, futures[future], future.result)
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                failed += done(number, futures[future], future.result)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return not failed
 
 
