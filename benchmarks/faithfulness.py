@@ -1,15 +1,16 @@
 """Are the scores of pairs of super-pixels those of removing both? Rank correlation with measured joint effects.
 
     OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network vgg --images 200
-    OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 17
+    OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 240 --device cuda \\
+        --processes 6
     OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --write
 
-DIR holds CIFAR10 and resnet18_cifar10.safetensors; the VGG is trained here in minutes. Super-pixels are those of SLIC,
-removed pixels have the mean colour of the training images, and the output is the logit of the predicted class.
-`evaluate.joint_removal` measures f(x) − f(x∖I) − f(x∖J) + f(x∖I∪J) of all pairs once, and every method is compared with
-these numbers. σ, β and the number of images are chosen on validation images; the reported images are test images. The
-numbers of each image are kept in build/faithfulness, and a run that was stopped resumes. Without --images the page is
-made from the images that were kept.
+DIR holds CIFAR10, or the file of image_subset.py, and resnet18_cifar10.safetensors; the VGG is trained here in minutes.
+Super-pixels are those of SLIC, removed pixels have the mean colour of the training images, and the output is the logit
+of the predicted class. `evaluate.joint_removal` measures f(x) − f(x∖I) − f(x∖J) + f(x∖I∪J) of all pairs once, and every
+method is compared with these numbers. σ and β are chosen on validation images; the reported images are test images. The
+numbers of each image are kept in build/faithfulness, and a run that was stopped resumes. Several processes share one
+GPU, which a single image does not fill. Without --network the page is made from the images that were kept.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from image_subset import SUPERPIXELS, Images, Subset, full, load
 from interactions import average, cell, markdown, remarks
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paper.datasets import ImageData, cifar10
+from paper.datasets import ImageData
 from paper.networks import VGG, resnet18
-from smoothhess import SmoothHess, baselines, segments
+from smoothhess import SmoothHess, baselines
 from smoothhess.evaluate import JointRemoval, joint_removal
 from smoothhess.evaluate.rank_correlation import spearman
 from smoothhess.model.atomic_write import atomic_write
@@ -43,7 +48,6 @@ from smoothhess.result.intervals import half_width
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks" / "faithfulness.md"
 KEPT = ROOT / "build" / "faithfulness"
-SUPERPIXELS = 16
 SIGMAS = (0.1, 0.25, 0.5, 1.0)  # of the gates: 1 removes a super-pixel
 PIXEL_SIGMAS = (0.05, 0.15)  # of single pixels, whose values lie between 0 and 1
 BETAS = (2.0, 10.0, 50.0)
@@ -58,18 +62,19 @@ class Settings:
     calls: int  # gradient calls of SmoothHess
     steps: int  # points on the path of Integrated Hessians
     choosing: int  # validation images by which σ and β are chosen
+    accuracy: int  # test images on which the accuracy is measured
 
 
 NETWORKS = {
-    "vgg": Settings("VGG", "six convolutions, ReLU, three max-poolings, no batch-norm", 96, 5, 6),
-    "resnet18": Settings("ResNet-18", "batch-norm, no max-pooling", 48, 4, 3),
+    "vgg": Settings("VGG", "six convolutions, ReLU, three max-poolings, no batch-norm", 96, 5, 6, 1000),
+    "resnet18": Settings("ResNet-18", "batch-norm, no max-pooling", 512, 5, 24, 300),
 }
 
 
 # --- networks and games -----------------------------------------------------------------------------------------------
 
 
-def train_vgg(data: ImageData, path: Path, steps: int = 1_500, batch: int = 64) -> nn.Module:
+def train_vgg(read: Callable[[], ImageData], path: Path, steps: int = 1_500, batch: int = 64) -> nn.Module:
     """A small VGG, trained by Adam with a cosine schedule and mirrored images; kept in a file."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -77,7 +82,7 @@ def train_vgg(data: ImageData, path: Path, steps: int = 1_500, batch: int = 64) 
     if path.is_file():
         load_weights(net, path)
         return net.eval()
-    generator = torch.Generator().manual_seed(0)
+    data, generator = read(), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
@@ -96,9 +101,9 @@ def train_vgg(data: ImageData, path: Path, steps: int = 1_500, batch: int = 64) 
     return net.eval()
 
 
-def load_network(name: str, folder: Path, data: ImageData) -> nn.Module:
+def load_network(name: str, folder: Path) -> nn.Module:
     if name == "vgg":
-        return train_vgg(data, KEPT / "vgg.safetensors")
+        return train_vgg(lambda: full(folder), KEPT / "vgg.safetensors")
     net = resnet18()
     load_weights(net, folder / "resnet18_cifar10.safetensors")
     return net.eval()
@@ -132,7 +137,7 @@ class Image:
 
     @property
     def gates(self) -> Tensor:
-        return torch.zeros(1, len(self.measured.names))
+        return torch.zeros(1, len(self.measured.names), device=self.gated.x.device)
 
 
 Score = Callable[[Image, Settings, float], tuple[Tensor, float]]  # (1, K, K) scores, passes
@@ -212,21 +217,66 @@ FIRST = next(iter(METHODS))
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def measured(net: nn.Module, x: Tensor, baseline: Tensor, seed: int) -> Image:
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A network on its device, and the images that it explains."""
+
+    name: str
+    net: nn.Module
+    subset: Subset
+    device: torch.device
+
+    @property
+    def settings(self) -> Settings:
+        return NETWORKS[self.name]
+
+    @property
+    def key(self) -> list[Any]:
+        """Settings with which the kept numbers were found."""
+        sizes = [self.settings.calls, self.settings.steps, self.settings.choosing, SUPERPIXELS]
+        return [*sizes, SIGMAS, PIXEL_SIGMAS, BETAS, [*METHODS], self.device.type, 2]
+
+    @property
+    def baseline(self) -> Tensor:
+        return self.subset.baseline.to(self.device)
+
+
+@lru_cache(maxsize=1)
+def prepared(name: str, folder: Path, device: str, images: int) -> Setup:
+    """The network and the images, once in each process."""
+    if torch.device(device).type == "cuda":  # convolutions would round to 10 bits
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    settings = NETWORKS[name]
+    subset = load(folder, settings.choosing, max(images, settings.accuracy))
+    net = load_network(name, folder).to(device)
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    return Setup(name, net, subset, torch.device(device))
+
+
+def seconds_of(setup: Setup) -> float:
+    """Processor time on a CPU; on a GPU the time that has passed when its work is done."""
+    if setup.device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize(setup.device)
+    return time.perf_counter()
+
+
+def measured(setup: Setup, images: Images, i: int, seed: int) -> Image:
     """Super-pixels of an image, and the joint effects of all pairs of them."""
-    parts = segments.slic(x, SUPERPIXELS)
+    x, parts = images.inputs[i].to(setup.device), images.superpixels(i)
     with torch.no_grad():
-        target = int(net(x[None]).argmax())
-    found = joint_removal(net, x[None], parts, baseline, None, target)
-    return Image(Gated(net, x, baseline, parts.mask), target, found, seed)
+        target = int(setup.net(x[None]).argmax())
+    found = joint_removal(setup.net, x[None], parts, setup.baseline, None, target)
+    return Image(Gated(setup.net, x, setup.baseline, parts.mask.to(setup.device)), target, found, seed)
 
 
-def scored(image: Image, method: Method, settings: Settings, value: float) -> dict[str, float]:
-    begin = time.process_time()
+def scored(setup: Setup, image: Image, method: Method, value: float) -> dict[str, float]:
+    begin = seconds_of(setup)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table, passes = method.score(image, settings, value)
-    seconds = time.process_time() - begin
+        table, passes = method.score(image, setup.settings, value)
+    seconds = seconds_of(setup) - begin
     rho = [float(image.measured.rank_correlation(table, absolute=absolute)) for absolute in (False, True)]
     return {"signed": rho[0], "absolute": rho[1], "passes": passes, "seconds": seconds}
 
@@ -244,26 +294,30 @@ def kept(path: Path, key: Any, make: Callable[[], Any]) -> Any:
     return found
 
 
-def choose(net: nn.Module, data: ImageData, baseline: Tensor, settings: Settings) -> dict[str, dict[str, float]]:
-    """Mean ρ of each candidate of each method over validation images."""
-    found: dict[str, dict[str, float]] = {}
-    images = [measured(net, data.val.inputs[i], baseline, 10_000 + i) for i in range(settings.choosing)]
-    for name, method in METHODS.items():
-        for value in method.candidates:
-            rho = [scored(image, method, settings, value)["signed"] for image in images]
-            found.setdefault(name, {})[f"{value:g}"] = sum(rho) / len(rho)
-            print(f"{name} {value:g}: {found[name][f'{value:g}']:.3f}", file=sys.stderr, flush=True)
-    return found
-
-
-def one_image(net: nn.Module, x: Tensor, baseline: Tensor, settings: Settings, chosen: dict[str, float], seed: int):
-    begin = time.process_time()
-    image = measured(net, x, baseline, seed)
-    seconds = time.process_time() - begin
-    found: dict[str, Any] = {
-        name: scored(image, method, settings, chosen.get(name, 0.0)) for name, method in METHODS.items()
+def candidates(setup: Setup, i: int) -> dict[str, dict[str, float]]:
+    """ρ of each candidate of each method at a validation image."""
+    image = measured(setup, setup.subset.val, i, 10_000 + i)
+    return {
+        name: {f"{value:g}": scored(setup, image, method, value)["signed"] for value in method.candidates}
+        for name, method in METHODS.items()
+        if method.candidates
     }
-    i, j = image.measured.pairs[0].unbind(1)
+
+
+def mean_of(images: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Mean ρ of each candidate over validation images."""
+    return {
+        name: {value: sum(image[name][value] for image in images) / len(images) for value in values}
+        for name, values in images[0].items()
+    }
+
+
+def one_image(setup: Setup, i: int, chosen: dict[str, float]) -> dict[str, Any]:
+    begin = seconds_of(setup)
+    image = measured(setup, setup.subset.test, i, i)
+    seconds = seconds_of(setup) - begin
+    found = {name: scored(setup, image, method, chosen.get(name, 0.0)) for name, method in METHODS.items()}
+    first, second = image.measured.pairs[0].unbind(1)
     effects, alone = image.measured.effects[0], image.measured.single[0]
     return {
         "methods": found,
@@ -272,36 +326,74 @@ def one_image(net: nn.Module, x: Tensor, baseline: Tensor, settings: Settings, c
         "seconds": seconds,
         "size": float(effects.abs().mean() / alone.abs().mean()),
         "zero": float((effects.abs() <= image.measured.rounding).double().mean()),
-        "substitution": float(spearman(effects[None], (alone[i] * alone[j])[None])),
+        "substitution": float(spearman(effects[None], (alone[first] * alone[second])[None])),
     }
 
 
-def run(name: str, folder: Path, images: int) -> None:
+def accuracy(setup: Setup) -> float:
+    images = setup.subset.test
+    with torch.no_grad():
+        parts = images.inputs[: setup.settings.accuracy].split(100)
+        found = torch.cat([setup.net(x.to(setup.device)).argmax(1).cpu() for x in parts])
+    return float((found == images.targets[: len(found)]).double().mean())
+
+
+@dataclass(frozen=True)
+class Task:
+    """One image to explain, in this process or another."""
+
+    prepare: tuple[str, Path, str, int]  # arguments of `prepared`
+    i: int
+    chosen: dict[str, float] | None = None  # σ and β; None for a validation image, by which they are chosen
+
+    def __call__(self) -> Any:
+        setup, i, chosen = prepared(*self.prepare), self.i, self.chosen
+        if chosen is None:
+            return kept(KEPT / f"{setup.name}-choosing" / f"{i}.json", setup.key, lambda: candidates(setup, i))
+        return kept(KEPT / setup.name / f"{i}.json", [setup.key, chosen], lambda: one_image(setup, i, chosen))
+
+
+def finished(tasks: list[Task], pool: ProcessPoolExecutor | None) -> list[Any]:
+    """Results of all tasks, in order."""
+    found = []
+    for result in pool.map(Task.__call__, tasks) if pool else map(Task.__call__, tasks):
+        found.append(result)
+        print(f"{tasks[0].prepare[0]}: image {len(found)} of {len(tasks)}", file=sys.stderr, flush=True)
+    return found
+
+
+def run(name: str, folder: Path, images: int, device: str = "cpu", processes: int = 1) -> None:
     """Explain the first `images` test images; what was done before is kept."""
-    settings = NETWORKS[name]
-    data = cifar10(folder)
-    net = load_network(name, folder, data)
-    for parameter in net.parameters():
-        parameter.requires_grad_(False)
-    baseline = data.train.inputs.mean((0, 2, 3))[:, None, None].expand_as(data.train.inputs[0]).contiguous()
-    key = [settings.calls, settings.steps, settings.choosing, SUPERPIXELS, SIGMAS, PIXEL_SIGMAS, BETAS, [*METHODS], 1]
+    begin, arguments = time.perf_counter(), (name, folder, device, images)
+    if name == "vgg":
+        load_network(name, folder)  # trained once
+    pool = ProcessPoolExecutor(processes, get_context("spawn")) if processes > 1 else None
+    try:
+        found = finished([Task(arguments, i) for i in range(NETWORKS[name].choosing)], pool)
+        table = mean_of(found)
+        chosen = {m: float(max(rho, key=lambda v, rho=rho: rho[v])) for m, rho in table.items()}
+        finished([Task(arguments, i, chosen) for i in range(images)], pool)
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)
+    share = accuracy(prepared(*arguments))
+    about = {"candidates": table, "accuracy": share, "images": images, "where": where(device, processes)}
+    with atomic_write(KEPT / f"{name}.json") as part:
+        part.write_text(json.dumps(about))
+    print(f"{name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
 
-    def accuracy() -> float:
-        count = 1000 if name == "vgg" else 100
-        with torch.no_grad():
-            right = [
-                (net(x).argmax(1) == y)
-                for x, y in zip(data.test.inputs[:count].split(100), data.test.targets[:count].split(100), strict=True)
-            ]
-        return float(torch.cat(right).double().mean())
 
-    table = kept(KEPT / f"{name}-chosen.json", key, lambda: choose(net, data, baseline, settings))
-    kept(KEPT / f"{name}-accuracy.json", key, accuracy)
-    chosen = {m: float(max(rho, key=lambda v, rho=rho: rho[v])) for m, rho in table.items()}
-    for i in range(images):
-        x = data.test.inputs[i]
-        kept(KEPT / name / f"{i}.json", key, lambda x=x, i=i: one_image(net, x, baseline, settings, chosen, i))
-        print(f"{name}: image {i + 1} of {images}", file=sys.stderr, flush=True)
+def where(device: str, processes: int) -> str:
+    """Machine and versions, for the page."""
+    cuda = torch.device(device).type == "cuda"
+    machine = torch.cuda.get_device_name() if cuda else platform.machine()
+    seconds = "elapsed time" if cuda else "processor time"
+    if processes > 1:
+        machine, seconds = f"{machine}, {processes} processes", f"{seconds}, while the other processes run"
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {machine}, {torch.get_num_threads()} thread(s), Python "
+        f"{platform.python_version()}, torch {torch.__version__.split('+')[0]}; seconds are {seconds}"
+    )
 
 
 # --- page -------------------------------------------------------------------------------------------------------------
@@ -315,13 +407,12 @@ def mean_text(values: list[float], digits: int = 3) -> str:
 
 
 def section(name: str) -> list[str]:
-    settings = NETWORKS[name]
-    files = sorted((KEPT / name).glob("*.json"), key=lambda p: int(p.stem))
-    if len(files) < 2:
+    settings, summary = NETWORKS[name], KEPT / f"{name}.json"
+    if not summary.is_file():
         return []
-    images = [json.loads(p.read_text())["found"] for p in files]
-    table = json.loads((KEPT / f"{name}-chosen.json").read_text())["found"]
-    accuracy = json.loads((KEPT / f"{name}-accuracy.json").read_text())["found"]
+    about = json.loads(summary.read_text())
+    images = [json.loads((KEPT / name / f"{i}.json").read_text())["found"] for i in range(about["images"])]
+    table = about["candidates"]
     rows = []
     for method in METHODS:
         own = [image["methods"][method] for image in images]
@@ -349,11 +440,14 @@ def section(name: str) -> list[str]:
     return [
         f"## {settings.name}",
         "",
-        f"{settings.words}; accuracy {100 * accuracy:.0f} %. {len(images)} test images, {min(parts)} to {max(parts)} "
-        f"super-pixels, all pairs of them: {sum(i['forward'] for i in images) / len(images):.0f} forward passes and "
-        f"{sum(i['seconds'] for i in images) / len(images):.2f} s per image. The mean joint effect is "
+        f"{settings.words}; accuracy {100 * about['accuracy']:.0f} %. {len(images)} test images, {min(parts)} to "
+        f"{max(parts)} super-pixels, all pairs of them: {sum(i['forward'] for i in images) / len(images):.0f} forward "
+        f"passes and {sum(i['seconds'] for i in images) / len(images):.2f} s per image. The mean joint effect is "
         f"{100 * sum(i['size'] for i in images) / len(images):.0f} % of the mean effect of one removal; "
-        f"{100 * sum(i['zero'] for i in images) / len(images):.1f} % of the joint effects are zero to rounding.",
+        f"{100 * sum(i['zero'] for i in images) / len(images):.1f} % of the joint effects are zero to rounding. "
+        f"SmoothHess has {settings.calls} calls, Integrated Hessians have {settings.steps} points.",
+        "",
+        f"*{about['where']}*",
         "",
         *markdown(head, rows),
         "",
@@ -376,17 +470,20 @@ def main() -> None:
     parser.add_argument("--network", choices=list(NETWORKS), help="the network to run; none: print what was kept")
     parser.add_argument("--images", type=int, default=10, help="test images")
     parser.add_argument("--write", nargs="?", type=Path, const=PAGE, help="write docs/benchmarks/faithfulness.md")
+    parser.add_argument("--device", default="cpu", help="where the networks run, such as cuda")
+    parser.add_argument("--processes", type=int, default=1, help="processes that explain images at the same time")
     options = parser.parse_args()
     if options.network:
-        run(options.network, options.data, options.images)
+        run(options.network, options.data, options.images, options.device, options.processes)
     lines = [
         "# Faithfulness on images",
         "",
         "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network vgg --images 200`",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {torch.get_num_threads()} thread(s), Python "
-        f"{platform.python_version()}, torch {torch.__version__.split('+')[0]}; seconds are processor time, "
-        "± half of a 95 % interval over images",
+        "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 240 "
+        "--device cuda --processes 6`",
+        "",
+        "± is half of a 95 % interval over images.",
         "",
         *remarks(options.write),
         *section("vgg"),
