@@ -47,10 +47,10 @@ ROWS = 2048  # images in a forward pass
 class Settings:
     """Sizes of a run; results that were kept with others are not used."""
 
-    layers: tuple[str, ...] = ("layer3.0", "layer3", "layer4.0", "layer4")
+    layers: tuple[str, ...] = ("layer3", "layer4.0", "layer4")
     calls: int = 256  # gradient calls of the smoothed model
     choosing: int = 48  # validation images
-    chunk: int = 32  # images that are explained together
+    chunk: int = 64  # images that are explained together
     points: int = 33  # at most, of a curve
     sigmas: tuple[float, ...] = SIGMAS
     betas: tuple[float, ...] = BETAS
@@ -279,9 +279,10 @@ def ranges(count: int, size: int) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def candidates(setup: Setup, layer: str, rows: range) -> dict[str, dict[str, list[float]]]:
+def candidates(setup: Setup, layer: str, rows: range) -> dict[str, Any]:
     """Deletion areas of each candidate of each method at validation images, by method and value."""
-    settings, chunk = setup.settings, setup.chunk(layer, setup.subset.val, rows, 10_000)
+    begin, settings = time.perf_counter(), setup.settings
+    chunk = setup.chunk(layer, setup.subset.val, rows, 10_000)
     found: dict[str, dict[str, list[float]]] = {}
 
     def add(maps: Found, value: str) -> None:
@@ -292,12 +293,13 @@ def candidates(setup: Setup, layer: str, rows: range) -> dict[str, dict[str, lis
     for source in SOURCES.values() if not chunk.parts.linear else ():
         for value in source.candidates(settings):
             add(source.maps(chunk, settings, value), f"{value:g}")
-    return found
+    return {"areas": found, "seconds": time.perf_counter() - begin}
 
 
 def evaluated(setup: Setup, layer: str, chosen: dict[str, str], rows: range) -> dict[str, Any]:
     """Areas of all methods at test images, with the parameters that were chosen."""
-    settings, chunk = setup.settings, setup.chunk(layer, setup.subset.test, rows, 0)
+    begin, settings = time.perf_counter(), setup.settings
+    chunk = setup.chunk(layer, setup.subset.test, rows, 0)
     maps = fixed(chunk)
     scores, about = dict(maps.scores), {FIRST: maps.about}
     for source, of in SOURCES.items():
@@ -308,33 +310,39 @@ def evaluated(setup: Setup, layer: str, chosen: dict[str, str], rows: range) -> 
             scores |= {name: maps.scores[name] for name in names}
             about |= dict.fromkeys(names, maps.about)
     areas = {name: curves(chunk, scores[name], settings.points) for name in METHODS if name in scores}
-    return {"areas": areas, "about": about, "positions": chunk.positions}
+    seconds = time.perf_counter() - begin
+    return {"areas": areas, "about": about, "positions": chunk.positions, "seconds": seconds}
 
 
 def run(setup: Setup, images: int) -> None:
     """Choose σ and β for each layer, and explain the first `images` test images."""
-    begin, settings = time.perf_counter(), setup.settings
+    settings, seconds = setup.settings, 0.0
     tables = {}
     for layer in settings.layers:
         parts = []
         for rows in ranges(settings.choosing, settings.chunk):
             path = KEPT / f"{layer}-choosing-{rows.start}.json"
             parts.append(kept(path, setup.key(rows), partial(candidates, setup, layer, rows)))
-        joined = {
-            name: {value: [area for part in parts for area in part[name][value]] for value in values}
-            for name, values in parts[0].items()
+            seconds += parts[-1]["seconds"]
+        tables[layer] = {
+            name: {value: mean([part["areas"][name][value] for part in parts]) for value in values}
+            for name, values in parts[0]["areas"].items()
         }
-        tables[layer] = {n: {v: sum(a) / len(a) for v, a in values.items()} for n, values in joined.items()}
         chosen = {name: min(table, key=lambda v, t=table: t[v]) for name, table in tables[layer].items()}
         for rows in ranges(images, settings.chunk):
             key, path = [setup.key(rows), chosen], KEPT / f"{layer}-{rows.start}.json"
-            kept(path, key, partial(evaluated, setup, layer, chosen, rows))
-            passed = time.perf_counter() - begin
-            print(f"{layer}: {rows.stop} of {images} images, {passed:.0f} s", file=sys.stderr, flush=True)
+            seconds += kept(path, key, partial(evaluated, setup, layer, chosen, rows))["seconds"]
+            print(f"{layer}: {rows.stop} of {images} images, {seconds:.0f} s", file=sys.stderr, flush=True)
     about = {"candidates": tables, "images": images, "calls": settings.calls, "choosing": settings.choosing}
-    about |= {"chunk": settings.chunk, "where": f"{where(str(setup.device), 1).split(';')[0]}, {passed:.0f} s"}
+    about |= {"chunk": settings.chunk, "where": f"{where(str(setup.device), 1).split(';')[0]}, {seconds:.0f} s"}
     with atomic_write(KEPT / "run.json") as part:
         part.write_text(json.dumps(about))
+
+
+def mean(parts: Sequence[Sequence[float]]) -> float:
+    """Mean of the numbers of all chunks."""
+    numbers = [number for part in parts for number in part]
+    return sum(numbers) / len(numbers)
 
 
 def prepared(folder: Path, device: str, images: int, settings: Settings) -> Setup:

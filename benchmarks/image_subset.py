@@ -69,8 +69,8 @@ def load(folder: Path, val: int, test: int) -> Subset:
     path = folder / FILE
     if not path.is_file():
         data = full(folder)
-        parts = (Images(s.inputs[:n], s.targets[:n]) for s, n in ((data.val, val), (data.test, test)))
-        return Subset(*parts, data.train.inputs.mean((0, 2, 3)))
+        first, second = (Images(s.inputs[:n], s.targets[:n]) for s, n in ((data.val, val), (data.test, test)))
+        return Subset(first, second, data.train.inputs.mean((0, 2, 3)))
     with np.load(path, allow_pickle=False) as stored:
         arrays = {key: torch.from_numpy(stored[key]) for key in stored.files}
     for part, count in zip(PARTS, (val, test), strict=True):
@@ -79,7 +79,7 @@ def load(folder: Path, val: int, test: int) -> Subset:
                 f"expected at least {count} {part} images in {path}, got {len(arrays[f'{part}_pixels'])}. Write it "
                 f"again with --{part} {count}."
             )
-    parts = (
+    first, second = (
         Images(
             arrays[f"{part}_pixels"][:count].float() / 255,
             arrays[f"{part}_labels"][:count].long(),
@@ -87,7 +87,7 @@ def load(folder: Path, val: int, test: int) -> Subset:
         )
         for part, count in zip(PARTS, (val, test), strict=True)
     )
-    return Subset(*parts, arrays["colour"])
+    return Subset(first, second, arrays["colour"])
 
 
 def write(subset: Subset, path: Path) -> None:
@@ -100,7 +100,7 @@ def write(subset: Subset, path: Path) -> None:
         arrays[f"{part}_superpixels"] = torch.stack(masks).numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
-        np.savez_compressed(temporary, allow_pickle=False, **arrays)
+        np.savez_compressed(temporary, **arrays)
 
 
 def main() -> None:
