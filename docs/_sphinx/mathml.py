@@ -1,7 +1,11 @@
-"""Render formulas as MathML, which browsers display without scripts or network access."""
+"""Render formulas as MathML, which browsers display without scripts or network access.
+
+A displayed formula with a label, `$$…$$ (label)`, has a number, and {eq}`label` links to it.
+"""
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -16,23 +20,34 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# docutils reads 12 in \frac12 as one argument, and places the subscript of an accented letter under the letter.
+DIGITS = re.compile(r"\\(t?frac) ?(\d)(\d)")
+ACCENT = re.compile(r"(\\(?:hat|bar|tilde)(?: ?[A-Za-z]|\{[^{}]*\}|\\[a-z]+))_")
 
-def mathml(node: nodes.Node, as_block: bool) -> str:
+
+def mathml(source: str, as_block: bool) -> str:
+    """The formula in MathML; raises MathError if it cannot be read."""
+    source = ACCENT.sub(r"\1{}_", DIGITS.sub(r"\\\1{\2}{\3}", source))
+    return str(tex2mathml(source, as_block=as_block))
+
+
+def _rendered(node: nodes.Element, as_block: bool) -> str:
     """The formula of a node; its source, and a warning, where it cannot be read."""
     try:
-        return str(tex2mathml(node.astext(), as_block=as_block))
+        return mathml(node.astext(), as_block)
     except MathError as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
         return f"<code>{escape(node.astext())}</code>"
 
 
 def _inline(self: HTML5Translator, node: nodes.math) -> None:
-    self.body.append(mathml(node, as_block=False))
+    self.body.append(_rendered(node, as_block=False))
     raise nodes.SkipNode
 
 
 def _block(self: HTML5Translator, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{mathml(node, as_block=True)}</div>')
+    number = f'<span class="eqno">({node["number"]})</span>' if node.get("number") else ""
+    self.body.append(f'<div class="math">{_rendered(node, as_block=True)}{number}</div>')
     raise nodes.SkipNode
 
 
