@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# docutils reads 12 in \frac12 as one argument, and places the subscript of an accented letter under the letter.
+# docutils reads 12 in \frac12 as one argument, places the subscript of an accented letter under the letter, makes the
+# bars of a norm as high as the formula, and leaves no space after an operator such as Var.
 DIGITS = re.compile(r"\\(t?frac) ?(\d)(\d)")
 ACCENT = re.compile(r"(\\(?:hat|bar|tilde)(?: ?[A-Za-z]|\{[^{}]*\}|\\[a-z]+))_")
+BAR = re.compile(r'<mo(?: stretchy="false")?>([|‖])</mo>')
+OPERATOR = re.compile(r"<mo>&ApplyFunction;</mo>(?=\s*<(?:mi|msu[bp]))")
 
 
 def mathml(source: str, as_block: bool) -> str:
     """The formula in MathML; raises MathError if it cannot be read."""
     source = ACCENT.sub(r"\1{}_", DIGITS.sub(r"\\\1{\2}{\3}", source))
-    return str(tex2mathml(source, as_block=as_block))
+    found = BAR.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', str(tex2mathml(source, as_block=as_block)))
+    return OPERATOR.sub('<mo>&ApplyFunction;</mo><mspace width="0.17em"/>', found)
 
 
 def _rendered(node: nodes.Element, as_block: bool) -> str:

@@ -39,7 +39,7 @@ def symmetric(k, rng):
 @pytest.mark.parametrize("function", [np.sin, np.exp, np.square])
 @pytest.mark.parametrize("k", [1, 3, 20])
 def test_weights_of_both_radial_laws(k, function):
-    few, many = stats.chi(k).pdf, stats.chi(k + 2).pdf
+    few, many = (lambda r, df=df: stats.chi.pdf(r, df) for df in (k, k + 2))
     truth = mean(function, few)
     assert mean(lambda r: k / r**2 * function(r), many) == pytest.approx(truth)
     mixed = mean(lambda r: 2 / (1 + r**2 / k) * function(r), lambda r: (few(r) + many(r)) / 2)
@@ -136,7 +136,9 @@ def test_share_of_effective_rows_of_exponential_growth(rate):
     def energy(t):
         return math.cosh(2 * t) - 2 * math.cosh(t) + 1
 
-    found, square = (mean(f, stats.norm(scale=rate).pdf, -40, 40) for f in (energy, lambda t: energy(t) ** 2))
+    found, square = (
+        mean(f, lambda t: stats.norm.pdf(t, scale=rate), -40, 40) for f in (energy, lambda t: energy(t) ** 2)
+    )
     top = (math.exp(2 * s) - 2 * math.exp(s / 2) + 1) ** 2
     below = math.exp(8 * s) / 2 - 2 * math.exp(4.5 * s) + 4 * math.exp(2 * s) - 6 * math.exp(s / 2) + 7 / 2
     assert top / below == pytest.approx(found**2 / square)
