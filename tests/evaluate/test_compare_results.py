@@ -127,6 +127,17 @@ def test_groups_can_be_compared():
     torch.testing.assert_close(found.difference.value, contrast.hessian, rtol=1e-9, atol=1e-9)
 
 
+def test_errors_of_shifted_segments_are_those_of_the_contrast():
+    """As many groups as dimensions of the noise, with several features each: no whitened coordinates."""
+    parts = sh.segments.from_mask(torch.arange(D) // 2, (D,))
+    options = {"sigma": None, "gaussian": sh.segments.noise(parts, 0.1), "feature_mask": parts, "n_calls": 60}
+    found = compare_results({"cat": run(0, **options), "dog": run(1, **options)})
+    contrast = run(sh.contrast(0, 1), **options).unshrunk()
+    assert found.errors == "paired"
+    torch.testing.assert_close(found.difference.value, contrast.hessian, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.difference.stderr, contrast.stderr(), rtol=0.25, atol=0)
+
+
 def test_tables_figures_and_pages(tmp_path):
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")

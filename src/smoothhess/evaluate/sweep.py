@@ -308,7 +308,7 @@ def _difference(a: Interactions, b: Interactions) -> Change:
     errors = [r.precision_error for r in (a, b) if r.precision_error is not None]
     return Change(
         inputs=a.inputs,
-        estimate=HessianEstimate(_minus(left, right), a.gaussian, grouping),
+        estimate=HessianEstimate(_minus(left, right, whitened=grouping is None), a.gaussian, grouping),
         target=a.target,
         n_passes=a.n_passes + b.n_passes,
         status=("calls",) * len(a),
@@ -417,8 +417,12 @@ def _first_rows(stats: Statistics, rows: Tensor) -> Statistics:
     )
 
 
-def _minus(a: Statistics, b: Statistics) -> Statistics:
-    """The statistics of a − b: rows and sums are subtracted, bounds of errors are added."""
+def _minus(a: Statistics, b: Statistics, whitened: bool) -> Statistics:
+    """The statistics of a − b: rows and sums are subtracted, bounds of errors are added.
+
+    The slopes of the difference are computed from rows in whitened coordinates only: group sums have their scores and
+    their gradients in different coordinates, also where there are as many groups as dimensions of the noise.
+    """
     head = replace(
         a.head,
         odd=a.head.odd - b.head.odd,
@@ -428,7 +432,7 @@ def _minus(a: Statistics, b: Statistics) -> Statistics:
         along=a.head.along - b.head.along,
         across=(a.head.across.sqrt() - b.head.across.sqrt()).square(),
     )
-    if a.k == a.rank:  # whitened coordinates, no group sums
+    if whitened:
         head = replace(head, **own_slopes(head.score, head.odd, head.weight, a.rank))
     drift = _less(a.drift, b.drift)
     if drift is not None and a.skew is not None:
