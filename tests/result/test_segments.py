@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -45,6 +46,30 @@ def test_slic_follows_the_edges_of_an_image_on_any_scale(channels):
     for scaled in (image, 500 * image - 250):
         mask = segments.slic(scaled, 16).mask[0]
         assert not set(mask[:, :17].unique().tolist()) & set(mask[:, 17:].unique().tolist())
+
+
+def noisy_picture():
+    return torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_slic_of_a_small_noisy_image_is_more_compact():
+    """With a compactness of 10 all patches of 16 × 16 random pixels are merged into one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 6 <= len(segments.slic(noisy_picture(), 12)) <= 24
+    with pytest.warns(UserWarning, match="of 12 super-pixels.*larger compactness"):
+        segments.slic(noisy_picture(), 12, compactness=1)
+
+
+def test_channels_in_the_last_dimension_are_refused_by_slic():
+    with pytest.raises(ValueError, match=r"channels of an image must come first.*\(16, 16, 3\).*permute\(2, 0, 1\)"):
+        segments.slic(noisy_picture().permute(1, 2, 0), 4)
+
+
+def test_segments_are_printed_in_one_line():
+    cells = segments.grid((1, 8, 8), 4)
+    assert repr(cells).startswith("Segments(16 segments of shape (1, 8, 8): cell (0, 0), cell (0, 1)")
+    assert repr(cells).endswith(" …)")
 
 
 def test_slic_of_a_blank_image_is_still_a_partition():

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from smoothhess.model.bounded_files import read_array, read_image, read_text
 
 __all__ = ["Segments", "columns", "from_mask", "grid", "noise", "parse", "slic", "windows"]
 
+COMPACTNESS = 10.0, 100.0, 1000.0  # of super-pixels, tried in this order; 1000 gives squares
 WORDS = "slic:50, grid:14 or grid:7x14, columns or columns:groups.json, window:0.5s (with --step), mask:file, none"
 
 
@@ -61,6 +63,9 @@ class Segments:
     def __len__(self) -> int:
         return len(self.names)
 
+    def __repr__(self) -> str:
+        return f"Segments({len(self)} segments of shape {tuple(self.mask.shape)}: {_listed(self.names)})"
+
     def __dlpack__(self, **options: Any) -> Any:  # torch.as_tensor(segments) is its mask
         return self.mask.__dlpack__(**options)
 
@@ -78,23 +83,30 @@ def group_names(feature_mask: Any) -> tuple[str, ...] | None:
     return feature_mask.names if isinstance(feature_mask, Segments) else None
 
 
-def slic(image: Any, n: int = 50, *, compactness: float = 10.0) -> Segments:
+def slic(image: Any, n: int = 50, *, compactness: float | None = None) -> Segments:
     """Super-pixels of an image: patches of similar colour that follow its edges (SLIC).
 
     Args:
         image: (H, W) or (C, H, W). Values may be on any scale: they are rescaled to 0 … 1.
         n: approximate number of super-pixels.
-        compactness: weight of distance against colour; larger values give squarer patches.
+        compactness: weight of distance against colour; larger values give squarer patches. None: 10, or 100 or 1000
+            where that gives fewer than half of n super-pixels, as in small and noisy images.
 
     Returns:
-        `Segments` with the shape of the image.
+        `Segments` with the shape of the image. A warning is issued if there are fewer than half of n.
 
     Raises:
         ImportError: if scikit-image is not installed.
-        ValueError: if the image has another number of dimensions, or n is not between 1 and the number of pixels.
+        ValueError: if the image has another number of dimensions, its channels in the last one, or if n is not between
+            1 and the number of pixels.
     """
     pixels = torch.as_tensor(image).detach().cpu()
     height, width = _image_size(tuple(pixels.shape))
+    if pixels.ndim == 3 and width in (1, 3, 4) and pixels.shape[0] > 4:
+        raise ValueError(
+            f"the channels of an image must come first, (C, H, W), got {tuple(pixels.shape)}. Use image.permute(2, 0, "
+            "1), or image.transpose(2, 0, 1) for an array."
+        )
     n = _count(n, "super-pixels")
     if n > height * width:
         raise ValueError(f"n must be at most {height * width} super-pixels, one per pixel of this image, got {n}.")
@@ -110,15 +122,30 @@ def slic(image: Any, n: int = 50, *, compactness: float = 10.0) -> Segments:
     colours = planes.permute(1, 2, 0).numpy()
     # three channels are converted from RGB to CIELAB, 0 … 100; others are used as they are, 0 … 1
     coloured = colours.shape[-1] == 3
-    found = find(
-        colours,
-        n_segments=n,
-        compactness=compactness if coloured else compactness / 100,
-        start_label=0,
-        channel_axis=-1,
-        convert2lab=coloured,
-    )
-    return _numbered(found, "segment {}", tuple(pixels.shape))
+
+    def found(weight: float) -> Segments:
+        mask = find(
+            colours,
+            n_segments=n,
+            compactness=weight if coloured else weight / 100,
+            start_label=0,
+            channel_axis=-1,
+            convert2lab=coloured,
+        )
+        return _numbered(mask, "segment {}", tuple(pixels.shape))
+
+    tried = (found(weight) for weight in (COMPACTNESS if compactness is None else (compactness,)))
+    parts = [next(tried)]
+    while 2 * len(parts[-1]) < n and (more := next(tried, None)) is not None:
+        parts.append(more)
+    best = max(parts, key=len)
+    if 2 * len(best) < n:
+        warnings.warn(
+            f"SLIC found {len(best)} of {n} super-pixels: it merges patches of which few pixels are connected. Pass a "
+            "larger compactness, or use segments.grid.",
+            stacklevel=2,
+        )
+    return best
 
 
 def grid(shape: Sequence[int], cells: int | tuple[int, int]) -> Segments:

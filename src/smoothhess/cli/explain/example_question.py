@@ -85,7 +85,10 @@ def ask(example: Example, settings: Settings, classes: Sequence[str] | None, dev
             f"{MOST}. Group them with --segments: slic:50, grid:14, window:20, columns:groups.json or mask:file."
         )
     if features < 2:
-        raise ValueError(f"{example.title} has one feature or group, so it has no pairs. Use smaller --segments.")
+        raise ValueError(
+            f"{example.title} has one feature or group, so it has no pairs. Use more and smaller --segments, for "
+            "example grid:4 of an image."
+        )
     options: dict[str, Any] = {"n_calls": settings.calls, "max_calls": settings.max_calls, "seed": settings.seed}
     options["tol"] = 0.1 if settings.tol is None else settings.tol
     options |= _scale(example, settings)
