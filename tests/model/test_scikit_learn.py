@@ -77,7 +77,7 @@ def test_it_is_explained_in_raw_units():
 @pytest.mark.parametrize(
     ("estimator", "error", "text"),
     [
-        (RandomForestClassifier(), TypeError, "got RandomForestClassifier. For another model use from_gradient"),
+        (RandomForestClassifier(), TypeError, "got RandomForestClassifier.* use from_gradient.* Trees and"),
         (mlp(MLPClassifier), ValueError, r"the MLPClassifier is not fitted.* Call fit\(x, y\) first"),
         (
             make_pipeline(StandardScaler(), mlp(MLPRegressor)),

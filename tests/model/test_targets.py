@@ -1,5 +1,6 @@
 """Targets that are no single entry of the output: differences and log-probabilities."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -118,6 +119,21 @@ def test_errors_of_targets_name_the_remedy(net):
         sh.SmoothHess(net).attribute(x, (1, 2), **OPTIONS)
     with pytest.raises(ValueError, match=r"such as \(-1, 2\) for output 2 at the last position"):
         sh.SmoothHess(lambda x: net(x)[:, None]).attribute(x, 2, **OPTIONS)
+
+
+def test_labels_of_scikit_learn_are_targets(net):
+    classes = ["a", "b", "c", "d"]
+    for labels in (np.array(["d", "b"]), np.array(["d", "b"], dtype=object)):
+        result = sh.SmoothHess(net).attribute(torch.zeros(2, 3).double(), labels, classes=classes, **OPTIONS)
+        assert result.target[:, 0].tolist() == [3, 1]
+
+
+def test_two_classes_are_compared_by_contrast(net):
+    x, classes = torch.zeros(1, 3).double(), ["a", "b", "c", "d"]
+    with pytest.raises(TypeError, match=r"got one of strings.*contrast\(a, b\)"):
+        sh.SmoothHess(net).attribute(x, ("a", "b"), classes=classes, **OPTIONS)
+    with pytest.raises(ValueError, match=r'two outputs, got "predicted".*argmax'):
+        sh.SmoothHess(net).attribute(x, sh.contrast("predicted", "b"), classes=classes, **OPTIONS)
 
 
 def test_a_column_of_a_table_is_a_target(net):

@@ -99,7 +99,7 @@ def test_groups_have_the_names_of_segments():
 def test_features_are_found_by_name():
     result = named()
     torch.testing.assert_close(result.row("dose").value, result.row(1).value)
-    with pytest.raises(ValueError, match="'dosis'. Its features are 'dose'"):
+    with pytest.raises(ValueError, match=r"'dosis'. Did you mean 'dose'\?"):
         result.row("dosis")
     with pytest.raises(ValueError, match="this result has no names"):
         named(names=None).row("dose")

@@ -87,8 +87,9 @@ def _steps(estimator: Any) -> tuple[Any, Any]:
     kinds = [type(step).__name__ for step in steps]
     if not steps or not isinstance(steps[-1], MLPClassifier | MLPRegressor):
         raise TypeError(
-            f"expected {EXPECTED}, got {' and '.join(kinds) or 'an empty Pipeline'}. For another model use "
-            "from_gradient, with a function that returns values and gradients."
+            f"expected {EXPECTED}, got {' and '.join(kinds) or 'an empty Pipeline'}. For another differentiable model "
+            "use from_gradient, with a function that returns values and gradients. Trees and forests have no gradient "
+            "to smooth."
         )
     if len(steps) > 2 or (len(steps) == 2 and not isinstance(steps[0], StandardScaler)):
         raise TypeError(

@@ -221,12 +221,25 @@ def by_class_name(target: Any, classes: Sequence[str] | None) -> Any:
 
     Raises:
         ValueError: if a string is not the name of one class.
+        TypeError: if names are in a tuple, which is the index of one entry of the output.
 
     >>> by_class_name(["dog", "cat"], ["cat", "dog"]), by_class_name(contrast("cat", "dog"), ["cat", "dog"])
     ([1, 0], Contrast(a=0, b=1))
     """
     if isinstance(target, Contrast):
+        if any(isinstance(side, str) and side == PREDICTED for side in (target.a, target.b)):
+            raise ValueError(
+                f'contrast(a, b) needs the indices or the names of two outputs, got "{PREDICTED}". Compute the '
+                "predicted class first: model(x).argmax(1)."
+            )
         return Contrast(by_class_name(target.a, classes), by_class_name(target.b, classes))
+    if isinstance(target, tuple) and any(isinstance(one, str) for one in target):
+        raise TypeError(
+            "a tuple is the index of one entry of the output, got one of strings. Pass a list for the class of each "
+            "example, or contrast(a, b) for the difference of two classes."
+        )
+    if not isinstance(target, str | Tensor) and hasattr(target, "tolist") and _holds_strings(target):
+        target = target.tolist()  # labels as scikit-learn and pandas hold them
     if isinstance(target, list):
         return [by_class_name(one, classes) for one in target]
     if not isinstance(target, str) or target == PREDICTED:
@@ -261,6 +274,10 @@ def described(row: Sequence[int], classes: Sequence[str] | Mapping[int, str] | N
     if row[-1] == _CONTINUATION:
         return f"log p({', '.join(map(str, row[1:-1]))})"
     return index(row)
+
+
+def _holds_strings(values: Any) -> bool:
+    return np.asarray(values).dtype.kind in "UOT"
 
 
 def _is_index(value: Any) -> bool:

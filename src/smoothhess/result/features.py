@@ -18,6 +18,7 @@ from smoothhess.model.targets import described
 from smoothhess.result.pairs import labels_of
 
 Result = Any  # a `Result`: its methods call these functions
+LISTED = 12  # names that an error lists
 
 
 def flat_index(
@@ -47,8 +48,14 @@ def _named_index(name: str, names: Sequence[Sequence[str]] | None) -> int:
     places = [i for i, own in enumerate(names[0]) if own == name]
     if len(places) == 1:
         return places[0]
-    near = ", ".join(map(repr, difflib.get_close_matches(name, names[0], 3, 0.5) or names[0][:5]))
-    found = f"{len(places)} features are named {name!r}: pass an index." if places else f"Its features are {near}, …"
+    near = difflib.get_close_matches(name, names[0], 3, 0.5)
+    if places:
+        found = f"{len(places)} features are named {name!r}: pass an index."
+    elif near:
+        found = f"Did you mean {' or '.join(map(repr, near))}?"
+    else:
+        listed = ", ".join(map(repr, names[0][:LISTED]))
+        found = f"Its features are {listed}{', …' if len(names[0]) > LISTED else '.'}"
     raise ValueError(f"expected the name of one feature, got {name!r}. {found}")
 
 
