@@ -333,6 +333,7 @@ def test_the_model_is_borrowed_and_the_global_rng_does_not_move():
     [
         ({"batches": []}, ValueError, "expected at least one batch, got none"),
         ({"batches": 3}, TypeError, "batches must be a tensor or an iterable of batches, got int"),
+        ({"batches": TensorDataset(X)}, TypeError, "got TensorDataset. Pass a DataLoader of it"),
         ({"batches": [{"x": X}]}, TypeError, "a batch must be a tensor, or a tuple that begins with one, got dict"),
         ({"batches": [("a", X)]}, TypeError, "a tuple that begins with str"),
         ({"batches": [X, X[:, :2]]}, ValueError, r"inputs of one shape, \(3,\), got"),

@@ -6,6 +6,7 @@ The accumulated result belongs in `global_summary.py`.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import derived_seeds
 from smoothhess.evaluate.global_summary import GlobalInteractions, Moments, sign
 from smoothhess.explainers.progress import Progress
+from smoothhess.explainers.result_warnings import FewEventsWarning
 from smoothhess.explainers.smooth_hess import SmoothHess
 from smoothhess.linalg.memory import FLOAT64_CHUNK
 from smoothhess.model import targets as targets
@@ -205,9 +207,11 @@ class _Maker:
     def _explain(self, inputs: Tensor, target: Any, args: Any, seeds: list[int]) -> Result:
         if isinstance(self.explainer, SmoothHess):
             options = {**self.options, "n_calls": self._half(inputs[0].numel())}
-            return self.explainer.attribute(
-                inputs, target, args, feature_mask=self.mask, seed=seeds, shrink=False, **options
-            )
+            with warnings.catch_warnings():  # the errors of single records are not used
+                warnings.filterwarnings("ignore", ".*standard errors? (is|are) unreliable", FewEventsWarning)
+                return self.explainer.attribute(
+                    inputs, target, args, feature_mask=self.mask, seed=seeds, shrink=False, **options
+                )
         result = self.explainer(inputs, target, seeds)
         if not isinstance(result, Result) or len(result) != len(inputs):
             raise ValueError(
@@ -251,7 +255,8 @@ def _batches(
         check_inputs(batches)
         items: Iterable[Any] = [(batches,)]
     elif isinstance(batches, str | dict) or not isinstance(batches, Iterable):
-        raise TypeError(f"batches must be a tensor or an iterable of batches, got {type(batches).__name__}.")
+        remedy = " Pass a DataLoader of it." if hasattr(batches, "__getitem__") and not isinstance(batches, str) else ""
+        raise TypeError(f"batches must be a tensor or an iterable of batches, got {type(batches).__name__}.{remedy}")
     else:
         items = batches
     for item in items:

@@ -26,6 +26,11 @@ from smoothhess.view.report.notebook_summary import SIGNS
 from smoothhess.view.report.quality_levels import ERROR_FAIR, ERROR_GOOD
 from smoothhess.view.report.static_page import bar_with_interval, static_page
 
+LIMITS = (
+    "The intervals describe the error from the choice of the records, with the Monte-Carlo error of each, for the "
+    "smoothed Hessian of this network. They do not show whether an interaction is real, stable or causal."
+)
+
 
 def global_page(
     found: GlobalInteractions,
@@ -53,7 +58,7 @@ def global_page(
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"the folder {target.parent} does not exist. Create it first.")
-    text = static_page(title, _body(found, names, k, q), _made(found))
+    text = static_page(title, _body(found, names, k, q), _made(found), limits=LIMITS)
     with atomic_write(target) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return target
@@ -68,8 +73,8 @@ def _body(found: GlobalInteractions, names: Sequence[str] | None, k: int, q: flo
         f'<div class="toolbar"><span class="quiet chip">{_verdict(error)}</span></div>'
         f'<div class="halves"><section class="card"><h2>The {len(pairs)} strongest pairs</h2>'
         f'<div class="scroll">{_table(found, pairs)}</div>'
-        f'<p class="hint">Strength: √E[H²] times the scales of both features, with the 95 % interval over records. '
-        f"± is half of a 95 % interval. A pair is significant if q ≤ {q:g}; others are pale.</p></section>"
+        f'<p class="hint">Strength: √E[H²] times the {_scale_word(found)} of both features, with the 95 % interval '
+        f"over records. ± is half of it. A pair is significant if q ≤ {q:g}; others are pale.</p></section>"
         f'<section class="card"><h2>All pairs</h2>{_picture(found)}'
         '<p class="hint">Features in their order, from the top left; white is 0, red the strongest. '
         "The diagonal is left out.</p></section></div>"
@@ -83,11 +88,16 @@ def _sentence(found: GlobalInteractions, pairs: Sequence[Pair], q: float) -> str
         first, second = (f"<b>{markup.escape(name)}</b>" for name in pairs[0].names)
         words = (
             f"Over {len(found)} records, {first} and {second} act together most: <b>{pairs[0].effect:.3g}</b> in root "
-            "mean square, each moved by its scale."
+            f"mean square, each moved by its {_scale_word(found)}."
         )
     sure = sum(pair.significant for pair in found.top_pairs(len(found.scales) ** 2, q=q))
     small = f"{sure} of {len(found.scales) * (len(found.scales) - 1) // 2} pairs are significant."
     return f'<section class="sentence"><p>{words}</p><p class="small">{small}</p></section>'
+
+
+def _scale_word(found: GlobalInteractions) -> str:
+    """What the scale of a feature is called: σ, where there was noise."""
+    return "σ" if "σ" in found.method else "scale"
 
 
 def _verdict(error: float) -> str:

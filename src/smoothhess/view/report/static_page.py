@@ -35,7 +35,7 @@ document.documentElement.dataset.theme = prefersDark ? "dark" : "light";
 """
 
 
-def static_page(title: str, body: str, made: Sequence[tuple[str, str]], style: str = "") -> str:
+def static_page(title: str, body: str, made: Sequence[tuple[str, str]], style: str = "", limits: str = LIMITS) -> str:
     """Return a page.
 
     Args:
@@ -43,6 +43,7 @@ def static_page(title: str, body: str, made: Sequence[tuple[str, str]], style: s
         body: What follows the title, as HTML; the classes are those of `style.css`.
         made: Terms and descriptions of how the numbers were computed, as text.
         style: CSS after that of `style.css`.
+        limits: What the intervals describe and do not show, as text.
 
     Returns:
         The HTML of the page.
@@ -52,7 +53,7 @@ def static_page(title: str, body: str, made: Sequence[tuple[str, str]], style: s
     """
     rows = "".join(f"<dt>{markup.escape(term)}</dt><dd>{markup.escape(words)}</dd>" for term, words in made if words)
     style = files("smoothhess.view.report").joinpath("style.css").read_text(encoding="utf-8") + style
-    return PAGE.format(title=markup.escape(title), style=style, body=body, limits=markup.escape(LIMITS), made=rows)
+    return PAGE.format(title=markup.escape(title), style=style, body=body, limits=markup.escape(limits), made=rows)
 
 
 def bar_with_interval(value: float, low: float, high: float, limit: float, *, least: float, faint: bool = False) -> str:
