@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothhess import SmoothHess, diagnose, from_gradient
+from smoothhess import SmoothHess, TokenSmoothHess, diagnose, from_gradient
 from smoothhess.explainers.gradient_changes import MULTIPLES
 from smoothhess.explainers.sigma_range import (
     BEYOND,
@@ -156,6 +156,19 @@ def test_data_may_be_a_table():
     assert str(found).splitlines()[:8] == str(diagnose(model, x[:2], data=x)).splitlines()[:8]
     with pytest.raises(ValueError, match="data must be a finite tensor, array or DataFrame"):
         diagnose(model, x[:2], data=table[["a", "b"]])
+
+
+def test_columns_of_different_scales_are_named():
+    data = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)).double() * torch.tensor([1.0, 1e5, 1.0])
+    net = lambda x: (x / torch.tensor([1.0, 1e5, 1.0])).sum(1).relu()
+    assert "Caution: 1 of 3 columns are larger than 1000 σ" in str(diagnose(net, data[:1], data=data))
+    assert "Caution" not in str(diagnose(net, data[:1], sigma=data.std(0)))
+
+
+def test_an_explainer_of_tokens_diagnoses_itself():
+    explainer = TokenSmoothHess(torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.Flatten()), "0")
+    with pytest.raises(TypeError, match=r"takes a model, got a TokenSmoothHess. Use explainer.diagnose"):
+        diagnose(explainer, torch.zeros(1, 2).long())
 
 
 def test_noise_beyond_the_data_is_not_recommended():

@@ -28,6 +28,7 @@ from smoothhess.explainers.activation_flips import (
 )
 from smoothhess.explainers.gradient_changes import MULTIPLES, GradientChanges, double_backward
 from smoothhess.explainers.options import rows_of_calls
+from smoothhess.explainers.result_warnings import unscaled_columns
 from smoothhess.explainers.sigma_range import (
     BEYOND,
     CENTRE,
@@ -172,6 +173,9 @@ def diagnose(
     >>> found.own_hessian, found.calls[0].name, found.inside.item(), "is too small" in str(found)
     (('zero',), '1 (ReLU)', False, True)
     """
+    if hasattr(forward_func, "attribute"):
+        remedy = "Use explainer.diagnose(inputs, target)." if hasattr(forward_func, "diagnose") else "Pass its model."
+        raise TypeError(f"diagnose takes a model, got a {type(forward_func).__name__}. {remedy}")
     target = by_class_name(target, classes)
     call = ModelCall(forward_func, inputs, target, additional_forward_args, internal_batch_size)
     if isinstance(n_pairs, bool) or not hasattr(n_pairs, "__index__") or n_pairs < 2:
@@ -222,11 +226,13 @@ def diagnose(
     label, unit = (f"σ = {float(scales[asked]):.3g}", "") if isotropic else ("the given Gaussian", " times its size")
     limits = [ends(row, scales, asked) for row in states.tolist()]
     pairs = zip(states.tolist(), limits, strict=True)
-    findings = _findings(found, own, float(chosen.r2[:, asked].nanmean()))
+    findings = _findings(found, own, max(chosen.r2.nanmean(0).nan_to_num(-math.inf).tolist()))
     if not given and chosen.index is None and {*chosen.states} <= {NOISE, ROUNDED, BEYOND}:
         findings = [NO_CHANGE]
     if not given and data is None:
         findings.append(PASS_DATA)
+    if not given and (columns := unscaled_columns(x if data is None else data, float(scales[asked]))):
+        findings.append(f"Caution: {columns}")
     return Diagnosis(
         sigmas=scales,
         expected_flips=flips,
@@ -322,7 +328,7 @@ def _why(found: Activations, own: Sequence[str], curvature: Tensor, refusal: str
 
 
 def _findings(found: Activations, own: Sequence[str], fit: float) -> list[str]:
-    """Sentences about the model and, with R² at the recommended σ, about the surrogate."""
+    """Sentences about the model and, with the best R² of all σ, about the surrogate."""
     lines = []
     if set(own) == {"zero"}:
         lines.append("The model's own Hessian is zero: only a smoothed Hessian shows interactions.")

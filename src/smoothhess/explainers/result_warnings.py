@@ -36,17 +36,23 @@ class BiasWarning(UserWarning):
 
 def warn_unscaled_columns(inputs: Tensor, gaussian: Gaussian) -> None:
     """Warn if one σ is far too small for some columns of a table (B, d) and fits others."""
-    if inputs.ndim != 2 or not isinstance(gaussian, Isotropic):
-        return
-    size = inputs.abs().amax(0) / gaussian.sigma  # (d,)
+    if isinstance(gaussian, Isotropic) and (words := unscaled_columns(inputs, gaussian.sigma)):
+        warnings.warn(words, stacklevel=3)
+
+
+def unscaled_columns(inputs: Tensor, sigma: float) -> str:
+    """A sentence about columns of a table (N, d) that differ too much in scale for one σ; empty if there are none."""
+    if inputs.ndim != 2:
+        return ""
+    size = inputs.abs().amax(0) / sigma  # (d,)
     large, fitting = size > TOO_LARGE, size < FITTING
-    if bool(large.any()) and bool(fitting.any()):
-        warnings.warn(
-            f"{int(large.sum())} of {inputs.shape[1]} columns are larger than {TOO_LARGE:g} σ, and "
-            f"{int(fitting.sum())} are smaller than {FITTING:g} σ: one σ does not fit columns of such different "
-            "scales. Standardise the columns, or pass a sigma per column.",
-            stacklevel=3,
-        )
+    if not bool(large.any()) or not bool(fitting.any()):
+        return ""
+    return (
+        f"{int(large.sum())} of {inputs.shape[1]} columns are larger than {TOO_LARGE:g} σ, and {int(fitting.sum())} "
+        f"are smaller than {FITTING:g} σ: one σ does not fit columns of such different scales. Standardise the "
+        "columns, or pass a sigma per column."
+    )
 
 
 def warn_noise_beyond_inputs(inputs: Tensor, gaussian: Gaussian) -> None:
