@@ -251,6 +251,11 @@ def test_a_sweep_is_grouped_as_the_result_is():
     np.testing.assert_allclose(found, scales[1].groups(mask).unshrunk().hessian[0], rtol=1e-6, atol=1e-12)
 
 
+def test_numbers_are_no_sweep(table):
+    with pytest.raises(TypeError, match=r"a result for each σ, got float. Pass sweep=smoothhess.sweep"):
+        payload(table, sweep=[0.1, 0.2])
+
+
 def test_a_sweep_of_other_inputs_is_refused(table):
     with pytest.raises(ValueError, match="same inputs: expected .2, 4., got .1, 4."):
         payload(table, sweep=[sh.SmoothHess(one_pair).attribute(table.inputs[:1], sigma=0.1, n_calls=100)])
@@ -584,6 +589,20 @@ def test_notebooks_get_a_small_table_without_scripts(table):
     assert "the first 4 are shown" in large
     alone = html(sh.SmoothHess(lambda x: x[:, 0] ** 2).attribute(torch.zeros(1, 1), sigma=1.0, n_calls=4))
     assert "no pairs" in alone
+
+
+def test_the_verdict_names_a_strongest_pair_that_is_known_less_than_the_matrix():
+    """A large diagonal has a small error, and the matrix with it; the only pair is noisy."""
+    net = lambda x: 5 * x[:, 0] ** 2 + 0.3 * (x[:, 0] + x[:, 1]).relu() - 0.3 * (x[:, 0] - x[:, 1]).relu()
+    result = sh.SmoothHess(net).attribute(torch.zeros(1, 2).double(), sigma=0.5, n_calls=100, control=None)
+    (pair,) = result.top_pairs(1)[0]
+    share = pair.stderr / abs(pair.value)
+    assert pair.significant
+    assert share > max(0.1, 2 * float(result.unshrunk().relative_error))
+    level, words = quality_levels.verdict(result)
+    assert level != "good"
+    assert words.endswith(f"of the strongest pair {100 * share:.0f} %")
+    assert "with the diagonal" in repr(result.top_pairs(1)).splitlines()[-1]
 
 
 def test_notebooks_see_the_answer_first_and_one_verdict(table):

@@ -68,11 +68,17 @@ class TopPairs(list[list[Pair]]):
     """
 
     def __init__(
-        self, pairs: Iterable[list[Pair]] = (), level: float = 0.95, unit: str = "", relative_error: str = ""
+        self,
+        pairs: Iterable[list[Pair]] = (),
+        level: float = 0.95,
+        unit: str = "",
+        relative_error: str = "",
+        note: str = "",
     ) -> None:
         super().__init__(pairs)
         self.level, self.unit = level, unit
         self.relative_error = relative_error  # of the estimate whose values these are, as text; "" without draws
+        self.note = note  # a sentence below the table
 
     def rows(self) -> list[tuple[Any, ...]]:
         """One tuple of COLUMNS for each pair of each example, strongest first."""
@@ -107,7 +113,8 @@ class TopPairs(list[list[Pair]]):
                 own = [share_text(p.separate_share), share_text(p.output_share), p.size] if sizes else []
                 table.append([f"{example:7d}", " × ".join(p.names), value, effect, *own, *rest])
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join([head, *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table)])
+        lines = [head, *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table)]
+        return "\n".join([*lines, *([self.note] if self.note else [])])
 
 
 def _cells(p: Pair) -> tuple[str, str, str, str]:
@@ -142,6 +149,22 @@ class Columns(NamedTuple):
             [Pair(i, j, (label(i), label(j)), *rest) for i, j, *rest in zip(*columns, strict=True)]
             for columns, label in zip(rows, labels, strict=False)
         ]
+
+
+IMPRECISE = 0.1  # standard error of the strongest pair, relative to its value and
+FAR_ABOVE = 2  # relative to the error of the matrix, from which on a note says that they differ
+
+
+def note_on_errors(pairs: Iterable[list[Pair]], errors: Iterable[float]) -> str:
+    """A sentence about strongest pairs whose own error is far above that of the matrix, in any example; else empty."""
+    for own, error in zip(pairs, errors, strict=False):
+        share = own[0].stderr / abs(own[0].value) if own and own[0].value else 0.0
+        if share > max(IMPRECISE, FAR_ABOVE * error):
+            return (
+                "The relative error is that of all entries together, with the diagonal. Those of the strongest pairs "
+                "are larger, see ±: use a smaller tol, or more calls."
+            )
+    return ""
 
 
 TEMPORARIES = 16  # float64 numbers per pair that are in memory at the same time

@@ -28,7 +28,14 @@ from smoothhess.result.derivatives import Derivatives
 from smoothhess.result.effect_sizes import with_sizes
 from smoothhess.result.eigenpairs import Eigenpairs
 from smoothhess.result.intervals import Estimate
-from smoothhess.result.pairs import Columns, Entries, TopPairs, strongest_pairs, with_effective_draws
+from smoothhess.result.pairs import (
+    Columns,
+    Entries,
+    TopPairs,
+    note_on_errors,
+    strongest_pairs,
+    with_effective_draws,
+)
 from smoothhess.result.segments import group_names
 from smoothhess.result.shown_estimate import errors_text, shown_error
 
@@ -446,7 +453,8 @@ class Result(ABC):
         moves = None if scales is None else torch.as_tensor(as_array(scales), dtype=torch.float64)
         sampled = isinstance(self.source, HessianEstimate)
         error = errors_text(shown_error(self)) if sampled else ""
-        return TopPairs(with_sizes(pairs, self, moves), level, self.unit, error)
+        note = note_on_errors(pairs, shown_error(self).tolist()) if sampled else ""
+        return TopPairs(with_sizes(pairs, self, moves), level, self.unit, error, note)
 
     def strongest_pairs_of(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from smoothhess.model.targets import described
 from smoothhess.model.targets import kind as kind_of_target
 from smoothhess.result.effect_sizes import LARGE, WORDS
 from smoothhess.result.exact import Attribution
+from smoothhess.result.result import Result
 from smoothhess.result.text import LIMITS
 from smoothhess.view import token_text
 from smoothhess.view.captions import noise_sentence, plural
@@ -29,9 +30,6 @@ from smoothhess.view.figures import canvas
 from smoothhess.view.report import encoding, feature_layout
 from smoothhess.view.report.example_numbers import numbers
 from smoothhess.view.report.feature_layout import Layout
-
-if TYPE_CHECKING:
-    from smoothhess.result.result import Result
 
 MOST_FEATURES = 512  # with more, a page is slow to open and not legible
 PREDICTED = "The explained output of each example is that of the class which the model predicts for it."
@@ -149,6 +147,12 @@ def _every_scale(
     result: Result, sweep: Sequence[Result] | None, regroup: Callable[[Any], Result]
 ) -> list[tuple[Result, bool]]:
     """Return the result of each scale in increasing order, and whether it is the `result` argument."""
+    for other in sweep or []:
+        if not isinstance(other, Result):
+            raise TypeError(
+                f"sweep must hold a result for each σ, got {type(other).__name__}. Pass sweep=smoothhess.sweep(model, "
+                "inputs, sigmas)."
+            )
     others = [r for r in sweep or [] if r is not result and not r.gaussian.same_as(result.gaussian)]
     for other in others:
         if other.inputs.shape != result.inputs.shape:

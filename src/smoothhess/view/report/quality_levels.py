@@ -56,10 +56,23 @@ def verdict(one: Result) -> Verdict:
     if any(reading.level == "poor" for reading in _effective(own)):
         return Verdict("poor", f"error {error.figure}, but a few draws decide")
     words = f"error {error.figure}: {error.level}"
+    if (share := _strongest_error(own)) > max(ERROR_GOOD, 2 * float(own.relative_error[0])):
+        level = "fair" if error.level == "good" and share <= ERROR_FAIR else "poor"
+        return Verdict(level, f"error {error.figure}, but of the strongest pair {100 * share:.0f} %")
     if float(own.r2[0]) < R2_FAIR:  # a small error of numbers that describe little is no good news
         level = "fair" if error.level == "good" else error.level
         return Verdict(level, f"{words}; pairs explain {100 * max(0.0, float(own.r2[0])):.0f} %")
     return Verdict(error.level, words)
+
+
+def _strongest_error(own: Result) -> float:
+    """The standard error of the strongest pair relative to its value; 0 where none is significant.
+
+    The error of the matrix can be much smaller: it counts the diagonal, which may be larger than all pairs, as that of
+    the tokens of a text often is.
+    """
+    pair = next(iter(own.top_pairs(1)[0]), None)
+    return pair.stderr / abs(pair.value) if pair is not None and pair.significant else 0.0
 
 
 def readings(one: Result) -> list[Reading]:
@@ -73,7 +86,8 @@ def _error(own: Result) -> Reading:
     name = "Relative error"
     error = float(own.relative_error[0])
     meaning = (
-        "The sampling error of all interactions together, as a share of their size (Frobenius norm). It belongs to the "
+        "The sampling error of all entries of the matrix together, as a share of its size (Frobenius norm), with the "
+        "diagonal: where that is much larger than the pairs, their own errors are larger, see ±. It belongs to the "
         "numbers of this page, their order and their intervals."
     )
     if own.design == "exact" and error == 0:

@@ -109,8 +109,8 @@ function renderTabs() {
 
 function renderFrame() {
   const example = P.examples[state.b], n = numbers(), sigma = text(P.sweep[state.s].sigma, false);
-  const mean = P.sweep[state.s].same ? "" : " in root mean square";
-  const smoothed = `${text(n.smoothed, false)} on average over the noise around it (σ\u00a0=\u00a0${sigma}${mean})`;
+  const moves = P.sweep[state.s].same ? `σ\u00a0=\u00a0${sigma}` : `each ${P.word} with its own σ`;
+  const smoothed = `${text(n.smoothed, false)} on average over the noise around it (${moves})`;
   const which = P.examples.length > 1 ? `${example.heading}. ` : "";
   $("lead").replaceChildren(h("span", { class: "printed" }, which),
     `${cap(example.output)} is ${text(example.f, false)} at this input${P.exact ? "" : ` and ${smoothed}`}.`);

@@ -17,8 +17,10 @@ function renderPairs(panel) {
   if (!$("pairs")) makePairs(panel);
   if (state.sort && !columns()[state.sort]) state.sort = null;
   const list = sortedPairs(), shown = list.slice(0, state.rows);
-  const ofAmount = listed(largest(shown.flatMap((p) => [p.value, p.low, p.high]))), ofValue = listed(largest(shown.map((p) => p.perUnit)));
-  pairsHead({ amount: ofAmount.e, value: ofValue.e });
+  const ofAmount = listed(largest(shown.flatMap((p) => [p.value, p.low, p.high])));
+  // features in different units: a small H of one pair is not small beside another
+  const ofValue = P.sweep[state.s].same ? listed(largest(shown.map((p) => p.perUnit))) : null;
+  pairsHead({ amount: ofAmount.e, value: ofValue?.e ?? 0 });
   const focused = focusedIn("panel")?.pair, rows = shown.map((p) => pairRow(p, ofAmount, ofValue));
   $("pairs").tBodies[0].replaceChildren(...rows);
   if (focused) rows.find((row) => row.dataset.pair === focused)?.focus({ preventScroll: true });
