@@ -238,7 +238,7 @@ def by_class_name(target: Any, classes: Sequence[str] | None) -> Any:
             "a tuple is the index of one entry of the output, got one of strings. Pass a list for the class of each "
             "example, or contrast(a, b) for the difference of two classes."
         )
-    if not isinstance(target, str | Tensor) and hasattr(target, "tolist") and _holds_strings(target):
+    if not isinstance(target, str | tuple | Tensor) and hasattr(target, "tolist") and _holds_strings(target):
         target = target.tolist()  # labels as scikit-learn and pandas hold them
     if isinstance(target, list):
         return [by_class_name(one, classes) for one in target]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -151,14 +152,23 @@ class Columns(NamedTuple):
         ]
 
 
-IMPRECISE = 0.1  # standard error of the strongest pair, relative to its value and
+IMPRECISE = 0.1  # width of the strongest pair's interval, relative to its value and
 FAR_ABOVE = 2  # relative to the error of the matrix, from which on a note says that they differ
 
 
-def note_on_errors(pairs: Iterable[list[Pair]], errors: Iterable[float]) -> str:
+def relative_width(pair: Pair, level: float = 0.95) -> float:
+    """Half of the interval relative to the value, in standard errors of a normal distribution.
+
+    It is larger than the relative standard error where few draws leave few degrees of freedom.
+    """
+    half, normal = (pair.high - pair.low) / 2, NormalDist().inv_cdf((1 + level) / 2)
+    return half / normal / abs(pair.value) if pair.value else 0.0
+
+
+def note_on_errors(pairs: Iterable[list[Pair]], errors: Iterable[float], level: float = 0.95) -> str:
     """A sentence about strongest pairs whose own error is far above that of the matrix, in any example; else empty."""
     for own, error in zip(pairs, errors, strict=False):
-        share = own[0].stderr / abs(own[0].value) if own and own[0].value else 0.0
+        share = relative_width(own[0], level) if own else 0.0
         if share > max(IMPRECISE, FAR_ABOVE * error):
             return (
                 "The relative error is that of all entries together, with the diagonal. Those of the strongest pairs "

@@ -453,7 +453,7 @@ class Result(ABC):
         moves = None if scales is None else torch.as_tensor(as_array(scales), dtype=torch.float64)
         sampled = isinstance(self.source, HessianEstimate)
         error = errors_text(shown_error(self)) if sampled else ""
-        note = note_on_errors(pairs, shown_error(self).tolist()) if sampled else ""
+        note = note_on_errors(pairs, shown_error(self).tolist(), level) if sampled else ""
         return TopPairs(with_sizes(pairs, self, moves), level, self.unit, error, note)
 
     def strongest_pairs_of(

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.result_warnings import STEIN_LIMIT, STEIN_ROWS
 from smoothhess.result.interactions import SampledResult
+from smoothhess.result.pairs import relative_width
 from smoothhess.result.shown_estimate import error_text, shown
 
 if TYPE_CHECKING:
     from smoothhess.result.result import Result
 
 ERROR_GOOD, ERROR_FAIR = 0.1, 0.3  # largest relative error that is rated good, or fair
+TWO_SIDED = 1.96  # standard errors in half of a 95 % interval of a normal distribution
 R2_GOOD, R2_FAIR = 0.8, 0.5  # smallest R² that is rated good, or fair
 
 
@@ -58,7 +60,7 @@ def verdict(one: Result) -> Verdict:
     words = f"error {error.figure}: {error.level}"
     if (share := _strongest_error(own)) > max(ERROR_GOOD, 2 * float(own.relative_error[0])):
         level = "fair" if error.level == "good" and share <= ERROR_FAIR else "poor"
-        return Verdict(level, f"error {error.figure}, but of the strongest pair {100 * share:.0f} %")
+        return Verdict(level, f"error {error.figure}, but the strongest pair ± {100 * TWO_SIDED * share:.0f} %")
     if float(own.r2[0]) < R2_FAIR:  # a small error of numbers that describe little is no good news
         level = "fair" if error.level == "good" else error.level
         return Verdict(level, f"{words}; pairs explain {100 * max(0.0, float(own.r2[0])):.0f} %")
@@ -66,13 +68,15 @@ def verdict(one: Result) -> Verdict:
 
 
 def _strongest_error(own: Result) -> float:
-    """The standard error of the strongest pair relative to its value; 0 where none is significant.
+    """Half of the strongest pair's 95 % interval, as a share of its value, in standard errors of a normal distribution.
+
+    It is 0 where no pair is significant.
 
     The error of the matrix can be much smaller: it counts the diagonal, which may be larger than all pairs, as that of
     the tokens of a text often is.
     """
     pair = next(iter(own.top_pairs(1)[0]), None)
-    return pair.stderr / abs(pair.value) if pair is not None and pair.significant else 0.0
+    return relative_width(pair) if pair is not None and pair.significant else 0.0
 
 
 def readings(one: Result) -> list[Reading]:
