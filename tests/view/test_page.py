@@ -319,6 +319,9 @@ def test_windows_make_a_series_and_columns_a_table():
     assert payload(curve, kind="table")["kind"] == "table"
     assert payload(result_of((6,)))["kind"] == "table"
     assert payload(result_of((1, 40)))["kind"] == "series"
+    channels = result_of((2, 40)).groups((torch.arange(40) // 10).expand(2, 40))
+    assert payload(channels)["kind"] == "series"
+    assert payload(channels, series=False)["kind"] == payload(channels, kind="image")["kind"] == "image"
 
 
 def test_a_curve_is_not_taken_for_its_times():

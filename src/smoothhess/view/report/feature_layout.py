@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = ("image", "table", "series", "text")
 SHORTEST_SERIES = 32  # samples; a shorter grouped row of numbers is treated as a table
+LONG_STRIP = 8  # times as long as high: channels of a curve rather than an image
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,8 @@ def find_layout(result: Result, kind: str | None, image: Any, series: Any, b: in
     requested = kind or ("series" if times is not None or series is True else None)
     if requested not in (None, *KINDS):
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, got {kind!r}.")
+    if requested is None and series is not False and image is None and _looks_like_channels(result, shape, mask):
+        requested = "series"
     if requested in (None, "image") and series is not True:
         size = _image_size(shape, image)
         ids = None if size is None else _alike(mask, size)
@@ -183,6 +186,14 @@ def _looks_like_series(result: Result, shape: tuple[int, ...], mask: Array) -> b
         return ids is not None and _is_windows(ids)
     grouped = result.grouping is not None and len(shape) == 1 and shape[0] >= SHORTEST_SERIES
     return grouped and _is_windows(mask) and len(mask) >= 2 * result.shape[1]
+
+
+def _looks_like_channels(result: Result, shape: tuple[int, ...], mask: Array) -> bool:
+    """Whether an input (C, T) is much longer than high, with windows of time that all of its channels share."""
+    if result.grouping is None or len(shape) != 2 or shape[1] < max(SHORTEST_SERIES, LONG_STRIP * shape[0]):
+        return False
+    ids = _alike(mask, shape[-1:])
+    return ids is not None and _is_windows(ids)
 
 
 def _is_windows(ids: Array) -> bool:
