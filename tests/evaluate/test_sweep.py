@@ -276,6 +276,12 @@ def test_what_a_change_refuses():
         type(scales)((scales[0], other[0])).difference(0, 1)
 
 
+def test_differences_take_indices_of_scales():
+    scales = sweep(deep(), X, [0.3, 0.6], n_calls=20)
+    with pytest.raises(TypeError, match=r"indices of two scales \(0: σ = 0.3, 1: σ = 0.6\), got 0.3 and 0.6"):
+        scales.difference(0.3, 0.6)
+
+
 def test_what_is_not_known_of_groups():
     mask = torch.tensor([0, 1, 1, 2, 0])
     uneven = type(sweep(deep(), X, [0.3], n_calls=20))(

@@ -164,8 +164,12 @@ class Sweep(Sequence[Interactions]):
             a, b: indices of the two scales.
 
         Raises:
+            TypeError: if a or b is not an index, such as a σ.
             ValueError: if the two Gaussians differ in more than their scale, or do not share their draws.
         """
+        if not all(hasattr(i, "__index__") for i in (a, b)):
+            sigmas = ", ".join(f"{i}: σ = {s:.4g}" for i, s in enumerate(self.sigmas.tolist()))
+            raise TypeError(f"difference takes the indices of two scales ({sigmas}), got {a!r} and {b!r}.")
         return _difference(self.results[a], self.results[b])
 
     def plot(self, i: int | tuple[int, ...], j: int | tuple[int, ...], **options: Any) -> Axes:
