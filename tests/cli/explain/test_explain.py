@@ -332,6 +332,11 @@ def test_the_error_is_that_of_the_pairs(here, quick, capsys):
         assert error_text(denoised) not in said
         assert ("not reliable" in said) == (own > 1) == (calls == 16)
         assert denoised < 1
+    assert explain(*arguments, "--tol", 0.2, "--out", "tol") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    found = sh.Interactions.load(here / "tol" / "x.safetensors")
+    assert found.status == ("tolerance",)
+    assert f"(stopped by that of the denoised matrix, {error_text(float(found.relative_error))})" in said
 
 
 def test_a_csv_that_leaves_pairs_out_says_so(here, quick, monkeypatch, capsys):

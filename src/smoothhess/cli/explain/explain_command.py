@@ -105,8 +105,7 @@ def explain(
             group by the same shift; an interaction is then the effect of shifting both groups, and needs far fewer
             calls.
         step: Seconds between two samples of a curve.
-        tol: Sample until the estimated relative error is this small. With many ungrouped features this is the error of
-            the denoised matrix.
+        tol: Sample until the estimated relative error is this small. This is the error of the denoised matrix.
         calls: Sample with exactly this many gradients instead of a tolerance.
         max_calls: Stop after this many gradients of the model for an input, even if the tolerance is not reached; by
             default 20 000, and above 1 024 features one per feature.

@@ -62,7 +62,11 @@ def quality(result: Interactions) -> str:
     error, r2 = float(one.relative_error[0]), float(one.r2[0])
     explained = "" if r2 != r2 else f", R² {r2:.2f}"
     effective = f"{float(result.n_eff[0]):.0f} effective draws of {int(result.statistics.n[0])}"
-    return f"relative error {error_text(error)}{explained}, {int(result.n_calls[0])} calls, {effective}"
+    denoised = float(result.relative_error[0])
+    stopped = ""
+    if result.status[0] == "tolerance" and error_text(denoised) != error_text(error):
+        stopped = f" (stopped by that of the denoised matrix, {error_text(denoised)})"
+    return f"relative error {error_text(error)}{stopped}{explained}, {int(result.n_calls[0])} calls, {effective}"
 
 
 def wrapped(text: str, indent: str = "") -> str:
