@@ -1,7 +1,7 @@
 """Are the scores of pairs of super-pixels those of removing both? Rank correlation with measured joint effects.
 
     OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network vgg --images 200
-    OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 240 --device cuda \\
+    OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 24 --device cuda \\
         --processes 8
     OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --write
 
@@ -10,7 +10,8 @@ Super-pixels are those of SLIC, removed pixels have the mean colour of the train
 of the predicted class. `evaluate.joint_removal` measures f(x) − f(x∖I) − f(x∖J) + f(x∖I∪J) of all pairs once, and every
 method is compared with these numbers. σ and β are chosen on validation images; the reported images are test images. The
 numbers of each image are kept in build/faithfulness, and a run that was stopped resumes. Several processes share one
-GPU, which a single image does not fill. Without --network the page is made from the images that were kept.
+GPU, which a single image does not fill. Without --network the page is made from the images that were kept, also those
+of a run that was stopped.
 """
 
 from __future__ import annotations
@@ -374,14 +375,14 @@ def run(name: str, folder: Path, images: int, device: str = "cpu", processes: in
         found = finished([Task(arguments, i) for i in range(NETWORKS[name].choosing)], pool)
         table = mean_of(found)
         chosen = {m: float(max(rho, key=lambda v, rho=rho: rho[v])) for m, rho in table.items()}
+        setup = prepared(*arguments)
+        about = {"candidates": table, "accuracy": accuracy(setup), "images": images, "key": [setup.key, chosen]}
+        with atomic_write(KEPT / f"{name}.json") as part:  # before the test images: a stopped run has a page as well
+            part.write_text(json.dumps(about | {"where": where(device, processes)}))
         finished([Task(arguments, i, chosen) for i in range(images)], pool)
     finally:
         if pool:
             pool.shutdown(cancel_futures=True)
-    share = accuracy(prepared(*arguments))
-    about = {"candidates": table, "accuracy": share, "images": images, "where": where(device, processes)}
-    with atomic_write(KEPT / f"{name}.json") as part:
-        part.write_text(json.dumps(about))
     print(f"{name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -410,10 +411,12 @@ def mean_text(values: list[float], digits: int = 3) -> str:
 
 def section(name: str) -> list[str]:
     settings, summary = NETWORKS[name], KEPT / f"{name}.json"
-    if not summary.is_file():
+    about: dict[str, Any] = json.loads(summary.read_text()) if summary.is_file() else {"images": 0}
+    files = [KEPT / name / f"{i}.json" for i in range(about["images"])]
+    stored = [json.loads(file.read_text()) for file in files if file.is_file()]
+    images = [image["found"] for image in stored if image["key"] == about["key"]]
+    if not images:
         return []
-    about = json.loads(summary.read_text())
-    images = [json.loads((KEPT / name / f"{i}.json").read_text())["found"] for i in range(about["images"])]
     table = about["candidates"]
     rows = []
     for method in METHODS:
@@ -482,7 +485,7 @@ def main() -> None:
         "",
         "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network vgg --images 200`",
         "",
-        "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 240 "
+        "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 24 "
         "--device cuda --processes 8`",
         "",
         "± is half of a 95 % interval over images.",
