@@ -1,14 +1,15 @@
 """Which map of a layer's positions finds the image cells that matter? Deletion and insertion curves on ResNet-18.
 
-    OMP_NUM_THREADS=1 python benchmarks/cam.py --data DIR --images 256 --device cuda
+    OMP_NUM_THREADS=1 python benchmarks/cam.py --data DIR --images 128 --layers layer3 --device cuda
+    OMP_NUM_THREADS=1 python benchmarks/cam.py --data DIR --images 128 --layers layer4
     OMP_NUM_THREADS=1 python benchmarks/cam.py --data DIR --write
 
 DIR holds CIFAR10, or the file of image_subset.py, and resnet18_cifar10.safetensors. The logit of the predicted class is
 explained by a map over the positions of a layer, and the pixels under each position are one cell of the image. Deletion
 replaces cells by the mean colour of the training images, those with the largest values first; insertion begins with all
 cells replaced and restores them in the same order. The layer, σ and β are chosen on validation images. The numbers of
-each chunk of images are kept in build/cam, and a run that was stopped resumes. Without --images the page is made from
-the images that were kept.
+each chunk of images are kept in build/cam, and a run that was stopped resumes. Layers can be run on different devices;
+each section of the page names its own. Without --images the page is made from the chunks that were kept.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PAGE = ROOT / "docs" / "benchmarks" / "cam.md"
 KEPT = ROOT / "build" / "cam"
 SIGMAS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the gates: 1 closes a gate
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0)
-ROWS = 2048  # images in a forward pass
+ROWS = {"cuda": 2048, "cpu": 128}  # images in a forward pass
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Chunk:
     def logits(self, model: nn.Module, points: Tensor) -> Tensor:
         """Outputs at points of each image, (B, n, …) → (B, n, classes)."""
         with torch.no_grad():
-            found = torch.cat([model(some) for some in points.flatten(0, 1).split(ROWS)])
+            found = torch.cat([model(some) for some in points.flatten(0, 1).split(ROWS[points.device.type])])
         return found.reshape(*points.shape[:2], -1)
 
     def explained(self, logits: Tensor) -> Tensor:
@@ -205,8 +206,13 @@ def fixed(chunk: Chunk) -> Found:
     return Found(scores, {"own": own, "value": result.value.tolist(), "first": first})
 
 
+COMMANDS = (
+    "python benchmarks/cam.py --data DIR --images 128 --layers layer3 --device cuda",
+    "python benchmarks/cam.py --data DIR --images 128 --layers layer4",
+)
 FIXED = ("HiResCAM", "Grad-CAM", "closing one gate", "removing one cell", "random")
-FIRST = "HiResCAM"
+FIRST, REMOVAL = "HiResCAM", "removing one cell"
+KINDS = ("deletion", "insertion")
 
 
 @dataclass(frozen=True)
@@ -316,27 +322,27 @@ def evaluated(setup: Setup, layer: str, chosen: dict[str, str], rows: range) -> 
 
 def run(setup: Setup, images: int) -> None:
     """Choose σ and β for each layer, and explain the first `images` test images."""
-    settings, seconds = setup.settings, 0.0
-    tables = {}
+    settings = setup.settings
     for layer in settings.layers:
         parts = []
         for rows in ranges(settings.choosing, settings.chunk):
             path = KEPT / f"{layer}-choosing-{rows.start}.json"
             parts.append(kept(path, setup.key(rows), partial(candidates, setup, layer, rows)))
-            seconds += parts[-1]["seconds"]
-        tables[layer] = {
+        table = {
             name: {value: mean([part["areas"][name][value] for part in parts]) for value in values}
             for name, values in parts[0]["areas"].items()
         }
-        chosen = {name: min(table, key=lambda v, t=table: t[v]) for name, table in tables[layer].items()}
-        for rows in ranges(images, settings.chunk):
-            key, path = [setup.key(rows), chosen], KEPT / f"{layer}-{rows.start}.json"
-            seconds += kept(path, key, partial(evaluated, setup, layer, chosen, rows))["seconds"]
+        chosen = {name: min(areas, key=lambda v, t=areas: t[v]) for name, areas in table.items()}
+        seconds, todo = sum(part["seconds"] for part in parts), ranges(images, settings.chunk)
+        keys = {rows.start: [setup.key(rows), chosen] for rows in todo}
+        about = {"candidates": table, "keys": keys, "calls": settings.calls, "choosing": settings.choosing}
+        about |= {"seconds": seconds, "where": where(str(setup.device), 1).split(";")[0]}
+        with atomic_write(KEPT / f"{layer}.json") as part:  # before the test images: a stopped run has a page as well
+            part.write_text(json.dumps(about))
+        for rows in todo:
+            path, make = KEPT / f"{layer}-{rows.start}.json", partial(evaluated, setup, layer, chosen, rows)
+            seconds += kept(path, keys[rows.start], make)["seconds"]
             print(f"{layer}: {rows.stop} of {images} images, {seconds:.0f} s", file=sys.stderr, flush=True)
-    about = {"candidates": tables, "images": images, "calls": settings.calls, "choosing": settings.choosing}
-    about |= {"chunk": settings.chunk, "where": f"{where(str(setup.device), 1).split(';')[0]}, {seconds:.0f} s"}
-    with atomic_write(KEPT / "run.json") as part:
-        part.write_text(json.dumps(about))
 
 
 def mean(parts: Sequence[Sequence[float]]) -> float:
@@ -367,11 +373,18 @@ class Layer:
     areas: dict[str, dict[str, list[float]]]  # by method and kind of curve, one number per image
     about: dict[str, dict[str, list[float]]]
     candidates: dict[str, dict[str, float]]
+    sizes: str  # of the run, and its machine
 
     @staticmethod
-    def read(name: str, run: dict[str, Any]) -> Layer:
-        rows = ranges(run["images"], run["chunk"])
-        parts = [json.loads((KEPT / f"{name}-{r.start}.json").read_text())["found"] for r in rows]
+    def read(name: str) -> Layer | None:
+        """The chunks that were kept with the settings of the last run of this layer."""
+        path = KEPT / f"{name}.json"
+        run: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"keys": {}}
+        files = [(KEPT / f"{name}-{start}.json", key) for start, key in run["keys"].items()]
+        stored = [(json.loads(file.read_text()), key) for file, key in files if file.is_file()]
+        parts = [content["found"] for content, key in stored if content["key"] == key]
+        if not parts:
+            return None
         areas, about = (
             {
                 method: {key: [number for part in parts for number in part[what][method][key]] for key in keys}
@@ -379,7 +392,12 @@ class Layer:
             }
             for what in ("areas", "about")
         )
-        return Layer(name, parts[0]["positions"], areas, about, run["candidates"][name])
+        seconds = run["seconds"] + sum(part["seconds"] for part in parts)
+        sizes = f"{len(areas[FIRST]['deletion'])} test images, {run['choosing']} validation images"
+        if any(METHODS[method] for method in areas):
+            sizes = f"{sizes}, {run['calls']} calls of the smoothed model"
+        sizes = f"{sizes}; {run['where']}, {seconds:.0f} s"
+        return Layer(name, parts[0]["positions"], areas, about, run["candidates"], sizes)
 
     @property
     def margin(self) -> float:
@@ -398,21 +416,34 @@ class Layer:
         source = METHODS[method]
         return f"{SOURCES[source].symbol} = {min(table, key=lambda v: table[v])}" if source else "–"
 
+    def minus(self, method: str, reference: str, kind: str) -> str:
+        """Mean difference of areas with half of its paired 95 % interval."""
+        if method == reference:
+            return "–"
+        pairs = zip(self.areas[method][kind], self.areas[reference][kind], strict=True)
+        return mean_text([a - b for a, b in pairs])
+
     def table(self) -> list[str]:
         rows = []
         for method, areas in self.areas.items():
-            less = [
-                "–" if method == FIRST else mean_text([a - b for a, b in zip(areas[k], reference, strict=True)])
-                for k, reference in self.areas[FIRST].items()
-                if k in ("deletion", "deletion, logit", "insertion")
-            ]
-            means = [
-                f"{sum(areas[kind]) / len(areas[kind]):.3f}" for kind in ("deletion", "deletion, logit", "insertion")
-            ]
-            cells = [text for pair in zip(means, less, strict=True) for text in pair]
+            kinds = ("deletion", "deletion, logit", "insertion")
+            pairs = [(f"{sum(areas[kind]) / len(areas[kind]):.3f}", self.minus(method, FIRST, kind)) for kind in kinds]
+            cells = [text for pair in pairs for text in pair]
             rows.append([method, self.chosen(method), *cells, f"{self.passes(method):.0f}"])
         head = ["method", "chosen", "deletion", f"minus {FIRST}", "of the logit", f"minus {FIRST}"]
         return markdown([*head, "insertion", f"minus {FIRST}", "passes"], rows)
+
+    def references(self) -> list[str]:
+        """What the second order adds to the first, and what the exact effects of removals have beyond both."""
+        rows = []
+        for method in self.areas:
+            source = METHODS[method]
+            references = (f"gradient, {source}", REMOVAL) if source else ()
+            cells = [self.minus(method, reference, kind) for reference in references for kind in KINDS]
+            rows += [[method, *cells]] if cells else []
+        names = ("its first order", REMOVAL)
+        head = ["method", *(f"{kind} minus {name}" for name in names for kind in KINDS)]
+        return [*markdown(head, rows), ""] if rows else []
 
     def sums(self) -> list[str]:
         """How well the maps add up to the effect of closing all gates."""
@@ -448,11 +479,14 @@ class Layer:
         return [
             f"## {self.name}, {side} × {side} positions{', the chosen layer' if first else ''}",
             "",
-            f"Largest entry of the network's own M over {len(self.areas[FIRST]['deletion'])} images: {own:g}. On "
-            f"validation images HiResCAM has a deletion area {self.margin:.3f} smaller than random orders.",
+            f"*{self.sizes}*",
+            "",
+            f"Largest entry of the network's own M over these images: {own:g}. On validation images HiResCAM has a "
+            f"deletion area {self.margin:.3f} smaller than random orders.",
             "",
             *self.table(),
             "",
+            *self.references(),
             *self.sums(),
             "",
             *(table if searched else []),
@@ -460,25 +494,18 @@ class Layer:
 
 
 def page(path: Path | None) -> str:
-    begin = [
-        "# Second-order CAM",
-        "",
-        "`OMP_NUM_THREADS=1 python benchmarks/cam.py --data DIR --images 256 --device cuda`",
-        "",
-    ]
-    if not (KEPT / "run.json").is_file():
+    begin = ["# Second-order CAM", "", *(f"`OMP_NUM_THREADS=1 {command}`\n" for command in COMMANDS)]
+    found = [layer for layer in map(Layer.read, Settings().layers) if layer]
+    if not found:
         return "\n".join([*begin, *remarks(path)])
-    run = json.loads((KEPT / "run.json").read_text())
-    layers = sorted((Layer.read(name, run) for name in run["candidates"]), key=lambda layer: -layer.margin)
-    choice = next(layer for layer in layers if any(METHODS[m] for m in layer.areas))
+    layers = sorted(found, key=lambda layer: -layer.margin)
+    choice = next((layer for layer in layers if any(METHODS[m] for m in layer.areas)), None)
     about = (
-        f"{run['where']}. {run['images']} test images, {run['choosing']} validation images, {run['calls']} calls of "
-        "the smoothed model. Areas are means over the fraction of cells: of the probability of the predicted class, "
-        "or of its logit. Deletion areas are better when small, insertion areas when large. ± is half of a paired "
-        "95 % interval."
+        "Areas are means over the fraction of cells: of the probability of the predicted class, or of its logit. "
+        "Deletion areas are better when small, insertion areas when large. ± is half of a paired 95 % interval."
     )
-    sections = [choice, *(layer for layer in layers if layer is not choice)]
-    lines = [line for layer in sections for line in layer.lines(layer is choice)]
+    sections = [*filter(None, [choice]), *(layer for layer in layers if layer is not choice)]
+    lines = [line for layer in sections for line in layer.lines(layer is choice and len(layers) > 1)]
     return "\n".join([*begin, about, "", *remarks(path), *lines]).rstrip() + "\n"
 
 
@@ -486,11 +513,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of CIFAR10 and of the weights")
     parser.add_argument("--images", type=int, help="test images; none: print what was kept")
+    layers = Settings().layers
+    parser.add_argument("--layers", nargs="+", choices=layers, default=layers, help="layers to run, all by default")
     parser.add_argument("--device", default="cpu", help="where the network runs, such as cuda")
     parser.add_argument("--write", nargs="?", type=Path, const=PAGE, help="write docs/benchmarks/cam.md")
     options = parser.parse_args()
     if options.images:
-        run(prepared(options.data, options.device, options.images, Settings()), options.images)
+        settings = Settings(layers=tuple(options.layers))
+        run(prepared(options.data, options.device, options.images, settings), options.images)
     text = page(options.write)
     print(text)
     if options.write:

@@ -108,6 +108,8 @@ def test_joint_removals_resume_and_fill_the_page(bench, folder, narrow, tmp_path
     page = "\n".join(script.section("resnet18"))
     assert "2 test images, 4 to 4 super-pixels" in page
     assert all(f"| {name} |" in page for name in script.METHODS)
+    (tmp_path / "kept" / "resnet18" / "1.json").unlink()  # as if the run had been stopped
+    assert "1 test images" in "\n".join(script.section("resnet18"))
     monkeypatch.setitem(script.NETWORKS, "resnet18", replace(tiny, calls=16))
     script.prepared.cache_clear()
     with pytest.raises(AssertionError, match="computed again"):
@@ -193,7 +195,12 @@ def test_curves_resume_and_fill_the_page(bench, folder, narrow, tmp_path, monkey
     before, after = page.split("## layer4, ")
     assert "## layer4.0, 4 × 4 positions, the chosen layer" in before
     assert all(f"| {name} |" in before for name in script.METHODS)
-    assert "Largest entry of the network's own M over 2 images: 0." in before
+    assert "2 test images, 1 validation images, 16 calls of the smoothed model; " in before
+    assert "Largest entry of the network's own M over these images: 0." in before
     assert "Taylor-CAM" not in after
+    (tmp_path / "kept" / "layer4.0-1.json").unlink()  # as if the run had been stopped
+    assert "1 test images, 1 validation images, 16 calls" in script.page(None)
+    (tmp_path / "kept" / "layer4.0-0.json").unlink()
+    assert "layer4.0" not in script.page(None).split("<!-- the rest")[1]
     with pytest.raises(AssertionError, match="computed again"):
         script.run(script.prepared(folder, "cpu", 2, replace(settings, calls=32)), 2)
