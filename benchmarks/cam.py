@@ -499,13 +499,13 @@ def page(path: Path | None) -> str:
     if not found:
         return "\n".join([*begin, *remarks(path)])
     layers = sorted(found, key=lambda layer: -layer.margin)
-    choice = next((layer for layer in layers if any(METHODS[m] for m in layer.areas)), None)
+    second = [layer for layer in layers if any(METHODS[method] for method in layer.areas)]
     about = (
         "Areas are means over the fraction of cells: of the probability of the predicted class, or of its logit. "
         "Deletion areas are better when small, insertion areas when large. ± is half of a paired 95 % interval."
     )
-    sections = [*filter(None, [choice]), *(layer for layer in layers if layer is not choice)]
-    lines = [line for layer in sections for line in layer.lines(layer is choice and len(layers) > 1)]
+    sections = [*second, *(layer for layer in layers if layer not in second)]
+    lines = [line for layer in sections for line in layer.lines(len(second) > 1 and layer is second[0])]
     return "\n".join([*begin, about, "", *remarks(path), *lines]).rstrip() + "\n"
 
 

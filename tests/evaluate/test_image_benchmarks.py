@@ -193,7 +193,7 @@ def test_curves_resume_and_fill_the_page(bench, folder, narrow, tmp_path, monkey
     script.run(script.prepared(folder, "cpu", 2, settings), 2)
     page = script.page(None)
     before, after = page.split("## layer4, ")
-    assert "## layer4.0, 4 × 4 positions, the chosen layer" in before
+    assert "## layer4.0, 4 × 4 positions\n" in before
     assert all(f"| {name} |" in before for name in script.METHODS)
     assert "2 test images, 1 validation images, 16 calls of the smoothed model; " in before
     assert "Largest entry of the network's own M over these images: 0." in before
