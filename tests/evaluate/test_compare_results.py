@@ -72,6 +72,19 @@ def test_intervals_hold_where_one_result_has_more_draws():
     assert 0.91 < inside <= 1
 
 
+@pytest.mark.parametrize(("first", "second"), [(10, 12), (12, 18), (18, 30), (30, 18)])
+def test_intervals_hold_where_one_result_ends_in_an_incomplete_block(first, second):
+    """Nearly quadratic functions, of which a complete block has almost no error and an incomplete one has."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        matrix, change = (m + m.mT for m in torch.randn(2, D, D).double())
+    one, other = (lambda x, m=m: (x @ m * x).sum(1) / 2 + 0.01 * x[:, 0] ** 4 for m in (matrix, matrix + 0.02 * change))
+    many = {"x": X.expand(N, -1) * 0, "seed": range(N), "target": None}
+    a, b = run(net=one, **many, n_calls=first), run(net=other, **many, n_calls=second)
+    inside, _ = coverage(a, b, -0.02 * change)
+    assert inside > 0.93
+
+
 def test_opposite_functions_have_twice_the_error_of_one():
     """Two probabilities that add up to 1: independent errors would be too small."""
     f = lambda x: NET(x).softmax(-1)

@@ -7,8 +7,10 @@ a has n_a rows and b has n_b ≥ n_a rows, of which the first n_a are those of a
     Var(Ĥ_a − Ĥ_b) = V_d / n_b + V_a (1/n_a − 1/n_b),
 
 with V_d the variance of a row of the difference and V_a that of a row of a, since the covariance of the two means is
-that of a row over n_b. Rare events that the rows do not show, and draws from tail strata, may be correlated in any way:
-their standard errors are added. Differences between scales are in `sweep`, agreement of many models in `across_models`.
+that of a row over n_b. An incomplete orthogonal block has more variance than its share of the complete one, so that the
+variance of the whole result to which it belongs is added in its place. Rare events that the rows do not show, and draws
+from tail strata, may be correlated in any way: their standard errors are added. Differences between scales are in
+`sweep`, agreement of many models in `across_models`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from smoothhess.draws.designs import find_design
 from smoothhess.estimate.incomplete_blocks import Gram
 from smoothhess.estimate.student_t import pooled_df
 from smoothhess.estimate.variance import Noise, Variance
@@ -327,18 +330,39 @@ def _paired(a: Interactions, b: Interactions) -> Variance:
     n_a, n_b = a.statistics.n.double(), b.statistics.n.double()
     longer = torch.maximum(n_a, n_b)
     shared, rest = change.statistics.n / longer, 1 - torch.minimum(n_a, n_b) / longer
+    whole_a, whole_b = (torch.tensor(share, device=n_a.device).to(n_a) for share in _unequal_blocks(a, b))
 
     def each(t: Tensor) -> Tensor:
         return t[:, None, None]
 
-    shorter = torch.where(each(n_a <= n_b), own.value, other.value)
-    rows, alone = each(shared) * paired.value, torch.where(each(rest) > 0, each(rest) * shorter, 0.0)
+    rows, alone = each(shared) * paired.value, []
+    for variance, own_n, other_n, whole in ((own, n_a, n_b, whole_a), (other, n_b, n_a, whole_b)):
+        share = each(torch.where(own_n <= other_n, rest, 0.0).maximum(whole))
+        alone.append(torch.where(share > 0, share * variance.value, 0.0))
     missed = (_missed(a.noise).sqrt() + _missed(b.noise).sqrt()).square()
     unknown = own.value.isnan() | other.value.isnan()
-    value = torch.where(unknown, torch.nan, rows + alone + missed)
-    df = torch.where(n_a <= n_b, own.df, other.df)
-    sums = [t.nan_to_num(0.0, 0.0).sum((-1, -2)) for t in (rows, alone, missed)]
-    return Variance(value, pooled_df((sums[0], paired.df), (sums[1], df), (sums[2], torch.minimum(own.df, other.df))))
+    value = torch.where(unknown, torch.nan, rows + alone[0] + alone[1] + missed)
+    sums = [t.nan_to_num(0.0, 0.0).sum((-1, -2)) for t in (rows, *alone, missed)]
+    df = (paired.df, own.df, other.df, torch.minimum(own.df, other.df))
+    return Variance(value, pooled_df(*zip(sums, df, strict=True)))
+
+
+def _unequal_blocks(a: Interactions, b: Interactions) -> tuple[list[float], list[float]]:
+    """1 for each example of a, and of b, whose whole variance is part of that of the difference, else 0.
+
+    An incomplete block has more variance than its share of the complete one, of which a quadratic function has none. If
+    a has fewer rows, its incomplete block adds Var(Ĥ_a) at most. An incomplete block of the longer result of which the
+    shorter has no row is independent of it, and adds Var(Ĥ_b) at most.
+    """
+    size = find_design(a.design).replicate_rows(a.statistics.rank)
+    whole: tuple[list[float], list[float]] = ([], [])
+    for ends in zip(a.statistics.n.tolist(), b.statistics.n.tolist(), strict=True):
+        short, long = min(ends), max(ends)
+        of_short = short < long and short % size > 0
+        of_long = short < long and long % size > 0 and -(-short // size) < -(-long // size)
+        for found, n in zip(whole, ends, strict=True):
+            found.append(float(of_short if n == short else of_long))
+    return whole
 
 
 def _unpaired(a: Result, b: Result, bounded: bool) -> Variance:
