@@ -56,6 +56,15 @@ def test_the_spread_does_not_contain_the_noise_of_each_model():
     assert len(seeds) == 12
 
 
+def test_the_spread_is_unknown_where_the_noise_is():
+    """A single block of few dimensions has no standard errors."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double() for _ in range(3)]
+    found = across_models(nets, X, sigma=0.5, n_calls=8, control=None)
+    assert bool(found.results[0].stderr().isinf().all())
+    assert bool(found.spread.isnan().all())
+
+
 def test_the_predicted_class_is_that_of_most_models():
     def classifier(winner):
         return lambda x: torch.stack([x.prod(1) + 9 * (c == winner) for c in range(3)], 1)

@@ -41,7 +41,7 @@ class StablePair(NamedTuple):
     stderr: float  # its standard error over models
     low: float  # lower end of its 95 % interval over models
     high: float  # upper end
-    spread: float  # standard deviation of H_ij between models, without the Monte-Carlo noise of each
+    spread: float  # standard deviation of H_ij between models, without the Monte-Carlo noise of each; NaN if unknown
     share: float  # share of models that have the pair among their k strongest, significant, with the sign of the mean
     effect: float  # mean times σ_i σ_j, in units of the output
 
@@ -75,9 +75,13 @@ class ModelAgreement:
 
     @cached_property
     def spread(self) -> Tensor:
-        """Standard deviation between models, (B, d, d): that of the estimates without their Monte-Carlo variance."""
+        """Standard deviation between models, (B, d, d): that of the estimates without their Monte-Carlo variance.
+
+        NaN where the standard error of a model is unknown, as with too few calls.
+        """
         noise = torch.stack([r.stderr().double().square() for r in self.results]).mean(0)
-        return (self.values.var(0) - noise).clamp_min(0).sqrt()
+        found = (self.values.var(0) - noise).clamp_min(0).sqrt()
+        return torch.where(noise.isfinite(), found, torch.nan)
 
     @cached_property
     def share(self) -> Tensor:
