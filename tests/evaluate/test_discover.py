@@ -138,6 +138,14 @@ def test_another_importance_is_used_as_it_is():
     assert torch.equal(found.scores[i, j].argsort(), table[i, j].argsort())  # equal effects: the order stays
 
 
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_a_model_without_interactions_has_no_discoveries(scale):
+    found = discover(lambda inputs, y: lambda v: scale * v.sum(1), X, X[:, 0], sigma=0.5, n_records=10, n_calls=24)
+    assert len(found) == 0
+    assert bool((found.q_values == 1).all())
+    assert bool(found.scores.isfinite().all())
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -147,6 +155,8 @@ def test_another_importance_is_used_as_it_is():
         ({"names": ["a"]}, ValueError, "one name per column, 6"),
         ({"knockoffs": X[:, :2]}, ValueError, "shape of the data"),
         ({"data": X[:, :1]}, ValueError, "at least two columns"),
+        ({"data": X[:, :3]}, ValueError, "3 columns have 3"),
+        ({"response": X[:, 0] / 0}, ValueError, "response must hold finite numbers"),
     ],
 )
 def test_errors_say_what_was_expected(change, error, words):

@@ -155,7 +155,8 @@ def discover(
         `Discoveries`; print it for a table.
 
     Raises:
-        ValueError: if data, response, knockoffs or names do not fit each other, or if an argument is out of range.
+        ValueError: if data, response, knockoffs or names do not fit each other, if an argument is out of range, if the
+            response is not finite, or if there are fewer than 1/q pairs of columns.
 
     >>> x = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
     >>> fit = lambda inputs, y: lambda v: v[:, 0] * v[:, 1] + (v @ torch.linspace(0.1, 0.2, 16)).relu()
@@ -171,9 +172,16 @@ def discover(
     p = x.shape[1]
     if p < 2:
         raise ValueError("data must have at least two columns: pairs of features are discovered.")
+    if (pairs := p * (p - 1) // 2) < 1 / q:
+        raise ValueError(
+            f"at least 1/q = {1 / q:g} pairs must be discovered for any to be, and {p} columns have {pairs}. Pass a "
+            "larger q or more columns."
+        )
     y = torch.as_tensor(as_array(response))
     if len(y) != len(x):
         raise ValueError(f"expected one response per row, {len(x)}, got {len(y)}.")
+    if not bool(torch.isfinite(y).all()):
+        raise ValueError("response must hold finite numbers, got NaN or infinity. Drop these rows.")
     labels = tuple(map(str, names if names is not None else column_names(data) or range(p)))
     if len(labels) != p:
         raise ValueError(f"expected one name per column, {p}, got {len(labels)}.")
@@ -236,13 +244,18 @@ def calibrated(importance: Tensor, effects: Tensor) -> tuple[Tensor, Tensor]:
         Scores (2p, 2p), and coefficients (1 + 2k,).
     """
     pairs = torch.cat(pair_kinds(len(importance) // 2), 1)
-    u = effects.clamp_min(TINY * effects.max()).log()
+    u = effects.clamp_min(_least(effects)).log()
     u = (u - u.mean(0)) / u.std(0).clamp_min(TINY)
     sums, products = u[:, None] + u, u[:, None] * u  # (2p, 2p, k)
     design = torch.cat([torch.ones_like(sums[..., :1]), sums, products], 2)
-    size = importance.clamp_min(TINY * importance.max()).log()
+    size = importance.clamp_min(_least(importance)).log()
     coefficients = _least_absolute_deviations(design[pairs[0], pairs[1]], size[pairs[0], pairs[1]])
     return (size - design @ coefficients).exp(), coefficients
+
+
+def _least(sizes: Tensor) -> float:
+    """The size from which sizes are told apart; positive, also for a model without interactions."""
+    return max(TINY * float(sizes.max()), torch.finfo(torch.float64).tiny)
 
 
 def _least_absolute_deviations(rows: Tensor, values: Tensor) -> Tensor:
