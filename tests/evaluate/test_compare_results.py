@@ -116,6 +116,13 @@ def test_other_draws_are_independent_and_shared_ones_that_cannot_be_paired_are_b
     torch.testing.assert_close(half.difference.stderr, a.stderr())
 
 
+def test_estimates_of_tau_from_the_same_directions_are_not_independent():
+    options = {"control": "kink", "tau_probes": 8}
+    a, b = run(0, **options), run(1, seed=1, **options)
+    assert compare_results({"a": a, "b": b}).errors == "bounded"
+    assert compare_results({"a": a, "b": run(1, seed=1, control="kink")}).errors == "independent"
+
+
 def test_columns_are_the_unbiased_numbers_and_their_difference():
     a, b = run(0, names=list("uvwxyz")), run(1, names=list("uvwxyz"))
     found = compare_results({"cat": a, "dog": b})

@@ -299,7 +299,8 @@ def _kind_of_errors(a: Result, b: Result) -> str:
         return "independent" if isinstance(a, SampledResult) or isinstance(b, SampledResult) else "exact"
     streams = [*zip(a.statistics.stream, b.statistics.stream, strict=True)]
     if all({p.seed for p in first}.isdisjoint(q.seed for q in second) for first, second in streams):
-        return "independent"
+        estimated = a.statistics.drift is not None and b.statistics.drift is not None
+        return "bounded" if estimated else "independent"  # τ is estimated from the same directions at every seed
     alike = a.design == b.design and isinstance(a, Interactions) and isinstance(b, Interactions)
     if a.grouping is not None or b.grouping is not None:
         alike = alike and a.grouping is not None and a.grouping.same_as(b.grouping)
