@@ -15,7 +15,8 @@ def upper_ratio(rounding: Tensor, change: Tensor) -> Tensor:
     of squares of m normal vectors with covariance C has about mr degrees of freedom, where r = (tr C)²/tr C² is the
     number of their directions, so the ratio of both sums follows an F distribution. Few draws give too large an r if
     one direction carries more than the others: with its root the limit holds in at least 95 % of cases for one, three
-    or thirty equal directions, for sizes that decay, and for one large direction among small ones.
+    or thirty equal directions, for sizes that decay, and for one large direction among small ones. It does not hold if
+    a few draws carry the rounding, as in small ReLU networks, where rounding moves few neurons across their kink.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch...

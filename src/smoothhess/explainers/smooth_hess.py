@@ -163,8 +163,9 @@ class SmoothHess:
             precision: "float32" evaluates the model in the precision of the inputs. "tf32", "fp16" and "bf16" are
                 faster on a GPU and add noise to the gradients. relative_error and all intervals contain it;
                 precision_error of the result is an upper 95 % limit of its size, relative to the change of a gradient
-                between x + δ and x − δ, from four draws. The rounding of the Hessian after 2d calls has the same size,
-                and decreases with further calls unless it is the same in all draws.
+                between x + δ and x − δ, from four draws, which is too low for small ReLU networks. The rounding of the
+                Hessian after 2d calls has the same size, and decreases with further calls unless it is the same in all
+                draws.
             compile: evaluate the model through torch.compile, which is faster for many calls of a large model on a GPU.
             show_progress: show a progress bar with an estimate of the time left. None shows it after two seconds, in a
                 terminal or a notebook only.
