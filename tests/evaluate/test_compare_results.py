@@ -100,6 +100,14 @@ def test_a_result_and_itself_do_not_differ():
     assert not any(p.significant for p in found.pairs(15)[0])
 
 
+def test_the_error_is_bounded_where_no_row_shows_a_kink_of_the_difference():
+    """Two inputs so close that all draws see the same side of each kink; the errors of both are known."""
+    a, b = run(sigma=0.3), run(sigma=0.3, x=X + 1e-9)
+    difference = compare_results({"a": a, "b": b}).difference
+    torch.testing.assert_close(difference.stderr, a.stderr() + b.stderr())
+    assert bool(difference.df.isfinite().all())
+
+
 def test_other_draws_are_independent_and_shared_ones_that_cannot_be_paired_are_bounded():
     a, b = run(0), run(1, seed=1)
     independent = compare_results({"a": a, "b": b})

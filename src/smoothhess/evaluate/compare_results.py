@@ -9,7 +9,8 @@ a has n_a rows and b has n_b ≥ n_a rows, of which the first n_a are those of a
 with V_d the variance of a row of the difference and V_a that of a row of a, since the covariance of the two means is
 that of a row over n_b. An incomplete orthogonal block has more variance than its share of the complete one, so that the
 variance of the whole result to which it belongs is added in its place. Rare events that the rows do not show, and draws
-from tail strata, may be correlated in any way: their standard errors are added. Differences between scales are in
+from tail strata, may be correlated in any way: their standard errors are added, and also those of both results where no
+row of the difference shows a kink, as for nearly equal inputs. Differences between scales are in
 `sweep`, agreement of many models in `across_models`.
 """
 
@@ -345,7 +346,11 @@ def _paired(a: Interactions, b: Interactions) -> Variance:
     value = torch.where(unknown, torch.nan, rows + alone[0] + alone[1] + missed)
     sums = [t.nan_to_num(0.0, 0.0).sum((-1, -2)) for t in (rows, *alone, missed)]
     df = (paired.df, own.df, other.df, torch.minimum(own.df, other.df))
-    return Variance(value, pooled_df(*zip(sums, df, strict=True)))
+    found, bound = Variance(value, pooled_df(*zip(sums, df, strict=True))), _unpaired(a, b, bounded=True)
+    # no shared row shows a kink of the difference: that of an unseen one is at most the sum of both
+    unseen = paired.value.isnan() & ~unknown
+    df = torch.where(unseen.flatten(1).any(1), bound.df, found.df)
+    return Variance(torch.where(unseen, bound.value, found.value), df)
 
 
 def _unequal_blocks(a: Interactions, b: Interactions) -> tuple[list[float], list[float]]:
