@@ -44,6 +44,10 @@ def floats(text):
         (["<s>", "Hello", "Ġworld", "</s>"], "<s> Hello world </s>"),
         (["ĠÃ©tÃ©", "Ġ", "Ġâ"], "été ␣ �"),
         (["##", "#", "$x$", ""], "## # $x$ ␣"),
+        (["<|startoftext|>", "not</w>", "un", "believ", "able</w>", "!</w>"], "<|startoftext|> not unbelievable!"),
+        (["not", "un@@", "believ@@", "able", "."], "not unbelievable."),
+        (["▁Not", "<0x0A>", "▁so"], "Not ↵\nso"),
+        (["Not", "Ġ⊙", "Ġ→Ċ"], "Not ⊙ →"),
         ([], ""),
     ],
 )

@@ -1,7 +1,8 @@
 """Tokens of a tokenizer as readable text: markers of sub-words become spaces or joins, repeated tokens get an index.
 
-Markers are those of byte-level BPE ("Ġ" before a word, as in GPT-2 and RoBERTa), of SentencePiece ("▁" before a word)
-and of WordPiece ("##" inside a word, as in BERT). Tokens without markers are words.
+Markers are those of byte-level BPE ("Ġ" before a word, as in GPT-2 and RoBERTa), of SentencePiece ("▁" before a word),
+of WordPiece ("##" inside a word, as in BERT), and of BPE ("</w>" at the end of a word, as in CLIP, or "@@" at the end
+of all other tokens). Tokens without markers are words.
 """
 
 from __future__ import annotations
@@ -63,17 +64,28 @@ def _spaced(names: Sequence[str]) -> list[str]:
     if any(name.startswith(("Ġ", "Ċ")) for name in names):
         return [_decoded(name) for name in names]
     if any("▁" in name for name in names):
-        return [name.replace("▁", " ") for name in names]
+        return [name.replace("▁", " ").replace("<0x0A>", "\n") for name in names]
     if any(name[:1].isspace() for name in names):
         return list(names)
+    if any(name.endswith("</w>") for name in names):
+        return _words(names, [name.endswith("</w>") or bool(SPECIAL.fullmatch(name)) for name in names], "</w>")
+    if any(name.endswith("@@") for name in names):
+        return _words(names, [not name.endswith("@@") for name in names], "@@")
     return [
         name[2:] if name.startswith("##") and len(name) > 2 else name if name in CLOSING else f" {name}"
         for name in names
     ]
 
 
+def _words(names: Sequence[str], ends: Sequence[bool], marker: str) -> list[str]:
+    """Return the tokens without markers, with a space after those that end a word."""
+    bare = [name.removesuffix(marker) for name in names]
+    starts = [False, *ends][: len(names)]
+    return [f" {name}" if start and name not in CLOSING else name for name, start in zip(bare, starts, strict=True)]
+
+
 def _decoded(name: str) -> str:
     """Return the text of a token of byte-level BPE, which writes each byte as one character."""
-    if not all(character in _BYTES for character in name):
-        return name
+    if not all(character in _BYTES for character in name):  # an added token, which is not written in bytes
+        return name.replace("Ġ", " ").replace("Ċ", "\n")
     return bytes(_BYTES[character] for character in name).decode("utf-8", errors="replace")
