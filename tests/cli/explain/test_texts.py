@@ -98,7 +98,7 @@ def test_several_texts_functions_and_fields_of_an_output(folder, capsys):
     assert second.names == (tuple("abcdef"),)
     assert (folder / "out" / "index.html").exists()
     assert explain("--model", "words.py:function", *TEXT[2:], "--baseline", "7") == 0
-    logits = ["--model", "words.py:Predictor", "--output", "logits", "--target=-1,2"]
+    logits = ["--model", "words.py:Predictor", "--output", "logits", "--target", "-1,2"]
     assert explain(*logits, *TEXT[2:]) == 0
     assert sh.Interactions.load(folder / "out" / "ids.safetensors").target.tolist() == [[5, 2]]
     assert "output (5, 2)" in capsys.readouterr().out
@@ -109,7 +109,8 @@ BEFORE_THE_MODEL = [
     (["--tokens", "tokens.txt"], "expected a .npy file of token ids"),
     (["--tokens", "halves.npy"], "expected integers, (tokens,) or (texts, tokens), got float64 of shape (3,)"),
     (["--tokens", "negative.npy"], "must not be negative, got -1"),
-    (["--tokens", "long.npy"], "texts of 2 to 512 tokens, got 513"),
+    (["--tokens", "long.npy"], "texts of 2 to 512 tokens, got 513. Shorten the text"),
+    (["--tokens", "single.npy"], "texts of 2 to 512 tokens, got 1. A single token has no partner"),
     (["--names", "none.txt"], "--names none.txt does not exist"),
     (["--names", "both.json"], "expected 6 names, one per token, got 12"),
     (["--names", "numbers.json"], "expected a list of strings"),
@@ -127,6 +128,7 @@ def test_errors_before_the_model_is_loaded(folder, capsys, monkeypatch, changes,
     np.save(folder / "halves.npy", np.ones(3) / 2)
     np.save(folder / "negative.npy", np.array([3, -1]))
     np.save(folder / "long.npy", np.zeros(513, dtype=int))
+    np.save(folder / "single.npy", np.zeros(1, dtype=int))
     (folder / "numbers.json").write_text("[1, 2]")
     if changes[0] in TEXT:
         at = TEXT.index(changes[0])

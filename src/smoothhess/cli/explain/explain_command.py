@@ -29,7 +29,7 @@ def explain(
     baseline: Annotated[str, Parameter(group=TEXT)] = "mean",
     weights: Annotated[Path | None, Parameter(group=MODEL)] = None,
     output: Annotated[str | None, Parameter(group=MODEL)] = None,
-    target: Annotated[str | None, Parameter(group=MODEL)] = None,
+    target: Annotated[str | None, Parameter(group=MODEL, allow_leading_hyphen=True)] = None,
     classes: Annotated[Path | None, Parameter(group=MODEL)] = None,
     mean: Annotated[list[str] | None, Parameter(group=MODEL, consume_multiple=True, negative="")] = None,
     std: Annotated[list[str] | None, Parameter(group=MODEL, consume_multiple=True, negative="")] = None,

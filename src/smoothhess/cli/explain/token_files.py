@@ -68,9 +68,11 @@ def _ids(path: Path) -> Tensor:
             f"{array.shape}. Save the ids of the tokenizer: numpy.save(path, ids)."
         )
     if not 2 <= array.shape[-1] <= MOST_TOKENS:
+        advice = "Shorten the text, or group its tokens in Python: TokenSmoothHess(…).attribute(…, feature_mask=…)."
+        if array.shape[-1] < 2:
+            advice = "A single token has no partner to act together with: pass a longer text."
         raise ValueError(
-            f"--tokens {path}: a page shows texts of 2 to {MOST_TOKENS} tokens, got {array.shape[-1]}. Shorten the "
-            "text, or group its tokens in Python: TokenSmoothHess(…).attribute(…, feature_mask=…)."
+            f"--tokens {path}: a page shows texts of 2 to {MOST_TOKENS} tokens, got {array.shape[-1]}. {advice}"
         )
     ids = torch.from_numpy(np.atleast_2d(array).astype(np.int64))
     if int(ids.min()) < 0:
