@@ -20,6 +20,12 @@ def test_masks_and_positions_of_the_model_itself_are_ignored():
 
     assert found(masked) == []
 
+    def multiplied(x):  # by a mask of numbers, which is converted later
+        mask = torch.tensor([1.0, 1.0, 0.0])
+        return ((x * mask) @ torch.where(~mask.bool(), 0.0, torch.eye(3))).sum(1)
+
+    assert found(multiplied) == []
+
 
 def test_what_depends_on_the_input_is_found_through_detached_copies_and_views():
     assert found(lambda x: (x * (x.detach() > 0)).sum(1)) == ["gt"]

@@ -116,7 +116,7 @@ class FrozenNetwork:
         if maps := [(run.pre[i], u) for i, u in zip(bent, sensitivity, strict=True) if tape.calls[i].kind == "map"]:
             # In a saturated softmax large gradients cancel, and the difference may consist of rounding errors.
             slopes = torch.stack([(u.abs() * pre).sum() for pre, u in maps]).sum()
-            (through,) = torch.autograd.grad(slopes, leaf, retain_graph=True)
+            (through,) = torch.autograd.grad(slopes, leaf, retain_graph=True, allow_unused=True, materialize_grads=True)
         rounding = SOFTMAX_ROUNDING * torch.finfo(own.dtype).eps * through
         if not (torch.allclose(output, value, rtol=1e-3, atol=1e-5) and _close(own, gradient, slack=rounding)):
             raise NoKinksError("freezing the activations does not reproduce f(x) and its gradient")

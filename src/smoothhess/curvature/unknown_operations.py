@@ -35,7 +35,7 @@ eye tril triu sum mean cumsum var prod square
 native_batch_norm batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm
 _batch_norm_impl_index avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
 adaptive_avg_pool1d adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d upsample_nearest1d upsample_nearest2d
-upsample_bilinear2d pixel_shuffle embedding fft_fft fft_rfft _fft_r2c _fft_c2c _fft_c2r view_as_real
+upsample_bilinear2d pixel_shuffle embedding embedding_renorm fft_fft fft_rfft _fft_r2c _fft_c2c _fft_c2r view_as_real
 view_as_complex real imag
 """
 POLYNOMIAL = frozenset(_POLYNOMIAL.split())
@@ -79,8 +79,8 @@ class _Recorder(OperatorMode):
         given = list(_tensors((*args, *(kwargs or {}).values())))
         if not any(t.requires_grad or _address(t) in self._dependent for t in given):
             return found
-        # positions that index a table stay independent of the input, as do masks that are computed from them later
-        given = [t for t in given if t.is_floating_point() or t.is_complex()]
+        # masks, positions and weights that are combined with the input stay independent of it
+        given = [t for t in given if t.requires_grad or _address(t) in self._dependent]
         self._dependent |= {_address(t): t.untyped_storage() for t in (*given, *_tensors((found,)))}
         if namespace != "aten" or "mode" in func._schema.overload_name:  # such as division with rounding
             name = str(func)
