@@ -2,6 +2,7 @@
 
 import importlib
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,11 +110,26 @@ def test_wrong_baselines_are_refused():
     model, ids = transformer(), text()
     for baseline, words in (
         ("median", 'must be "mean", "zero"'),
-        (99, "input_ids must be 0 … 19"),
+        (99, "token ids of baseline must be 0 … 19"),
         (torch.zeros(5), "one vector"),
+        (torch.full((32,), torch.nan), "baseline must be finite"),
+        (ids, "the baseline equals the embeddings of all 7 token"),
+        (None, "got NoneType"),
+        (ids > 3, "got booleans.*frozen="),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises((TypeError, ValueError), match=words):
             TokenSmoothHess(model, "tokens", baseline).attribute(ids, (6, 5), sigma=0.1)
+
+
+def test_the_mean_of_embeddings_with_a_largest_norm_is_that_of_the_vectors_in_use():
+    torch.manual_seed(0)
+    words, head, ids = nn.Embedding(20, 4, max_norm=0.5), nn.Linear(4, 1), text(3)
+    model = lambda i: head(words(i).prod(1)).tanh()
+    mean = words.weight.detach().renorm(2, 0, 0.5).mean(0)
+    found, true = (
+        TokenSmoothHess(model, words, b).attribute(ids, sigma=0.3, n_calls=40).hessian for b in ("mean", mean)
+    )
+    torch.testing.assert_close(found, true)
 
 
 def test_padding_is_frozen_and_the_rest_is_that_of_the_text_without_padding():
@@ -152,13 +168,21 @@ def test_texts_of_different_length_in_one_batch():
         ({"input_ids": torch.tensor([1, 2])}, "integers \\(B, T\\)"),
         ({"input_ids": torch.ones(1, 3)}, "integers \\(B, T\\)"),
         ({"input_ids": [[1, 2, 3], [1, 2]]}, "texts of the same length. Pad"),
-        ({"target": (7, 1)}, "out of range for an output of shape"),
+        ({"input_ids": [torch.tensor([1, 2, 3]), torch.tensor([1, 2])]}, "texts of the same length. Pad"),
+        ({"input_ids": torch.ones(1, 0, dtype=torch.long)}, "got an empty text of shape \\(1, 0\\)"),
+        (
+            {"target": (7, 1)},
+            r"target \(7, 1\) is out of range .* Expected \(0 … 6, 0 … 19\), such as \(position, token",
+        ),
+        ({"target": "predicted"}, r"such as \(-1, token\)"),
         ({"target": (1, 20)}, "out of range"),
         ({"target": sh.continuation([1] * 8)}, "reads positions -2 … 5 of 7"),
         ({"target": sh.continuation([20])}, "not in the vocabulary of 20"),
         ({"space": "words"}, 'space must be "gates" or "embedding"'),
         ({"frozen": torch.zeros(3, dtype=torch.bool)}, "frozen must be a boolean mask"),
         ({"names": ["a", "b"]}, "names must be 7 strings"),
+        ({"frozen": [[True] * 7]}, "all 7 tokens are frozen in text 0"),
+        ({"additional_forward_args": {"attention_mask": torch.ones(1, 5)}}, r"shape \(1, 5\).*one entry per token"),
         ({"additional_forward_args": {"past_key_values": ()}}, "cache of keys and values was passed"),
         ({"sigma": None}, "exactly one of sigma"),
         ({"compile": True}, "compile=True is not supported"),
@@ -170,6 +194,27 @@ def test_wrong_arguments_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         TokenSmoothHess(model, "tokens").attribute(given.pop("input_ids"), given.pop("target"), **given)
     assert not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"input_ids": None}, "got NoneType"),
+        ({"input_ids": (text(),)}, "got tuple"),
+        ({"frozen": "pad"}, "got str. For special tokens"),
+        ({"names": list(range(7))}, "names must be 7 strings, or 1 lists of them, got int"),
+    ],
+)
+def test_arguments_of_wrong_types_are_refused(changes, words):
+    given = {"input_ids": text(), "sigma": 0.1, "n_calls": 14, **changes}
+    with pytest.raises(TypeError, match=words):
+        TokenSmoothHess(transformer(), "tokens").attribute(given.pop("input_ids"), (6, 5), **given)
+
+
+def test_texts_as_lists_of_tensors():
+    explainer, ids = TokenSmoothHess(transformer(), "tokens"), text(4, 2)
+    found, true = (explainer.attribute(i, (3, 1), sigma=0.1, n_calls=16) for i in (list(ids), ids))
+    assert torch.equal(found.hessian, true.hessian)
 
 
 def test_a_target_in_the_padding_is_refused():
@@ -220,6 +265,10 @@ def test_wrong_layers_are_refused():
         TokenSmoothHess(model, "wte")
     with pytest.raises(ValueError, match="ran 0 times"):
         TokenSmoothHess(model, nn.Embedding(20, 3)).attribute(ids, (6, 5), sigma=0.1)
+    tied = nn.Embedding.from_pretrained(model.tokens.weight)
+    tied.weight = model.tokens.weight
+    with pytest.raises(ValueError, match="ran 0 times.*weights are tied to those of tokens.*: pass the one"):
+        TokenSmoothHess(model, tied).attribute(ids, (6, 5), sigma=0.1)
     with pytest.raises(ValueError, match="ran 2 times.*decoder_inputs_embeds"):
         TokenSmoothHess(lambda i: model(i) + model(i), model.tokens).attribute(ids, (6, 5), sigma=0.1)
     with pytest.raises(ValueError, match="one vector per token"):
@@ -251,6 +300,22 @@ def test_the_paper_s_noise_in_the_embedding_space_is_read_along_the_same_directi
         ids, 1, space="embedding", frozen=[True, *[False] * 3], **options
     )
     assert not frozen.hessian[:, 0].any()
+
+
+def test_a_mask_that_sums_coordinates_of_embeddings_warns():
+    model, ids = transformer("BERT"), text(3)
+    inside, later = sh.Embedded(model, "tokens"), sh.Embedded(model, "blocks.0")
+    function = lambda v, i: inside(v, i)  # its vectors are rows of the embedding
+    by_token, options = torch.arange(3)[:, None].expand(3, 32), {"sigma": 0.1, "n_calls": 20, "control": None}
+    for f, vectors in ((inside, inside.embed(ids)), (later, later.embed(ids)), (function, inside.embed(ids))):
+        with pytest.warns(UserWarning, match="sums the coordinates of embeddings.*TokenSmoothHess.*direction="):
+            sh.SmoothHess(f).attribute(vectors, 1, ids, feature_mask=by_token, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="feature_mask sums")
+        vectors = inside.embed(ids)
+        sh.SmoothHess(inside).attribute(vectors, 1, ids, feature_mask=by_token, direction=vectors, **options)
+        sh.SmoothHess(inside).attribute(vectors, 1, ids, feature_mask=torch.arange(32).expand(3, 32), **options)
+        sh.SmoothHess(lambda x: x.prod(2).sum(1)).attribute(vectors, feature_mask=by_token, **options)
 
 
 def test_groups_of_tokens_sum_the_gates():
@@ -366,7 +431,7 @@ def test_a_contrast_is_the_difference_of_two_results():
 
 @dataclass
 class Output:
-    """Like a ModelOutput."""
+    """An output with fields, without positions."""
 
     logits: Tensor
     past_key_values: object = None
@@ -377,12 +442,19 @@ def test_fields_of_outputs():
     plain = TokenSmoothHess(model, "tokens").attribute(ids, (3, 1), sigma=0.1, n_calls=16)
     functions = {
         "logits": lambda i: Output(model(i)),
+        0: lambda i: Output(model(i)),
         "scores": lambda i: {"scores": model(i)},
         1: lambda i: (None, model(i)),
     }
     for field, function in functions.items():
         found = TokenSmoothHess(function, model.tokens, output=field).attribute(ids, (3, 1), sigma=0.1, n_calls=16)
         assert torch.equal(found.hessian, plain.hessian)
+    with pytest.raises(
+        TypeError, match="output 'past_key_values' of the model must be a tensor, got NoneType.*with logits"
+    ):
+        TokenSmoothHess(functions["logits"], model.tokens, output="past_key_values").attribute(ids, (3, 1), sigma=0.1)
+    with pytest.raises(ValueError, match="the model returned Tensor, which has no output 0"):
+        TokenSmoothHess(model, "tokens", output=0).attribute(ids, (3, 1), sigma=0.1)
     cached = TokenSmoothHess(lambda i: Output(model(i), "a cache"), model.tokens, output="logits")
     with pytest.warns(UserWarning, match="returns a cache of keys and values"):
         cached.attribute(ids, (3, 1), sigma=0.1, n_calls=16)
@@ -435,6 +507,15 @@ def test_the_fast_path_of_torch_s_encoder(trainable):
     assert torch.allclose(result.hessian, true.hessian, atol=1e-3 * float(true.hessian.norm()))
     later = TokenSmoothHess(model, "encoder.layers.0.norm1").attribute(ids, 1, sigma=0.05, n_calls=20)
     assert bool(later.gradient.all())  # the hook prevents the fast path
+
+
+def test_activations_before_the_layer_are_constants():
+    torch.manual_seed(0)
+    model, ids = Encoder().eval(), text(5)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="recording or freezing")
+        found = TokenSmoothHess(model, "encoder.layers.0").attribute(ids, 1, sigma=0.05, n_calls=200)
+    assert bool(found.hessian.any())
 
 
 def test_patches_of_a_vision_transformer():

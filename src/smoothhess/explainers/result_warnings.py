@@ -18,6 +18,7 @@ from smoothhess.estimate.quadratic_rows import FEW_ROWS, is_informative, rows_of
 from smoothhess.estimate.stein_check import combined
 from smoothhess.explainers.adaptive import ZERO_SHARE
 from smoothhess.linalg.memory import PART_MATRICES
+from smoothhess.model.layer_functions import Embedded
 from smoothhess.model.token_gates import are_embeddings
 from smoothhess.result.interactions import Interactions
 
@@ -221,11 +222,11 @@ def warn_summed_embeddings(forward_func: Callable[..., Any], inputs: Tensor, mas
     """Warn if a mask sums the coordinates of token embeddings.
 
     The sum is the derivative along the vector of ones, which layer normalisation removes, and which has no meaning for
-    a token. Inputs (B, T, E) are taken for embeddings only if their vectors are rows of an nn.Embedding of the model,
-    so channels, series and images do not cause the warning.
+    a token. Inputs (B, T, E) are taken for embeddings only if the function is an `Embedded`, or if their vectors are
+    rows of an nn.Embedding of the model, so channels, series and images do not cause the warning.
     """
     by_token = inputs.ndim == 3 and mask.ndim >= 2 and bool((mask == mask[..., :1]).all())
-    if by_token and are_embeddings(forward_func, inputs):
+    if by_token and (isinstance(forward_func, Embedded) or are_embeddings(forward_func, inputs)):
         warnings.warn(
             "feature_mask sums the coordinates of embeddings, the derivative along a vector of ones, which layer "
             "normalisation removes: it does not measure the interactions of tokens. Use TokenSmoothHess, or pass the "

@@ -7,7 +7,8 @@ This module validates texts, baselines and frozen tokens. The function that is e
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -243,7 +244,6 @@ class TokenSmoothHess:
         target = targets.by_class_name(target, options.get("classes"))
         text.check_target(target)
         explainer, moving = self._explainer(text), ~text.always_frozen
-        _refuse_all_frozen(text.always_frozen)
         gaussian = Diagonal(sigma * moving.double().cpu())
         options = {"n_calls": 2 * max(int(moving.sum()), 1), **options}
         total = FoldedMean()
@@ -300,7 +300,7 @@ class TokenSmoothHess:
         _refuse_padding_without_mask(self.gates.layer, ids, named, plain, frozen)
         gates = TokenGates(self.forward_func, self.gates.layer, tuple(named))
         others = (*plain, *named.values())
-        with borrowed(gates, ids.device):
+        with borrowed(gates, ids.device), _advising_on_masks(named, ids):
             vectors, output = gates.embed(*_rows(ids, others, slice(1)))
         _advise_against_cache(output)
         if vectors.dtype not in (torch.float32, torch.float64):
@@ -312,7 +312,9 @@ class TokenSmoothHess:
         held = torch.zeros(batch, tokens, dtype=torch.bool, device=ids.device)
         if frozen is not None:
             held = frozen_positions(frozen, ids, batch, tokens)
+            _refuse_all_frozen(held)
         baseline = baseline_vectors(self.gates.layer, self.baseline, vectors, batch)
+        _refuse_baseline_of_the_text(vectors, baseline, held)
         return _Text(gates, ids, others, vectors, baseline, held, *_text_of_outputs(named, ids, held))
 
     def _explainer(self, text: _Text) -> SmoothHess:
@@ -417,16 +419,30 @@ def _without_frozen(frozen: Tensor, d: int, sigma: Any, radius: Any, gaussian: A
     if gaussian is not None:
         raise ValueError("frozen tokens cannot be combined with gaussian. Pass sigma, or a Gaussian that freezes them.")
     moving = (~frozen).double().cpu().repeat_interleave(d // len(frozen))
-    _refuse_all_frozen(frozen)
     count = int(moving.sum())
     if radius is not None or sigma is None:
         return Diagonal(Gaussian.ensure(sigma=sigma, radius=radius, d=count).scales(1)[0] * moving)
     return Diagonal(Gaussian.ensure(sigma=sigma, radius=radius, d=d).scales(d) * moving)
 
 
-def _refuse_all_frozen(frozen: Tensor) -> None:
-    if bool(frozen.all()):
-        raise ValueError(f"all {len(frozen)} tokens are frozen: nothing would be perturbed. Freeze fewer of them.")
+def _refuse_all_frozen(held: Tensor) -> None:
+    """Raise ValueError if nothing of a text would be perturbed; `held` are the frozen tokens (B, T)."""
+    entirely = held.all(1)
+    if bool(entirely.any()):
+        raise ValueError(
+            f"all {held.shape[1]} tokens are frozen in text {int(entirely.int().argmax())}: nothing would be "
+            "perturbed. Freeze fewer of them, or leave out the text."
+        )
+
+
+def _refuse_baseline_of_the_text(vectors: Tensor, baseline: Tensor | None, held: Tensor) -> None:
+    """Raise ValueError if the gates of the first text move nothing: e = b for all of its tokens that are not frozen."""
+    tokens, b = vectors.shape[1], vectors.mean(1, keepdim=True) if baseline is None else baseline[:1]
+    if bool(((vectors == b).all(2) | held[:1]).all()):
+        raise ValueError(
+            f"the baseline equals the embeddings of all {tokens} token(s) of the first text, so gates do not move "
+            'them. Pass another baseline, such as "zero", or the id of a mask or padding token.'
+        )
 
 
 def _names(names: Any, batch: int, count: int) -> tuple[tuple[str, ...], ...] | None:
@@ -435,6 +451,9 @@ def _names(names: Any, batch: int, count: int) -> tuple[tuple[str, ...], ...] | 
         return None
     shared = isinstance(names, str) or all(isinstance(name, str) for name in names)
     each = [names] * batch if shared else list(names)
+    if not shared and any(isinstance(one, str) or not isinstance(one, Iterable) for one in each):
+        kinds = sorted({type(one).__name__ for one in each})
+        raise TypeError(f"names must be {count} strings, or {batch} lists of them, got {' and '.join(kinds)}.")
     if len(each) != batch:
         raise ValueError(f"names must be {count} strings, or {batch} lists of them, got {len(each)} lists.")
     return tuple(name_each(one, count) for one in each)
@@ -446,6 +465,21 @@ def _refuse_first_argument(args: Any) -> None:
         raise ValueError(
             f"additional_forward_args contain {again[0]!r}, which is the first argument of the model. Leave it out."
         )
+
+
+@contextmanager
+def _advising_on_masks(named: Mapping[str, Any], ids: Tensor) -> Iterator[None]:
+    """Raise ValueError in place of an error of the model if its attention mask has another shape than the texts."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        mask = named.get("attention_mask")
+        if isinstance(mask, Tensor) and ids.ndim == 2 and mask.ndim < 3 and mask.shape != ids.shape:
+            raise ValueError(
+                f"the model fails with an attention_mask of shape {tuple(mask.shape)}: expected one entry per token, "
+                f"{tuple(ids.shape)}. Pad the mask as the texts."
+            ) from error
+        raise
 
 
 def _refuse_cache(named: Mapping[str, Any], plain: Sequence[Any]) -> None:

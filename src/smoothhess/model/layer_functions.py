@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothhess.model.state import refuse_compiled_layer, uncompiled
+from smoothhess.model.state import modules_behind, refuse_compiled_layer, uncompiled
 
 __all__ = ["Embedded"]
 
@@ -123,8 +123,22 @@ def call_replacing(
             "Wrap the call to explain in a separate module, or pass the other call its embeddings, such as "
             "decoder_inputs_embeds."
         )
-        raise ValueError(f"{times} {advice if runs else 'Is it part of this model, and used in this call?'}")
+        raise ValueError(f"{times} {advice if runs else _advice_on_unused(forward_func, layer)}")
     return output
+
+
+def _advice_on_unused(forward_func: Callable[..., Any], layer: nn.Module) -> str:
+    """What to do about a layer that does not run; other layers with its weights run in its place if they are tied."""
+    weights = {id(p) for p in layer.parameters()}
+    tied = [
+        name
+        for root in modules_behind(forward_func)
+        for name, other in root.named_modules()
+        if other is not layer and weights & {id(p) for p in other.parameters(recurse=False)}
+    ]
+    if tied:
+        return f"Its weights are tied to those of {', '.join(tied)}: pass the one of these that looks up the tokens."
+    return "Is it part of this model, and used in this call?"
 
 
 def replaceable_layer(forward_func: Callable[..., Any], layer: nn.Module | str) -> nn.Module:

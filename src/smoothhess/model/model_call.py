@@ -70,9 +70,11 @@ class ModelCall:
         with borrowed(self.forward_func, self.inputs.device):
             output = entire_outputs(oracle, self.inputs)
         if output.ndim != 2 or output.shape[1] < 2:
+            advice = "Pass the index of the output to explain, or None for a single output."
+            if output.ndim > 2:
+                advice = "Pass the indices of the output to explain, such as (-1, token) for logits (N, T, V)."
             raise ValueError(
-                f'target="predicted" needs outputs (N, C) of several classes, got {tuple(output.shape)}. Pass the '
-                "index of the output to explain, or None for a single output."
+                f'target="predicted" needs outputs (N, C) of several classes, got {tuple(output.shape)}. {advice}'
             )
         return output.argmax(1)
 

@@ -291,7 +291,7 @@ def check(rows: Tensor | None, output: Tensor) -> None:
     if not isinstance(output, Tensor):
         raise TypeError(
             f"the model must return one tensor, got {type(output).__name__}. Pass output='logits', the name of the "
-            "field to explain, to SmoothHess, or wrap the model in a function that returns one tensor."
+            "field to explain, to the explainer, or wrap the model in a function that returns one tensor."
         )
     shape = tuple(output.shape)
     if rows is None:
@@ -322,7 +322,12 @@ def check(rows: Tensor | None, output: Tensor) -> None:
     outside = ((rows < -sizes) | (rows >= sizes)).any(1)
     if outside.any():
         bad = rows[outside][0].tolist()
-        raise ValueError(f"target {bad if len(bad) > 1 else bad[0]} is out of range for an output of shape {shape}.")
+        ranges = ", ".join(f"0 … {size - 1}" for size in shape[1:])
+        expected = f"({ranges}), such as (position, token)," if len(bad) > 1 else ranges
+        raise ValueError(
+            f"target {tuple(bad) if len(bad) > 1 else bad[0]} is out of range for an output of shape {shape}. Expected "
+            f"{expected} or negative numbers, which count from the end."
+        )
 
 
 def _check_continuation(rows: Tensor, shape: tuple[int, ...]) -> None:

@@ -105,6 +105,13 @@ def check_ids(layer: nn.Module, ids: Any) -> Tensor:
             f"input_ids must be a tensor, got {type(ids).__name__}. Pass its ids first and the rest as additional "
             "arguments: input_ids=encoding['input_ids'], additional_forward_args={'attention_mask': …}."
         )
+    if ids is None or isinstance(ids, tuple):
+        raise TypeError(
+            f"input_ids must be one tensor (B, T), got {type(ids).__name__}. Pass the token ids first, and further "
+            "arguments of the model as additional_forward_args."
+        )
+    if isinstance(ids, list) and ids and all(isinstance(row, Tensor) for row in ids):
+        ids = [row.tolist() for row in ids]
     if not isinstance(ids, Tensor):
         try:
             ids = torch.as_tensor(ids)
@@ -119,18 +126,30 @@ def check_ids(layer: nn.Module, ids: Any) -> Tensor:
             ) from error
     if not isinstance(layer, nn.Embedding):
         return ids
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2 or not ids.numel():
+    if not ids.numel():
+        raise ValueError(
+            "input_ids must be integers (B, T) with at least one token, got an empty text of shape "
+            f"{tuple(ids.shape)}. Leave it out."
+        )
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
+        advice = (
+            "For a single text use ids[None]." if ids.ndim == 1 else "Pass the ids of the tokenizer, as ids.long()."
+        )
         raise ValueError(
             f"input_ids must be integers (B, T) with at least one token, got {ids.dtype} of shape {tuple(ids.shape)}. "
-            "For a single text use ids[None]."
+            f"{advice}"
         )
+    _check_vocabulary(layer, ids, "input_ids")
+    return ids
+
+
+def _check_vocabulary(layer: nn.Embedding, ids: Tensor, what: str) -> None:
     low, high = (int(v) for v in ids.aminmax())
     if low < 0 or high >= layer.num_embeddings:
         raise ValueError(
-            f"input_ids must be 0 … {layer.num_embeddings - 1}, the rows of the embedding, got {low} … {high}. Use the "
+            f"{what} must be 0 … {layer.num_embeddings - 1}, the rows of the embedding, got {low} … {high}. Use the "
             "tokenizer of this model."
         )
-    return ids
 
 
 def baseline_vectors(layer: nn.Module, baseline: Any, like: Tensor, batch: int) -> Tensor | None:
@@ -138,23 +157,32 @@ def baseline_vectors(layer: nn.Module, baseline: Any, like: Tensor, batch: int) 
 
     `like` are the embeddings (·, T, E) of some of the B texts.
     """
+    expected = 'baseline must be "mean", "zero", a token id or a tensor'
     if isinstance(baseline, str):
         if baseline == "zero":
             return torch.zeros_like(like[:1, :1])
         if baseline != "mean":
-            raise ValueError(f'baseline must be "mean", "zero", a token id or a tensor, got {baseline!r}.')
+            raise ValueError(f"{expected}, got {baseline!r}.")
         return _mean_row(layer).to(like)[None, None] if isinstance(layer, nn.Embedding) else None
-    given = torch.as_tensor(baseline, device=like.device)
+    try:
+        given = torch.as_tensor(baseline, device=like.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{expected}, got {type(baseline).__name__}.") from error
+    if given.dtype == torch.bool:
+        raise TypeError(f"{expected}, got booleans. Tokens that keep their embeddings are passed as frozen=.")
     if given.is_floating_point():
         rows = given.to(like)
-    elif not isinstance(layer, nn.Embedding) or given.dtype == torch.bool:
+        if not bool(rows.isfinite().all()):
+            raise ValueError("baseline must be finite, got NaN or infinity. Check how it was computed.")
+    elif not isinstance(layer, nn.Embedding):
         raise ValueError(
             f'a token id as baseline needs an nn.Embedding, and the layer is {type(layer).__name__}. Pass "mean", '
             '"zero" or a tensor of vectors.'
         )
     else:
+        _check_vocabulary(layer, given, "the token ids of baseline")
         with torch.no_grad():
-            rows = layer(check_ids(layer, given.reshape(1, -1))).reshape(*given.shape, -1).to(like)
+            rows = layer(given.reshape(1, -1)).reshape(*given.shape, -1).to(like)
     rows = rows.reshape(*[1] * (3 - rows.ndim), *rows.shape)
     _, tokens, width = like.shape
     if rows.ndim != 3 or len(rows) not in (1, batch) or rows.shape[1] not in (1, tokens) or rows.shape[2] != width:
@@ -170,14 +198,21 @@ def _mean_row(layer: nn.Embedding) -> Tensor:
     """The mean of the vectors that an embedding returns for all ids."""
     with torch.no_grad():
         if type(layer).forward is nn.Embedding.forward:
-            return layer.weight.mean(0)
+            weight = layer.weight
+            return (weight if layer.max_norm is None else weight.renorm(layer.norm_type, 0, layer.max_norm)).mean(0)
         every = torch.arange(layer.num_embeddings, device=layer.weight.device)
         return torch.stack([layer(part[None])[0].sum(0) for part in every.split(4096)]).sum(0) / len(every)
 
 
 def frozen_positions(frozen: Any, ids: Tensor, batch: int, tokens: int) -> Tensor:
     """Where tokens are frozen, (B, T), from a boolean mask or from token ids."""
-    given = torch.as_tensor(frozen, device=ids.device)
+    try:
+        given = torch.as_tensor(frozen, device=ids.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"frozen must be a boolean mask ({tokens},) or ({batch}, {tokens}), or token ids, got "
+            f"{type(frozen).__name__}. For special tokens pass tokenizer.all_special_ids."
+        ) from error
     if given.dtype == torch.bool:
         if given.shape not in ((tokens,), (batch, tokens)):
             raise ValueError(
