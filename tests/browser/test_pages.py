@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -428,6 +429,43 @@ def test_tokens_are_set_as_text_and_coloured_by_their_interactions(sample, open_
     significant = {f"{p.i},{p.j}" for p in one.unshrunk().top_pairs(45)[0] if p.significant}
     assert set(arcs) <= significant
     assert "pixel" not in page.tab.inner_text("body").lower()
+
+
+def luminance(rgb):
+    """The relative luminance of a colour, as WCAG defines it."""
+    linear = [v / 12.92 if v <= 0.04 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in rgb)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_letters_can_be_read_on_every_token(sample, open_page, theme):
+    page = open_page(sample("text").path, theme=theme)
+    look = """(all) => all.filter((e) => e.getAttribute("aria-pressed") === "false").map((e) =>
+      [e.style.getPropertyValue("--tint"), getComputedStyle(e).color, getComputedStyle(e).backgroundColor])"""
+    looks = page.tab.eval_on_selector_all(".token", look)
+    assert len(looks) == 9
+    for tint, *colours in looks:
+        *colour, opacity = map(float, re.findall(r"[\d.]+", tint))
+        letters, card = ([float(v) for v in re.findall(r"[\d.]+", c)[:3]] for c in colours)
+        below = luminance([opacity * c + (1 - opacity) * k for c, k in zip(colour, card, strict=True)])
+        low, high = sorted([below, luminance(letters)])
+        assert (high + 0.05) / (low + 0.05) > 3.5
+
+
+def test_arcs_over_a_text_of_one_line_have_room(sample, open_page):
+    page = open_page(sample("text").path, 1440)
+    assert "single" in page.data("#text")
+    look = """() => { const top = document.querySelector(".pages").getBoundingClientRect().top;
+      return [...document.querySelectorAll("#arcs path")].map((path) => {
+        const box = path.getBoundingClientRect();
+        return [box.width, box.height, box.top - top];
+      }); }"""
+    arcs = sorted(page.tab.evaluate(look))
+    assert len(arcs) > 1
+    assert min(above for *_, above in arcs) > 0
+    assert arcs[-1][1] > 1.5 * arcs[0][1]  # the longest is higher than the shortest
+    narrow = open_page(sample("text").path, 375)
+    assert "single" not in narrow.data("#text")
 
 
 def test_keys_move_between_tokens_and_lines(sample, open_page):

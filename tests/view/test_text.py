@@ -212,6 +212,20 @@ def test_arcs_are_the_strongest_significant_pairs():
     assert "no significant pair" in " ".join(t.get_text() for t in additive.plot("text").texts)
 
 
+def test_arcs_over_a_text_of_one_line_are_higher_for_distant_tokens():
+    words = texts.model().wte
+    product = lambda e: (e[:, 0] * (e[:, 1] + e[:, 9])).sum(1)
+    result = sh.TokenSmoothHess(lambda ids: product(words(ids)), words).attribute(texts.ids(), sigma=0.2, n_calls=200)
+    ax = result.plot("text", k=4)
+    draw(ax)
+    arcs = [patch.get_path().vertices for patch in ax.patches if isinstance(patch, PathPatch)]
+    rise = sorted((float(np.ptp(arc[:, 0])), 0.75 * float(np.ptp(arc[:, 1]))) for arc in arcs)  # of Bézier curves
+    assert len({round(box.get_y(), 3) for box in boxes(ax)}) == 1
+    assert len(rise) == 2
+    assert rise[1][1] > 1.5 * rise[0][1]
+    assert min(box.get_y() for box in boxes(ax)) - rise[1][1] > min(ax.get_ylim())
+
+
 def test_the_figure_of_gradients_and_wrapped_lines():
     result = texts.result()
     figure = Figure(figsize=(2.2, 3))

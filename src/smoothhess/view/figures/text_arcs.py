@@ -24,6 +24,7 @@ MANY_TOKENS = 120  # with more tokens, the font is smaller
 PITCH, BOX = 2.5, 1.5  # distance of two lines and height of a token, in units of the font size
 BAR = 110.0, 7.0, 38.0  # length and thickness of the colour bar, and the height reserved for it, in points
 LUMINANCE = np.array([0.3, 0.59, 0.11])
+SINGLE = 2.5  # height of arcs over a text of one line, in units of the space between two lines
 SPACE, PADDING = 0.35, 0.22  # between two words, and on both sides of a token, in units of the font size
 
 
@@ -101,7 +102,8 @@ def text(
     inches = 6.4 if ax is None else title_layout.cell(ax)[0]
     width = 72 * (inches - 0.25)
     boxes, lines = _lines(tokens, size, width)
-    top, end = (BOX / 2 - PITCH - 0.15) * size, ((lines - 1) * PITCH + BOX / 2) * size
+    room = (PITCH - BOX) * size * (SINGLE if lines == 1 and found else 1.0)  # above the first line
+    top, end = -room - (BOX / 2 + 0.15) * size, ((lines - 1) * PITCH + BOX / 2) * size
     bottom = end + BAR[2]
     ax = canvas.new_axes(ax, inches, 0.8 + (bottom - top) / 72)
     ax.set_xlim(-1, width + 1)
@@ -117,7 +119,7 @@ def text(
     if by == "interactions":
         drawn[index][0].set(edgecolor="black", linewidth=1.4, zorder=3.5)
     for p, thickness in reversed([*zip(found, pair_lines.widths(found), strict=True)]):  # the strongest on top
-        _arc(ax, boxes, size, p, thickness)
+        _arc(ax, boxes, size, p, thickness, room if lines == 1 else None)
     note = "; ".join([captions.quality_words(one), _arcs_words(len(found), q), *noise])
     legend = _colour_bar(ax, scale, label, width, end)
     title_layout.compose(ax, title, note)
@@ -203,15 +205,22 @@ def _draw(
     return drawn
 
 
-def _arc(ax: Axes, boxes: Array, size: float, pair: Pair, width: float) -> None:
-    """Draw an arc above a line of text between two of its tokens, or a curve from one line to another."""
+def _arc(ax: Axes, boxes: Array, size: float, pair: Pair, width: float, room: float | None) -> None:
+    """Draw an arc above a line of text between two of its tokens, or a curve from one line to another.
+
+    `room` is the height above a text of one line.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     (x0, y0), (x1, y1) = (((left + right) / 2, middle) for left, right, middle in boxes[[pair.i, pair.j]])
     half = BOX * size / 2
-    if y0 == y1:
-        rise = (PITCH - BOX) * size * min(1.0, 0.5 + abs(x1 - x0) / (30 * size))  # longer arcs are higher
+    if y0 == y1:  # longer arcs are higher
+        long = abs(x1 - x0)
+        if room is None:
+            rise = (PITCH - BOX) * size * min(1.0, 0.5 + long / (30 * size))
+        else:
+            rise = room * (0.2 + 0.8 * long / (boxes[-1, 1] - boxes[0, 0]))
         knees = [(x0, y0 - half - 1.3 * rise), (x1, y1 - half - 1.3 * rise)]
         points = [(x0, y0 - half), *knees, (x1, y1 - half)]
     else:  # from the lower edge of the upper token to the upper edge of the lower one

@@ -153,12 +153,14 @@ function tokensAsCanvas() {
     const width = context.measureText(letters).width + 20, at = partner();
     x += gap ? 12 : 3;
     if (x + width > 1390 || gap === "\n") [x, y] = [0, y + 80];
-    context.fillStyle = k === state.i ? INK.mark : all[k].style.getPropertyValue("--tint");
+    const colour = all[k].style.getPropertyValue("--tint");
+    context.fillStyle = k === state.i ? INK.mark : colour;
     context.fillRect(x, y - 40, width, 56);
     context.strokeStyle = k === at ? INK.ink : INK.line;
     context.lineWidth = k === at ? 4 : 1;
     context.strokeRect(x, y - 40, width, 56);
-    context.fillStyle = all[k].classList.contains("strong") && k !== state.i ? "#fff" : INK.ink;
+    const white = k !== state.i && readsBetter(colour.match(/[\d.]+/g).map(Number), "#ffffff", INK.ink);
+    context.fillStyle = white ? "#ffffff" : INK.ink;
     context.fillText(letters, x + 10, y);
     x += width;
   });

@@ -1,7 +1,7 @@
 /* A text: its tokens in lines, coloured by what acts together with one of them; arcs between the strongest pairs. */
 
 const ARCS = 10, OWN = 6, LEAST = 0.05; // arcs of the whole text, of the chosen token, and their least relative size
-const STRONG = 0.5; // opacity of a colour from which letters on it change theirs
+const SPREAD = 3; // height that an arc gains over the width of a text of one line, in units of the least room
 
 function renderText() {
   if ($("text")?.dataset.example !== String(state.b)) makeText();
@@ -13,7 +13,7 @@ function renderText() {
   tokens().forEach((token, k) => {
     const { tint: colour, words } = looks[k] ?? { tint: [0, 0, 0, 0], words: still.has(k) ? "not moved" : "" };
     token.style.setProperty("--tint", `rgb(${colour.slice(0, 3).join(" ")} / ${colour[3].toFixed(3)})`);
-    token.classList.toggle("strong", colour[3] > STRONG);
+    token.classList.toggle("strong", readsBetter(colour, css("--card"), css("--ink")));
     token.classList.toggle("partner", k === at && k !== state.i);
     token.setAttribute("aria-pressed", String(k === state.i));
     token.setAttribute("aria-label", words ? `${names()[k]}: ${words}` : names()[k]);
@@ -27,6 +27,20 @@ function renderText() {
 }
 
 const tokens = () => [...$("text").querySelectorAll(".token")];
+
+function luminance(colour) { // relative, as WCAG defines it
+  const [r, g, b] = colour.map((v) => (v <= 10 ? v / 3294 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
+function readsBetter([r, g, b, opacity], card, ink) { // letters in the colour of the card, on a tint over the card, than in ink
+  const below = rgb(card), on = luminance([r, g, b].map((v, k) => opacity * v + (1 - opacity) * below[k]));
+  const contrast = (letters) => {
+    const other = luminance(rgb(letters));
+    return (Math.max(on, other) + 0.05) / (Math.min(on, other) + 0.05);
+  };
+  return contrast(card) > contrast(ink);
+}
 
 function makeText() {
   const box = h("div", { id: "text", role: "group", "aria-label": `Text of ${D} ${P.words}`, "data-example": state.b, "data-short": D <= 40 });
@@ -89,21 +103,25 @@ function arcWords() {
 }
 
 function drawArcs() {
-  const where = middles(tokens()), pairs = arcPairs(), most = largest(pairs.map((p) => p.value));
+  const pairs = arcPairs(), most = largest(pairs.map((p) => p.value)), all = tokens(), high = middles(all);
+  const single = pairs.length > 0 && high.every(({ y }) => y === high[0].y); // the room above the line is for arcs
+  $("text").toggleAttribute("data-single", single);
+  const where = middles(all), wide = single ? where.at(-1).x - where[0].x : 0;
   const lift = 0.8 * parseFloat(getComputedStyle($("text")).fontSize), lines = $("arcs");
   const place = ({ i, j }) => (i < j ? [where[i], where[j]] : [where[j], where[i]]);
   lines.replaceChildren(...pairs.map((p) => {
-    const [a, b] = place(p), wide = 1 + (2 * Math.abs(p.value)) / most;
+    const [a, b] = place(p), thick = 1 + (2 * Math.abs(p.value)) / most;
     return svg("path", {
-      d: a.y === b.y ? over(a, b, lift) : across(a, b, lift), class: isOwn(p) ? "own" : "",
-      style: `stroke:var(${colourOf(p.value)});stroke-width:${wide}`,
+      d: a.y === b.y ? over(a, b, lift, wide) : across(a, b, lift), class: isOwn(p) ? "own" : "",
+      style: `stroke:var(${colourOf(p.value)});stroke-width:${thick}`,
       "data-pair": `${Math.min(p.i, p.j)},${Math.max(p.i, p.j)}`,
     });
   }));
 }
 
-function over(a, b, lift) { // within one line; longer arcs are higher
-  const top = a.y - a.half, high = top - 1.3 * lift * Math.min(1, 0.5 + (b.x - a.x) / 400);
+function over(a, b, lift, wide) { // within one line; longer arcs are higher, in a text of one line (`wide`) even more
+  const long = b.x - a.x, part = wide ? 0.5 + (SPREAD * long) / wide : Math.min(1, 0.5 + long / 400);
+  const top = a.y - a.half, high = top - 1.3 * lift * part;
   return `M${a.x} ${top}C${a.x} ${high} ${b.x} ${high} ${b.x} ${b.y - b.half}`;
 }
 
