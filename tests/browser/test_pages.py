@@ -540,6 +540,8 @@ def test_512_tokens_can_be_read_and_chosen(sample, open_page, width):
     cells = int(page.data("#matrix")["count"])
     assert cells <= 40
     assert f"The {cells} of 512 tokens" in page.tab.inner_text("#matrix-hint")
+    strongest_pair = it.result[0].unshrunk().top_pairs(1)[0][0]  # the diagonal, which is larger, is not on the scale
+    assert float(page.data("#matrix")["limit"]) == pytest.approx(abs(strongest_pair.value), rel=1e-4)
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
 
 

@@ -44,7 +44,7 @@ function paintMatrix(canvas, { shown, side, margin, cell }) {
   canvas.style.width = canvas.style.height = `${side}px`;
   context.scale(sharp, sharp);
   const all = shown.map((i) => shown.map((j) => pair(i, j))), gap = cell > 6 ? 1 : 0;
-  const limit = largest(all.flat().filter((p) => visible(p) && p.moves).map((p) => p.value));
+  const limit = largest(all.flat().filter((p) => p.i !== p.j && visible(p) && p.moves).map((p) => p.value)); // not of the diagonal
   context.fillStyle = css("--well");
   context.fillRect(margin, margin, cell * shown.length, cell * shown.length);
   all.forEach((row, r) => row.forEach((p, c) => {
@@ -111,7 +111,7 @@ function matrixWords() {
   const which = part === D ? "Every pair at once" : strongest;
   return [
     `${which}. ${colours}${order}`,
-    `The diagonal is ${alone}.${noise()}${numbers().still.size ? " Empty: no noise." : ""}`,
+    `The diagonal is ${alone}, in the colour of the largest pair where it is larger.${noise()}${numbers().still.size ? " Empty: no noise." : ""}`,
     "The boxed cells are the pair of the sentence. Point at a cell to read it, click to choose it.",
   ];
 }
