@@ -128,16 +128,16 @@ def call_replacing(
 
 
 def _advice_on_unused(forward_func: Callable[..., Any], layer: nn.Module) -> str:
-    """What to do about a layer that does not run; other layers with its weights run in its place if they are tied."""
+    """What to do about a layer that does not run; embeddings that share its weights may run in its place."""
     weights = {id(p) for p in layer.parameters()}
     tied = [
         name
         for root in modules_behind(forward_func)
         for name, other in root.named_modules()
-        if other is not layer and weights & {id(p) for p in other.parameters(recurse=False)}
+        if other is not layer and isinstance(other, nn.Embedding) and id(other.weight) in weights
     ]
     if tied:
-        return f"Its weights are tied to those of {', '.join(tied)}: pass the one of these that looks up the tokens."
+        return f"It shares its weights with {', '.join(tied)}: pass the one of these that looks up the tokens."
     return "Is it part of this model, and used in this call?"
 
 
