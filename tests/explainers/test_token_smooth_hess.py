@@ -202,6 +202,7 @@ def test_wrong_arguments_are_refused(changes, words):
         ({"input_ids": None}, "got NoneType"),
         ({"input_ids": (text(),)}, "got tuple"),
         ({"frozen": "pad"}, "got str. For special tokens"),
+        ({"feature_mask": [None, *range(5), None]}, r"one integer per token.*word_ids\(\)"),
         ({"names": list(range(7))}, "names must be 7 strings, or 1 lists of them, got int"),
     ],
 )
@@ -211,10 +212,11 @@ def test_arguments_of_wrong_types_are_refused(changes, words):
         TokenSmoothHess(transformer(), "tokens").attribute(given.pop("input_ids"), (6, 5), **given)
 
 
-def test_texts_as_lists_of_tensors():
+def test_texts_as_lists_and_as_small_integers():
     explainer, ids = TokenSmoothHess(transformer(), "tokens"), text(4, 2)
-    found, true = (explainer.attribute(i, (3, 1), sigma=0.1, n_calls=16) for i in (list(ids), ids))
-    assert torch.equal(found.hessian, true.hessian)
+    true = explainer.attribute(ids, (3, 1), sigma=0.1, n_calls=16)
+    for given in (list(ids), ids.to(torch.uint8), ids.numpy().astype("int16")):
+        assert torch.equal(explainer.attribute(given, (3, 1), sigma=0.1, n_calls=16).hessian, true.hessian)
 
 
 def test_a_target_in_the_padding_is_refused():

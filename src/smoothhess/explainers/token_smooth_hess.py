@@ -137,8 +137,7 @@ class TokenSmoothHess:
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
         target = targets.by_class_name(target, options.get("classes"))
         text.check_target(target)
-        mask = options.pop("feature_mask", None)
-        mask = None if mask is None else torch.as_tensor(mask)
+        mask = _group_ids(options.pop("feature_mask", None))
         labels = _names(names, len(text.ids), text.held.shape[1] if mask is None else int(mask.max()) + 1)
         if space == "gates":
             inputs, given = text.gates, {"feature_mask": mask}
@@ -443,6 +442,17 @@ def _refuse_baseline_of_the_text(vectors: Tensor, baseline: Tensor | None, held:
             f"the baseline equals the embeddings of all {tokens} token(s) of the first text, so gates do not move "
             'them. Pass another baseline, such as "zero", or the id of a mask or padding token.'
         )
+
+
+def _group_ids(mask: Any) -> Tensor | None:
+    """feature_mask as a tensor."""
+    try:
+        return None if mask is None else torch.as_tensor(mask)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            "feature_mask must be one integer per token, (T,) or (B, T), the index of its group. Where word_ids() of a "
+            "tokenizer is None, use a group of its own, and freeze these tokens."
+        ) from error
 
 
 def _names(names: Any, batch: int, count: int) -> tuple[tuple[str, ...], ...] | None:

@@ -140,7 +140,7 @@ def check_ids(layer: nn.Module, ids: Any) -> Tensor:
             f"{advice}"
         )
     _check_vocabulary(layer, ids, "input_ids")
-    return ids
+    return ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
 
 
 def _check_vocabulary(layer: nn.Embedding, ids: Tensor, what: str) -> None:
@@ -162,7 +162,7 @@ def baseline_vectors(layer: nn.Module, baseline: Any, like: Tensor, batch: int) 
         if baseline == "zero":
             return torch.zeros_like(like[:1, :1])
         if baseline != "mean":
-            raise ValueError(f"{expected}, got {baseline!r}.")
+            raise ValueError(f"{expected}, got {baseline!r}. For a word pass tokenizer.convert_tokens_to_ids(word).")
         return _mean_row(layer).to(like)[None, None] if isinstance(layer, nn.Embedding) else None
     try:
         given = torch.as_tensor(baseline, device=like.device)
@@ -182,7 +182,7 @@ def baseline_vectors(layer: nn.Module, baseline: Any, like: Tensor, batch: int) 
     else:
         _check_vocabulary(layer, given, "the token ids of baseline")
         with torch.no_grad():
-            rows = layer(given.reshape(1, -1)).reshape(*given.shape, -1).to(like)
+            rows = layer(given.reshape(1, -1).long()).reshape(*given.shape, -1).to(like)
     rows = rows.reshape(*[1] * (3 - rows.ndim), *rows.shape)
     _, tokens, width = like.shape
     if rows.ndim != 3 or len(rows) not in (1, batch) or rows.shape[1] not in (1, tokens) or rows.shape[2] != width:
