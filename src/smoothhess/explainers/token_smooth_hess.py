@@ -451,7 +451,7 @@ def _group_ids(mask: Any) -> Tensor | None:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             "feature_mask must be one integer per token, (T,) or (B, T), the index of its group. Where word_ids() of a "
-            "tokenizer is None, use a group of its own, and freeze these tokens."
+            "tokenizer is None, use a separate group, and freeze these tokens."
         ) from error
 
 
