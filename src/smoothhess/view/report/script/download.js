@@ -145,26 +145,43 @@ function svgAsCanvas(chart) { // styles come from the page: they are written int
   });
 }
 
-function tokensAsCanvas() {
-  const canvas = h("canvas", { width: 1400, height: 90 + 80 * Math.ceil(D / 6) }), context = canvas.getContext("2d"), all = tokens();
-  let x = 0, y = 60;
-  context.font = `34px ${css("--font")}`;
-  P.examples[state.b].tokens.forEach(([letters, gap], k) => {
-    const width = context.measureText(letters).width + 20, at = partner();
+function tokensAsCanvas() { // the tokens in lines, and behind them the arcs of the page
+  const canvas = h("canvas", { width: 1400 }), context = canvas.getContext("2d"), font = `34px ${css("--font")}`;
+  const all = tokens(), half = 28, lift = 27, boxes = [];
+  let x = 0, y = 0;
+  context.font = font;
+  for (const [letters, gap] of P.examples[state.b].tokens) {
+    const width = context.measureText(letters).width + 20;
     x += gap ? 12 : 3;
-    if (x + width > 1390 || gap === "\n") [x, y] = [0, y + 80];
-    const colour = all[k].style.getPropertyValue("--tint");
-    context.fillStyle = k === state.i ? INK.mark : colour;
-    context.fillRect(x, y - 40, width, 56);
+    if (x + width > 1390 || gap === "\n") [x, y] = [0, y + 2 * half + lift];
+    boxes.push({ x: x + width / 2, y, half, width });
+    x += width;
+  }
+  const pairs = arcPairs(), wide = y === 0 && pairs.length ? boxes.at(-1).x - boxes[0].x : 0, top = half + (wide ? 4 : 1.5) * lift;
+  for (const box of boxes) box.y += top;
+  canvas.height = top + y + half + 40; // which resets the font
+  context.font = font;
+  for (const p of pairs) {
+    const [a, b] = [boxes[Math.min(p.i, p.j)], boxes[Math.max(p.i, p.j)]];
+    context.globalAlpha = isOwn(p) ? 1 : 0.38;
+    context.strokeStyle = p.value > 0 ? INK.pos : INK.neg;
+    context.lineWidth = 1.5 + (3 * Math.abs(p.value)) / largest(pairs.map((pair) => pair.value));
+    context.stroke(new Path2D(a.y === b.y ? over(a, b, lift, wide) : across(a, b, lift)));
+  }
+  context.globalAlpha = 1;
+  P.examples[state.b].tokens.forEach(([letters], k) => {
+    const box = boxes[k], colour = all[k].style.getPropertyValue("--tint"), at = partner();
+    const place = [box.x - box.width / 2, box.y - half, box.width, 2 * half];
+    for (const fill of ["#ffffff", k === state.i ? INK.mark : colour]) {
+      context.fillStyle = fill;
+      context.fillRect(...place);
+    }
     context.strokeStyle = k === at ? INK.ink : INK.line;
     context.lineWidth = k === at ? 4 : 1;
-    context.strokeRect(x, y - 40, width, 56);
+    context.strokeRect(...place);
     const white = k !== state.i && readsBetter(colour.match(/[\d.]+/g).map(Number), "#ffffff", INK.ink);
     context.fillStyle = white ? "#ffffff" : INK.ink;
-    context.fillText(letters, x + 10, y);
-    x += width;
+    context.fillText(letters, place[0] + 10, box.y + 12);
   });
-  const cut = h("canvas", { width: 1400, height: y + 40 });
-  cut.getContext("2d").drawImage(canvas, 0, 0);
-  return cut;
+  return canvas;
 }
