@@ -66,14 +66,14 @@ def fail(*_):
 
 def test_small_file_has_the_pixels_and_superpixels_of_the_data(bench, tmp_path, monkeypatch):
     pytest.importorskip("skimage")
-    parts = [Split(pixels(5, seed), torch.arange(5)) for seed in range(3)]
-    data = ImageData("random", *parts, tuple("abcde"), "")
+    train, val, test = (Split(pixels(5, seed), torch.arange(5)) for seed in range(3))
+    data = ImageData("random", train, val, test, tuple("abcde"), "")
     monkeypatch.setattr(bench.image_subset, "full", lambda folder: data)
     found = bench.image_subset.load(tmp_path, 2, 3)
     bench.image_subset.write(found, tmp_path / bench.image_subset.FILE)
     read = bench.image_subset.load(tmp_path, 2, 3)
-    assert torch.equal(read.colour, parts[0].inputs.mean((0, 2, 3)))
-    for a, b, images in zip((found.val, found.test), (read.val, read.test), parts[1:], strict=True):
+    assert torch.equal(read.colour, train.inputs.mean((0, 2, 3)))
+    for a, b, images in zip((found.val, found.test), (read.val, read.test), (val, test), strict=True):
         assert torch.equal(b.inputs, images.inputs[: len(b)])
         assert torch.equal(a.inputs, b.inputs)
         assert torch.equal(a.targets, b.targets)
