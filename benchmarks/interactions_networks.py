@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import math
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +66,7 @@ BLOCK = 2 * FEATURES  # calls of a complete block of the orthogonal design
 RECORD_CALLS = 2 * BLOCK  # calls for each record of global_interactions: two independent blocks
 CHEAPEST = 2.5  # passes per point of CASO, which takes fewest
 PRICED = 16  # points by which the price of a method is estimated; they are not reported
+SAME = "auc at the same points"
 SOFTENED = ("relu",)  # architectures whose own Hessian is zero
 
 
@@ -231,11 +234,18 @@ class Job:
     architecture: str
     cell: Cell
     group: str  # "choice", "own" or "shapiq"
+    budget: int | None = None  # passes per point; a choice is for all budgets
 
     @property
     def name(self) -> str:
         c = self.cell
-        return f"{self.group} {self.architecture} {c.function} {c.distribution} {c.seed}"
+        name = f"{self.group} {self.architecture} {c.function} {c.distribution} {c.seed}"
+        return name if self.budget is None else f"{name} {self.budget}"
+
+    @property
+    def choice(self) -> Job:
+        """The job whose result this one needs."""
+        return Job(self.architecture, replace(self.cell, seed=0), "choice")
 
 
 @dataclass(frozen=True)
@@ -266,7 +276,7 @@ def judged(method: Method, fitted: Fitted, pool: Tensor, chosen: Any, total: flo
     scores = table.double()[:, I, J].abs()
     return {
         "auc": float(auc(scores.mean(0), truth)),
-        "auc at the same points": float(auc(scores[:points].mean(0), truth)),
+        SAME: float(auc(scores[:points].mean(0), truth)),
         "points": number,
         "passes": passes * number,
         "seconds": time.process_time() - begin,
@@ -313,17 +323,14 @@ def score(job: Job, setup: Setup, chosen: dict[str, Any] | None) -> dict[str, An
             job.architecture,
             scoring,
         )
-    if chosen is None:
-        raise ValueError(f"{job.name} needs a choice")
-    found: dict[str, Any] = {"r2": fitted.r2, "budgets": {}}
-    for budget in scoring.budgets:
-        total = float(budget * scoring.points)
-        pool = fitted.standard(job.cell.rows(PRICED + int(total / CHEAPEST), REPORTED))
-        listed = shapley_methods(budget) if job.group == "shapiq" else methods(job.architecture, budget)
-        results = {m.name: judged(m, fitted, pool, chosen, total, scoring.points) for m in listed}
-        if job.group == "own":
-            results |= judged_globally(fitted, pool, chosen, budget, total)
-        found["budgets"][str(budget)] = results
+    if chosen is None or job.budget is None:
+        raise ValueError(f"{job.name} needs a budget and a choice")
+    total = float(job.budget * scoring.points)
+    pool = fitted.standard(job.cell.rows(PRICED + int(total / CHEAPEST), REPORTED))
+    listed = shapley_methods(job.budget) if job.group == "shapiq" else methods(job.architecture, job.budget)
+    found = {m.name: judged(m, fitted, pool, chosen, total, scoring.points) for m in listed}
+    if job.group == "own":
+        found |= judged_globally(fitted, pool, chosen, job.budget, total)
     return found
 
 
@@ -367,20 +374,30 @@ class Store:
             file.flush()
 
 
-def jobs(setup: Setup, architectures: Sequence[str], group: str) -> Iterator[Job]:
-    """The first network of each function is used to choose, all others are reported."""
-    for architecture in reversed(architectures):  # transformers take longest
-        for function in setup.sizes.functions:
-            for distribution in CORRELATIONS:
-                seeds = [0] if group == "choice" else range(1, setup.sizes.seeds)
-                yield from (Job(architecture, Cell(function, distribution, seed), group) for seed in seeds)
+def choices(setup: Setup, architectures: Sequence[str]) -> Iterator[Job]:
+    """What is chosen by the first network of each function."""
+    for architecture in architectures:
+        for cell in cells(setup.sizes):
+            if cell.seed == 0:
+                yield Job(architecture, cell, "choice")
+
+
+def jobs(setup: Setup, architectures: Sequence[str], groups: Sequence[str], budgets: Sequence[int]) -> Iterator[Job]:
+    """The scores of all other networks, so that a run that is stopped has whole budgets and whole sets of networks."""
+    for budget in budgets:
+        for seed in range(1, setup.sizes.seeds):
+            for group in groups:
+                for architecture in architectures:
+                    for cell in cells(setup.sizes):
+                        if cell.seed == seed:
+                            yield Job(architecture, cell, group, budget)
 
 
 def run_jobs(wanted: Sequence[Job], setup: Setup, store: Store, processes: int) -> bool:
     """Compute and keep the results that are missing; whether all jobs succeeded."""
     kept = store.read()
     missing = [job for job in wanted if job.name not in kept]
-    chosen = {job.name: kept.get(replace(job, cell=replace(job.cell, seed=0), group="choice").name) for job in missing}
+    chosen = {job.name: kept.get(job.choice.name) for job in missing}
     begin, failed = time.perf_counter(), 0
 
     def done(number: int, job: Job, find: Callable[[], dict[str, Any]]) -> int:
@@ -409,23 +426,28 @@ def run_jobs(wanted: Sequence[Job], setup: Setup, store: Store, processes: int) 
     return not failed
 
 
-def score_all(setup: Setup, processes: int, groups: Sequence[str]) -> bool:
-    """Choose, then score; results that were kept are not computed again."""
+def score_all(
+    setup: Setup,
+    processes: int,
+    groups: Sequence[str],
+    architectures: Sequence[str] | None = None,
+    budgets: Sequence[int] | None = None,
+) -> bool:
+    """Choose, then score, for all architectures and budgets by default; kept results are not computed again."""
     found = keys(setup)
     if not found:
         raise FileNotFoundError(f"no networks in {setup.folder}: run `train` first")
     store = Store(setup.folder / "scores.jsonl", found)
-    good = run_jobs(list(jobs(setup, list(found), "choice")), setup, store, processes)
-    for group in groups:
-        if group == "shapiq" and importlib.util.find_spec("shapiq") is None:
-            print(
-                "shapiq is not installed (pip install smoothhess[bench]): k-SII and FSII are left out.", file=sys.stderr
-            )
-            continue
-        if group == "shapiq":
-            load_shapiq()  # before other processes compile parts of it at the same time
-        good = run_jobs(list(jobs(setup, list(found), group)), setup, store, processes) and good
-    return good
+    groups = list(groups)
+    if "shapiq" in groups and importlib.util.find_spec("shapiq") is None:
+        print("shapiq is not installed (pip install smoothhess[bench]): k-SII and FSII are left out.", file=sys.stderr)
+        groups.remove("shapiq")
+    if "shapiq" in groups:
+        load_shapiq()  # before other processes compile parts of it at the same time
+    architectures = [a for a in found if a in (architectures or found)]
+    budgets = [b for b in setup.scoring.budgets if b in (budgets or setup.scoring.budgets)]
+    good = run_jobs(list(choices(setup, architectures)), setup, store, processes)
+    return run_jobs(list(jobs(setup, architectures, groups, budgets)), setup, store, processes) and good
 
 
 # --- page -------------------------------------------------------------------------------------------------------------
@@ -461,35 +483,34 @@ class Number:
 class Table:
     """Scores of one architecture, distribution and budget: methods × functions × networks."""
 
+    networks: int  # of each function
     scores: dict[str, dict[str, list[float]]]
     costs: dict[str, dict[str, float]]  # means over networks
     same: dict[str, float]  # mean AUC at the same points
 
     @staticmethod
     def of(results: Mapping[str, Any], architecture: str, distribution: str, budget: int, sizes: Sizes) -> Table:
-        scores: dict[str, dict[str, list[float]]] = {}
-        costs: dict[str, dict[str, list[float]]] = {}
-        same: dict[str, list[float]] = {}
-        for function in sizes.functions:
-            for seed in range(1, sizes.seeds):
-                for group in ("own", "shapiq"):
-                    job = Job(architecture, Cell(function, distribution, seed), group)
-                    found = results.get(job.name, {"budgets": {}})["budgets"].get(str(budget), {})
-                    for method, row in found.items():
-                        scores.setdefault(method, {}).setdefault(function, []).append(row["auc"])
-                        for name in ("points", "passes", "seconds"):
-                            costs.setdefault(method, {}).setdefault(name, []).append(row[name])
-                        same.setdefault(method, []).append(row.get("auc at the same points", math.nan))
-        networks = sizes.seeds - 1
-        whole = {
-            method: rows
-            for method, rows in scores.items()
-            if all(len(rows.get(function, [])) == networks for function in sizes.functions)
+        """The scores of those networks for which all functions are scored, by the methods that scored all of them."""
+
+        def found(group: str, function: str, seed: int) -> Mapping[str, Any]:
+            return results.get(Job(architecture, Cell(function, distribution, seed), group, budget).name, {})
+
+        seeds = [s for s in range(1, sizes.seeds) if all(found("own", f, s) for f in sizes.functions)]
+        rows = {
+            (function, seed): {**found("own", function, seed), **found("shapiq", function, seed)}
+            for function in sizes.functions
+            for seed in seeds
         }
+        common = [m for m in next(iter(rows.values()), {}) if all(m in row for row in rows.values())]
+        listed = {m: [row[m] for row in rows.values()] for m in common}
         return Table(
-            whole,
-            {m: {name: sum(v) / len(v) for name, v in costs[m].items()} for m in whole},
-            {m: sum(same[m]) / len(same[m]) for m in whole},
+            len(seeds),
+            {m: {f: [rows[f, seed][m]["auc"] for seed in seeds] for f in sizes.functions} for m in common},
+            {
+                m: {name: sum(row[name] for row in mine) / len(mine) for name in ("points", "passes", "seconds")}
+                for m, mine in listed.items()
+            },
+            {m: sum(row.get(SAME, math.nan) for row in mine) / len(mine) for m, mine in listed.items()},
         )
 
     def means(self, method: str) -> list[Number]:
@@ -538,7 +559,7 @@ def cost_rows(tables: Mapping[tuple[str, str, int], Table], architecture: str, b
     """Points and passes of each method, of networks with both distributions."""
     listed = [t for (a, _, b), t in tables.items() if (a, b) == (architecture, budget)]
     rows = []
-    for method in listed[0].costs:
+    for method in [m for m in listed[0].costs if all(m in t.costs for t in listed)]:
         mean = {
             name: sum(t.costs[method][name] for t in listed) / len(listed) for name in ("points", "passes", "seconds")
         }
@@ -546,23 +567,48 @@ def cost_rows(tables: Mapping[tuple[str, str, int], Table], architecture: str, b
     return markdown([NAMES[architecture], "points", "passes", "seconds"], rows)
 
 
+def titles(tables: Mapping[tuple[str, str, int], Table]) -> list[str]:
+    return ["", *(f"{NAMES[a]}, {d} ({t.networks})" for (a, d, _), t in tables.items())]
+
+
+def at(tables: Mapping[tuple[str, str, int], Table], budget: int) -> dict[tuple[str, str, int], Table]:
+    return {key: table for key, table in tables.items() if key[2] == budget}
+
+
 def summary_rows(tables: Mapping[tuple[str, str, int], Table], budget: int) -> list[str]:
     """Mean over functions of all methods, for all architectures and distributions."""
-    chosen = {(a, d): t for (a, d, b), t in tables.items() if b == budget}
-    names = list(dict.fromkeys(method for table in chosen.values() for method in table.scores))
+    chosen = at(tables, budget)
     rows = []
-    for method in names:
+    for method in dict.fromkeys(method for table in chosen.values() for method in table.scores):
         numbers = [Number.over_functions(t.means(method)) if method in t.scores else None for t in chosen.values()]
         rows.append([method, *("–" if n is None else n.text(3) for n in numbers)])
-    return markdown(["", *(f"{NAMES[a]}, {d}" for a, d in chosen)], rows)
+    return markdown(titles(chosen), rows)
+
+
+def difference_rows(tables: Mapping[tuple[str, str, int], Table], budget: int) -> list[str]:
+    """Mean over functions of the reference minus each method; bold where it exceeds two standard errors."""
+    chosen = at(tables, budget)
+    rows = []
+    for method in dict.fromkeys(method for table in chosen.values() for method in table.scores):
+        texts = []
+        for table in chosen.values():
+            if method not in table.scores:
+                texts.append("–")
+                continue
+            number = Number.over_functions(table.differences(method))
+            shown = number.text(3, "+")
+            texts.append(f"**{shown}**" if abs(number.value) > 2 * number.stderr else shown)
+        if method != REFERENCE:
+            rows.append([method, *texts])
+    return markdown([f"{REFERENCE} minus it", *titles(chosen)[1:]], rows)
 
 
 def same_rows(tables: Mapping[tuple[str, str, int], Table], budget: int) -> list[str]:
     """Mean AUC over functions when the methods explain the same points, whatever that takes."""
-    chosen = {(a, d): t for (a, d, b), t in tables.items() if b == budget}
+    chosen = at(tables, budget)
     names = list(dict.fromkeys(m for t in chosen.values() for m in t.same if not math.isnan(t.same[m])))
     rows = [[m, *(f"{t.same[m]:.3f}" if m in t.same else "–" for t in chosen.values())] for m in names]
-    return markdown(["", *(f"{NAMES[a]}, {d}" for a, d in chosen)], rows)
+    return markdown(titles(chosen), rows)
 
 
 def choice_rows(results: Mapping[str, Any], architecture: str, setup: Setup) -> list[str]:
@@ -589,28 +635,30 @@ def page(setup: Setup) -> list[str]:
     found = keys(setup)
     results = Store(setup.folder / "scores.jsonl", found).read()
     sizes, scoring = setup.sizes, setup.scoring
-    tables = {
-        (a, d, b): Table.of(results, a, d, b, sizes) for b in scoring.budgets for a in found for d in CORRELATIONS
-    }
-    for (architecture, distribution, budget), table in tables.items():
-        if REFERENCE not in table.scores:
-            raise ValueError(f"scores of {architecture}, {distribution}, {budget} passes are incomplete: run `score`")
+    every = {(a, d, b): Table.of(results, a, d, b, sizes) for b in scoring.budgets for a in found for d in CORRELATIONS}
+    tables = {key: table for key, table in every.items() if table.networks > 1}  # one network has no standard error
+    budgets = [b for b in scoring.budgets if at(tables, b)]
+    if not budgets:
+        raise ValueError(f"no two networks of all functions are scored in {setup.folder}: run `score`")
     lines = []
-    for budget in scoring.budgets:
-        total = budget * scoring.points
+    for budget in budgets:
         lines += [
-            f"## Mean over functions, {budget} passes per point ({total} in total)",
+            f"## Mean over functions, {budget} passes per point ({budget * scoring.points} in total)",
+            "",
+            "AUC; the number of networks for each function is in brackets:",
             "",
             *summary_rows(tables, budget),
             "",
+            f"{REFERENCE} minus each method, paired by network; bold where it exceeds two standard errors:",
+            "",
+            *difference_rows(tables, budget),
+            "",
+            f"At the first {scoring.points} points, or as many as the budget allows; a method that takes fewer passes "
+            "per point keeps the rest:",
+            "",
+            *same_rows(tables, budget),
+            "",
         ]
-    lines += [
-        f"At the same {scoring.points} points (or as many as {scoring.budgets[-1]} passes for each allow), where "
-        "methods that take fewer passes keep the rest:",
-        "",
-        *same_rows(tables, scoring.budgets[-1]),
-        "",
-    ]
     for (architecture, distribution, budget), table in tables.items():
         lines += [
             f"## {NAMES[architecture]}, {distribution} features, {budget} passes per point",
@@ -622,12 +670,18 @@ def page(setup: Setup) -> list[str]:
         ]
     lines += ["## Cost: points, passes and seconds of one core for one network", ""]
     for architecture in found:
-        for budget in scoring.budgets:
-            lines += [f"{budget} passes per point:", "", *cost_rows(tables, architecture, budget), ""]
+        for budget in budgets:
+            if any((architecture, d, budget) in tables for d in CORRELATIONS):
+                lines += [f"{budget} passes per point:", "", *cost_rows(tables, architecture, budget), ""]
     lines += ["## Networks, and what was chosen", ""]
     for architecture in found:
         lines += [*choice_rows(results, architecture, setup), ""]
     return lines[:-1]
+
+
+def shapiq_version() -> str:
+    found = importlib.util.find_spec("shapiq") is not None
+    return f", shapiq {importlib.metadata.version('shapiq')}" if found else ""
 
 
 def heading(setup: Setup, shown: str) -> list[str]:
@@ -639,16 +693,19 @@ def heading(setup: Setup, shown: str) -> list[str]:
     widths = "-".join(map(str, sizes.widths))
     shape = sizes.transformer
     return [
-        "# Known interactions, five networks for each function",
+        "# Known interactions, several networks for each function",
         "",
         f"`{shown}`",
         "",
-        f"{time.strftime('%Y-%m-%d')}, training of {len(cells(sizes))} networks per architecture: {', '.join(trained)}",
+        f"{time.strftime('%Y-%m-%d')}. Training of {len(cells(sizes))} networks per architecture: "
+        f"{', '.join(trained)}. "
+        f"Scores: {platform.machine()}, 1 thread, Python {platform.python_version()}, torch {torch.__version__}"
+        f"{shapiq_version()}",
         "",
         f"MLPs {widths}, {sizes.steps} steps of Adam; transformers of {shape.layers} layers, width {shape.width}, "
         f"{shape.heads} heads, {sizes.transformer_steps} steps; {sizes.rows} rows. Mean ± standard error over "
-        f"{sizes.seeds - 1} networks of the global AUC of pairs; {scoring.points} points times the budget of passes. "
-        "The best of a column, to two digits, is bold.",
+        f"networks of the global AUC of pairs; {scoring.points} points times the budget of passes. In tables of "
+        "functions, the best of a column, to two digits, is bold.",
         "",
     ]
 
@@ -661,6 +718,8 @@ def main() -> None:
     parser.add_argument("--no-graph", action="store_true", help="train on a GPU without CUDA graphs")
     parser.add_argument("--processes", type=int, default=1, help="of score, one thread each")
     parser.add_argument("--groups", nargs="+", default=["own", "shapiq"], choices=["own", "shapiq"])
+    parser.add_argument("--architectures", nargs="+", choices=list(ARCHITECTURES), help="of score, default all")
+    parser.add_argument("--budgets", nargs="+", type=int, help="of score, passes per point, default all")
     parser.add_argument("--write", nargs="?", type=Path, const=PAGE, help="write the page, of table")
     parser.add_argument("--tiny", action="store_true", help="two functions and small networks, seconds")
     options = parser.parse_args()
@@ -669,8 +728,10 @@ def main() -> None:
     setup.folder.mkdir(parents=True, exist_ok=True)
     if options.step in ("train", "all"):
         train_all(sizes, options.device, setup.folder, graph=not options.no_graph)
-    if options.step in ("score", "all") and not score_all(setup, options.processes, options.groups):
-        raise SystemExit("some jobs failed, see above; run the same command again to repeat them")
+    if options.step in ("score", "all"):
+        wanted = (options.groups, options.architectures, options.budgets)
+        if not score_all(setup, options.processes, *wanted):
+            raise SystemExit("some jobs failed, see above; run the same command again to repeat them")
     if options.step in ("table", "all"):
         shown = "python benchmarks/interactions_networks.py train --device cuda, score, table --write"
         text = "\n".join([*heading(setup, shown), *remarks(options.write), *page(setup)]) + "\n"
