@@ -36,6 +36,7 @@ class Options:
     function: str | None = None  # "logit" or "neuron"; None: both
     cache: Path | None = None
     steps: int | None = None  # of a training; None: those of the paper
+    refined: bool = False  # two-dimensional networks: two stages of training instead of the paper's
     show_progress: bool = False
 
     def __post_init__(self) -> None:
@@ -53,8 +54,8 @@ class Options:
             raise ValueError(f"--device {self.device} cannot be used here: {str(error).splitlines()[0]}") from error
 
     def folder(self, name: str) -> Path:
-        """Folder of the cells, tables and figures of the experiment `name`; quick runs have a separate folder."""
-        return self.out / (f"{name}-quick" if self.quick else name)
+        """Folder of the cells, tables and figures of the experiment `name`; separate for quick and refined runs."""
+        return self.out / (name + "-refined" * self.refined + "-quick" * self.quick)
 
     @property
     def weights(self) -> Path:
@@ -67,6 +68,7 @@ class Options:
         words += ["--data DIR"] * (self.data is not None)
         words += ["--out DIR", f"--device {self.device}"]
         words += ["--quick"] * self.quick
+        words += ["--refined"] * self.refined
         words += [f"--points {self.points}"] * (self.points is not None)
         words += [f"--seed {self.seed}"]
         words += [f"--dataset {self.dataset}"] * (self.dataset is not None)

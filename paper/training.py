@@ -21,20 +21,23 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD, Optimizer, RMSprop
+from torch.optim import SGD, Adam, Optimizer, RMSprop
 from tqdm import trange
 
 from paper import datasets, networks
 from paper.augmentation import paper_augmentation
 from paper.datasets import Split
+from paper.gauss_newton import GaussNewton
 from paper.passes import Passes
 from smoothhess.model.weight_files import read_weights, save_tensors, save_weights
 
 __all__ = [
     "CIFAR10",
     "FOUR_QUADRANT",
+    "FOUR_QUADRANT_REFINED",
     "IMAGE_MLP",
     "NESTED",
+    "NESTED_REFINED",
     "Checkpoint",
     "Recipe",
     "Training",
@@ -135,6 +138,10 @@ CIFAR10 = Recipe(
 )
 FOUR_QUADRANT = _plane(40_000, 128, (5_000, 10_000, 20_000))
 NESTED = _plane(200_000, 64, (40_000, 80_000, 120_000, 160_000))
+# Not in the paper: two stages with a smaller error at new points, for the same network, loss and examples.
+_ADAM = Recipe(2_000, 256, Adam, warm_cosine(1e-3, 1e-3, 1e-4, 0, 2_000), _mean_squared_error, squared_error)
+FOUR_QUADRANT_REFINED = (_ADAM, GaussNewton(400, 1_000, rate=0.5, final_rate=0.01, damping=3e-4))
+NESTED_REFINED = (_ADAM, GaussNewton(1_000, 1_000, rate=0.4, final_rate=0.005, damping=1e-3))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch.special import gammainc, gammaincc
 from paper.cells import Cells
 from paper.datasets import nested, plane_grid
 from paper.experiments import Outcome
-from paper.experiments.plane import Trained, open_cells, trained
+from paper.experiments.plane import Trained, open_cells, stages, trained
 from paper.experiments.rings import ENTRIES, Rings
 from paper.experiments.scales import (
     LABEL,
@@ -35,10 +35,12 @@ from paper.experiments.scales import (
     log_grid,
     smooth_rows,
     softplus_rows,
+    unseen_words,
+    within_from,
 )
 from paper.options import Options
 from paper.tables import COLUMN, panel_title, print_style, save_figure, write_csv, write_page
-from paper.training import NESTED, shortened
+from paper.training import NESTED, NESTED_REFINED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,9 +60,9 @@ SIDE = 2.0  # half the side of the square of the training points
 def run(options: Options) -> Outcome:
     """H₁₁, H₁₂ and H₂₂ at 0 against σ², compared with the target, and against β; tables and the figure."""
     (few, many), per_decade = (QUICK_CALLS, 3) if options.quick else (CALLS, 6)
-    recipe = shortened(NESTED, 4_000) if options.quick else NESTED
+    recipe, refinement = stages(NESTED, NESTED_REFINED, 4_000, options)
     folder = options.folder(NAME)
-    fitted = trained(NAME, nested, recipe, options)
+    fitted = trained(NAME, nested, recipe, options, refinement=refinement)
     cells = open_cells(folder, options, fitted, calls=(few, many), runs=RUNS)
 
     sigma2 = sorted({*log_grid(*SIGMA2, per_decade), *JUDGED})
@@ -69,6 +71,7 @@ def run(options: Options) -> Outcome:
     explain(smooth, fitted, cells, options)
     soft = softplus_rows(fitted, cells, options, log_grid(*BETA, 4 * per_decade))
     lines = findings(smooth, soft, fitted, options.device)
+    lines.insert(1, unseen_words(fitted, nested, options.device))
     files = [write_csv(smooth, folder / "smoothhess.csv"), write_csv(soft, folder / "softplus.csv")]
     tables = {f"{name} at 0": [_shown(row, name) for row in smooth] for name in ("H₁₂", "H₁₁", "H₂₂")}
     files.append(
@@ -152,6 +155,7 @@ def findings(smooth: list[Row], soft: list[Row], fitted: Trained, device: str = 
     """Summarise the experiment in numbers."""
     low, high = JUDGED
     judged = [row for row in smooth if low <= row["σ²"] <= high]
+    below = [row for row in smooth if row["σ²"] <= high]
     lines = [f"network: {fitted.words} (published: 200000 steps, 1e-1)", jump_words(fitted, device)]
     for name in ENTRIES:
         gaps = [row[name] - row[f"{name} of the target"] for row in judged]
@@ -165,7 +169,8 @@ def findings(smooth: list[Row], soft: list[Row], fitted: Trained, device: str = 
             f"{name} for σ² in [{low:g}, {high:g}]: within {ALLOWED} of the target's at {inside} of {len(judged)} "
             f"scales, the network's exact {name} at {known}; farthest {gaps[k]:+.3f} ± {stderr:.3f} at σ² = "
             f"{worst['σ²']:.3g}, where the exact gap is {inner:+.3f} from inside the square (jumps and fit) and "
-            f"{outer:+.3f} from outside"
+            f"{outer:+.3f} from outside; "
+            + within_from(below, name, [row[f"{name} of the target"] for row in below], ALLOWED)
         )
     lines.append(error_words(judged[0], ALLOWED))
     lines.append(agreement(smooth))

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from paper.cells import Cells
 from paper.datasets import Split, plane_grid
+from paper.gauss_newton import GaussNewton, refine
 from paper.networks import MLP
 from paper.options import Options
-from paper.training import Checkpoint, Recipe, train
+from paper.training import Checkpoint, Recipe, mean_score, shortened, train
 from smoothhess.model.weight_files import load_weights, save_weights
 
-__all__ = ["Trained", "open_cells", "trained"]
+__all__ = ["Trained", "open_cells", "stages", "trained"]
 
 
 class _FullPrecision(MLP):
@@ -63,18 +64,23 @@ def trained(
     options: Options,
     sizes: tuple[int, ...] = (2, 500, 300, 250, 250, 250, 1),
     points: Tensor | None = None,
+    refinement: GaussNewton | None = None,
 ) -> Trained:
     """Return the network `name` trained on `target` at `points` (the paper's grid if None), or the stored one.
 
-    Weights and the state of an unfinished training are files in `options.weights`, so nothing is trained twice. With
-    `options.steps` the training stops there, with the weights that the full training has at that step.
+    With `refinement`, Gauss-Newton steps at the same points follow. Weights and the state of an unfinished training are
+    files in `options.weights`, so nothing is trained twice. With `options.steps` the training stops there, with the
+    weights that the full training has at that step.
     """
-    kind, planned = f"{name}-{recipe.n_steps}-steps", None
-    if options.steps is not None and options.steps != recipe.n_steps:
-        if options.steps > recipe.n_steps:
-            raise ValueError(f"--steps must be at most {recipe.n_steps}, all of them, got {options.steps}.")
-        kind, planned = f"{name}-{options.steps}-of-{recipe.n_steps}-steps", recipe.n_steps
-        recipe = replace(recipe, n_steps=options.steps)
+    total = recipe.n_steps + (0 if refinement is None else refinement.n_steps)
+    name += "" if refinement is None else "-refined"
+    kind, planned, steps = f"{name}-{total}-steps", None, total
+    if options.steps is not None and options.steps != total:
+        if options.steps > total:
+            raise ValueError(f"--steps must be at most {total}, all of them, got {options.steps}.")
+        kind, planned, steps = f"{name}-{options.steps}-of-{total}-steps", total, options.steps
+    refining = max(0, steps - recipe.n_steps)
+    recipe = replace(recipe, n_steps=steps - refining)
     path = options.weights / f"{kind}-seed-{options.seed}.safetensors"
     with torch.random.fork_rng(devices=[]):  # layers draw their initial weights from the global generator
         torch.manual_seed(options.seed)
@@ -83,10 +89,11 @@ def trained(
         notes = load_weights(network, path)
         return Trained(network.to(options.device).eval(), int(notes["steps"]), float(notes["mse"]), planned)
     points = plane_grid() if points is None else points
+    data = Split(points, target(points))
     checkpoint = Checkpoint.of(path)
     training = train(
         network,
-        Split(points, target(points)),
+        data,
         recipe,
         seed=options.seed,
         checkpoint=checkpoint,
@@ -94,9 +101,33 @@ def trained(
         show_progress=options.show_progress,
     )
     mse = training.scores["train"]
-    save_weights(network, path, run=name, seed=str(options.seed), steps=str(training.n_steps), mse=repr(mse))
-    checkpoint.path.unlink(missing_ok=True)
-    return Trained(network, training.n_steps, mse, planned)
+    state = path.with_name(path.name + ".gauss-newton.safetensors")
+    if refinement is not None and refining:
+        refine(
+            network,
+            data,
+            refinement,
+            n_steps=refining,
+            seed=options.seed,
+            checkpoint=state,
+            device=options.device,
+            show_progress=options.show_progress,
+        )
+        mse = mean_score(network, data, recipe.score)
+    save_weights(network, path, run=name, seed=str(options.seed), steps=str(steps), mse=repr(mse))
+    for unfinished in (checkpoint.path, state):
+        unfinished.unlink(missing_ok=True)
+    return Trained(network, steps, mse, planned)
+
+
+def stages(
+    published: Recipe, refined: tuple[Recipe, GaussNewton], quick_steps: int, options: Options
+) -> tuple[Recipe, GaussNewton | None]:
+    """The training that the options choose: the paper's, or with `--refined` two stages; short ones with `--quick`."""
+    if not options.refined:
+        return shortened(published, quick_steps) if options.quick else published, None
+    first, second = refined
+    return (shortened(first, 500), replace(second, n_steps=30)) if options.quick else refined
 
 
 def open_cells(folder: Path, options: Options, fitted: Trained, **settings: Any) -> Cells:

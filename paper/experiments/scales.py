@@ -30,6 +30,8 @@ __all__ = [
     "log_grid",
     "smooth_rows",
     "softplus_rows",
+    "unseen_words",
+    "within_from",
 ]
 
 Row = dict[str, Any]
@@ -47,6 +49,7 @@ def log_grid(low: float, high: float, per_decade: int) -> list[float]:
     return [float(f"{10 ** (k / per_decade):.6g}") for k in range(first, last + 1)]
 
 
+N_UNSEEN, NEAR = 65_536, 0.2  # new points of the square, and the radius of the disc of a quarter as many
 RUNS = 32  # independent runs for each number
 LEVEL = 0.95
 REACH = float(student_t.quantile(LEVEL, torch.tensor(RUNS - 1.0)))  # standard errors in a 95 % interval
@@ -107,6 +110,40 @@ def error_words(row: Row, allowed: float) -> str:
         f"at σ² = {s2:g} the network is off by {error:.2g} (root mean square over the Gaussian), which can put H₁₂ off "
         f"by up to {across:.2f} and H₁₁ by {along:.2f}; {allowed} is certain only below {allowed * s2:.2g}"
     )
+
+
+def unseen_words(fitted: Trained, target: Callable[[Tensor], Tensor], device: str) -> str:
+    """The error of the network at new points of the training square and at new points near 0."""
+    generator = torch.Generator().manual_seed(1)
+    square = 4 * torch.rand(N_UNSEEN, 2, generator=generator, dtype=torch.float64) - 2
+    radius, angle = torch.rand(2, N_UNSEEN // 4, generator=generator, dtype=torch.float64)
+    disc = NEAR * radius.sqrt()[:, None] * torch.stack([(math.tau * angle).cos(), (math.tau * angle).sin()], -1)
+    double = fitted.in_double
+
+    @torch.no_grad()
+    def squared(points: Tensor) -> Tensor:
+        return torch.cat([(double(x)[:, 0] - target(x)).square() for x in points.to(device).split(8_192)])
+
+    whole, near = squared(square), squared(disc)
+    return (
+        f"at {len(square)} new points of the square: mean squared error {whole.mean():.2g}, median "
+        f"{whole.median():.2g}; at {len(disc)} new points within {NEAR} of 0: mean {near.mean():.2g}"
+    )
+
+
+def within_from(rows: list[Row], name: str, truth: list[float], allowed: float) -> str:
+    """The smallest σ² from which on an entry is near the truth at every scale, estimated and exact.
+
+    >>> rows = [{"σ²": s, "H": h, "H of the network": h} for s, h in ((0.1, 1.0), (0.2, 2.0), (0.4, 1.1), (0.8, 1.0))]
+    >>> within_from(rows, "H", [1.0] * 4, 0.2)
+    'within 0.2 at every scale from σ² = 0.4 on (exact: 0.4)'
+    """
+    found = []
+    for key in (name, f"{name} of the network"):
+        outside = [k for k, row in enumerate(rows) if abs(row[key] - truth[k]) > allowed]
+        first = outside[-1] + 1 if outside else 0
+        found.append(f"{rows[first]['σ²']:.3g}" if first < len(rows) else "none")
+    return f"within {allowed} at every scale from σ² = {found[0]} on (exact: {found[1]})"
 
 
 def softplus_rows(fitted: Trained, cells: Cells, options: Options, beta: list[float]) -> list[Row]:

@@ -321,7 +321,7 @@ def test_full_precision_under_autocast():
 def toy(monkeypatch):
     """The experiments with an untrained network in the place of the trained one."""
     for module in TOYS.values():
-        monkeypatch.setattr(module, "trained", lambda *_: plane.Trained(small(), 12, 0.5))
+        monkeypatch.setattr(module, "trained", lambda *_, **__: plane.Trained(small(), 12, 0.5))
     monkeypatch.setattr(four_quadrant, "QUICK_CALLS", 640)
     monkeypatch.setattr(nested, "QUICK_CALLS", (640, 640))
 
@@ -348,7 +348,7 @@ def test_an_experiment_writes_tables_and_figures_and_does_not_repeat_itself(name
     assert [path.read_bytes() for path in again.files if path.suffix == ".csv"] == tables
     with pytest.raises(ValueError, match="seed is 0 there and 1 now"):
         find(name)(replace(options, seed=1))
-    monkeypatch.setattr(TOYS[name], "trained", lambda *_: plane.Trained(small(), 12, 0.25))
+    monkeypatch.setattr(TOYS[name], "trained", lambda *_, **__: plane.Trained(small(), 12, 0.25))
     with pytest.raises(ValueError, match="mean squared error is 0.5 there and 0.25 now"):
         find(name)(options)
 
