@@ -30,7 +30,7 @@ def asked(monkeypatch):
 
 
 def test_the_options_reach_the_experiment(asked, tmp_path, capsys):
-    words = "pmse --quick --points 7 --seed 5 --dataset fmnist --function neuron --device cpu --steps 9"
+    words = "pmse --quick --points 7 --seed 5 --dataset fmnist --function neuron --device cpu --steps 9 --refined"
     folders = ["--data", str(tmp_path), "--out", str(tmp_path / "o"), "--cache", str(tmp_path / "c")]
     assert main([*words.split(), *folders]) == 0
     ((name, options),) = asked
@@ -46,6 +46,7 @@ def test_the_options_reach_the_experiment(asked, tmp_path, capsys):
         function="neuron",
         cache=tmp_path / "c",
         steps=9,
+        refined=True,
         show_progress=False,
     )
     assert options == expected
@@ -72,7 +73,7 @@ def test_every_experiment_has_its_name(asked, name):
 def test_help_explains_the_options(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for option in "--data --out --device --quick --points --seed --dataset --function --cache --steps".split():
+    for option in "--data --out --device --quick --points --seed --dataset --function --cache --steps --refined".split():
         assert option in text
     assert all(name in " ".join(text.split()) for name in ("surface", "superpixels", "SMOOTHHESS_DATA"))
 

@@ -204,6 +204,20 @@ def test_the_error_is_found_where_it_is():
     assert "within 0.4 of 0 the error is 0 (" in words
 
 
+def test_the_error_at_new_points():
+    class Beside(nn.Module):
+        """The target, and 0.5 more near 0."""
+
+        def forward(self, x):
+            return (datasets.nested(x) + torch.where(x.norm(dim=-1) < scales.NEAR, 0.5, 0.0))[:, None]
+
+    words = scales.unseen_words(plane.Trained(Beside(), 0, 0.0), datasets.nested, "cpu")
+    assert "median 0; " in words
+    assert words.endswith("within 0.2 of 0: mean 0.25")
+    share = float(words.split("mean squared error ")[1].split(",")[0]) / 0.25
+    assert share == pytest.approx(math.pi * scales.NEAR**2 / 16, rel=0.2)
+
+
 # --- the smoothed surface ---------------------------------------------------------------------------------------------
 
 
@@ -367,6 +381,8 @@ def test_findings_count_what_is_outside_the_band():
     assert "can put H₁₂ off by up to 0.20 and H₁₁ by 0.28; 0.15 is certain only below 0.0015" in lines[2]
     assert "0.0 % of 12 entries within their 95 % intervals, farthest 2.5" in lines[4]
     assert "to 10.00, the peak at β = 700" in lines[5]
+    assert "within 2.5 ± 0.15 at 2 of 4 scales, the network's exact H₁₂ at 1; " in lines[6]
+    assert lines[6].endswith("within 0.15 at every scale from σ² = 0.1 on (exact: 1)")
 
 
 def test_the_error_bounds_the_gap(tmp_path):
