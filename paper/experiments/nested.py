@@ -203,7 +203,7 @@ def figure(smooth: list[Row], soft: list[Row], fitted: Trained) -> Figure:
     for (_, style), words in zip(LINES.items(), ("network, exact", "target", "target, clipped"), strict=True):
         top.plot([], [], color=INK, linewidth=0.9, linestyle=style, label=words)
     top.set_ylabel("SmoothHess at 0")
-    top.legend(loc="lower left", handletextpad=0.5, labelspacing=0.3)
+    top.legend(loc="best", handletextpad=0.5, labelspacing=0.3)
     panel_title(top, "(a) SmoothHess", fitted.caption)
 
     for place, style in (("inside", "-"), ("outside", DOTTED)):
@@ -212,7 +212,7 @@ def figure(smooth: list[Row], soft: list[Row], fitted: Trained) -> Figure:
             gaps = [row[f"{name} gap from {place} the square"] for row in smooth]
             middle.plot(scales, gaps, color=colour, linewidth=0.9, linestyle=style)
     middle.set(ylabel="network − target", xlabel="σ², variance of the smoothing")
-    middle.legend(loc="upper left", handlelength=1.6, labelspacing=0.2)
+    middle.legend(loc="best", handlelength=1.6, labelspacing=0.2)
     panel_title(middle, "(b) the network's gap, by where it arises")
 
     betas = [row["β"] for row in soft]

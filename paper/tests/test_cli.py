@@ -73,7 +73,8 @@ def test_every_experiment_has_its_name(asked, name):
 def test_help_explains_the_options(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for option in "--data --out --device --quick --points --seed --dataset --function --cache --steps --refined".split():
+    options = "--data --out --device --quick --points --seed --dataset --function --cache --steps --refined"
+    for option in options.split():
         assert option in text
     assert all(name in " ".join(text.split()) for name in ("surface", "superpixels", "SMOOTHHESS_DATA"))
 
