@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from faithfulness import kept, load_network, mean_text, where
 from image_subset import Images, Subset, load
-from interactions import markdown, remarks
+from interactions import markdown, publish, remarks
 from torch import Tensor, nn
 
 from paper.networks import ResNet
@@ -521,11 +521,7 @@ def main() -> None:
     if options.images:
         settings = Settings(layers=tuple(options.layers))
         run(prepared(options.data, options.device, options.images, settings), options.images)
-    text = page(options.write)
-    print(text)
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(text)
+    publish([page(options.write)], options.write)
 
 
 if __name__ == "__main__":

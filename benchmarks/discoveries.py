@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from interactions import average, cell, markdown, remarks
+from interactions import average, cell, markdown, publish, remarks
 from known import FEATURES, FUNCTIONS, Known
 from torch import Tensor, nn
 
@@ -205,11 +205,7 @@ def main() -> None:
         *remarks(options.write),
         *(line for part in parts for line in part),
     ]
-    text = "\n".join(lines).rstrip() + "\n"
-    print(text)
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(text)
+    publish(lines, options.write)
 
 
 if __name__ == "__main__":

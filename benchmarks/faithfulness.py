@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from image_subset import SUPERPIXELS, Images, Subset, full, load
-from interactions import average, cell, markdown, remarks
+from interactions import average, cell, markdown, publish, remarks
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -494,11 +494,7 @@ def main() -> None:
         *section("vgg"),
         *section("resnet18"),
     ]
-    text = "\n".join(lines).rstrip() + "\n"
-    print(text)
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(text)
+    publish(lines, options.write)
 
 
 if __name__ == "__main__":

@@ -476,6 +476,15 @@ def remarks(path: Path | None) -> list[str]:
     return [BEGIN, "", *([kept, ""] if kept else []), END, ""]
 
 
+def publish(lines: Sequence[str], path: Path | None) -> None:
+    """Print a page, and write it to the file."""
+    text = "\n".join(lines).rstrip() + "\n"
+    print(text)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three functions, small networks, a minute")
@@ -492,11 +501,7 @@ def main() -> None:
     nulls = kept("nulls", settings, lambda: false_discoveries(settings), options.fresh)
     seconds = sum(r["seconds"] for r in (*results.values(), nulls))
     lines = [*heading(seconds, settings), *remarks(options.write), *page(results, nulls, settings)]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(text)
+    publish(lines, options.write)
 
 
 if __name__ == "__main__":

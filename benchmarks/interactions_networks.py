@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 from detectors import Counted, Fitted, I, J, Method, finite_differences, load_shapiq, shapley, smooth
-from interactions import BETAS, REACH, SIGMAS, STEPS, auc, average, markdown, remarks
+from interactions import BETAS, REACH, SIGMAS, STEPS, auc, average, markdown, publish, remarks
 from known import FEATURES, truth_table
 from known_networks import (
     ARCHITECTURES,
@@ -742,11 +742,7 @@ def main() -> None:
             raise SystemExit("some jobs failed, see above; run the same command again to repeat them")
     if options.step in ("table", "all"):
         shown = "python benchmarks/interactions_networks.py train --device cuda, score, table --write"
-        text = "\n".join([*heading(setup, shown), *remarks(options.write), *page(setup)]) + "\n"
-        print(text)
-        if options.write:
-            options.write.parent.mkdir(parents=True, exist_ok=True)
-            options.write.write_text(text)
+        publish([*heading(setup, shown), *remarks(options.write), *page(setup)], options.write)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from interactions import average, cell, markdown, remarks
+from interactions import average, cell, markdown, publish, remarks
 from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor, nn
 
@@ -216,11 +216,8 @@ def main() -> None:
             *table(found),
             "",
         ]
-    text = "\n".join(lines).rstrip() + "\n"
-    print(text)
+    publish(lines, options.write)
     if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(text)
         draw(results)
 
 
