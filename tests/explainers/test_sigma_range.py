@@ -128,6 +128,7 @@ def test_the_nearest_sigma_is_recommended_where_none_is_usable():
     )
     assert "No σ is usable without reservation; the nearest is sigma=" in str(found)
     assert str(found).count("← nearest") == 1
+    assert "inf" not in str(found)  # R² is not known at any of these scales
 
 
 def test_examples_without_flips_do_not_enter_the_mean_r2():

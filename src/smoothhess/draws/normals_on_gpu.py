@@ -68,7 +68,7 @@ def ziggurat() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     >>> inside, width, density = ziggurat()
     >>> round(float(width[255] * MANTISSA), 6), round(float(density[255]), 6), float(density[0])
-    (3.654153, 0.001260, 1.0)
+    (3.654153, 0.00126, 1.0)
     """
     width = np.array([_number_of(strip | MANTISSA // 2 << 9) for strip in range(STRIPS)]) * (2 / MANTISSA)
     edge = width * MANTISSA

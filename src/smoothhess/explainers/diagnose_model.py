@@ -226,7 +226,8 @@ def diagnose(
     label, unit = (f"σ = {float(scales[asked]):.3g}", "") if isotropic else ("the given Gaussian", " times its size")
     limits = [ends(row, scales, asked) for row in states.tolist()]
     pairs = zip(states.tolist(), limits, strict=True)
-    findings = _findings(found, own, max(chosen.r2.nanmean(0).nan_to_num(-math.inf).tolist()))
+    known = [r2 for r2 in chosen.r2.nanmean(0).tolist() if not math.isnan(r2)]
+    findings = _findings(found, own, max(known, default=math.nan))
     if not given and chosen.index is None and {*chosen.states} <= {NOISE, ROUNDED, BEYOND}:
         findings = [NO_CHANGE]
     if not given and data is None:
