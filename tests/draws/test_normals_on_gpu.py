@@ -74,6 +74,25 @@ def test_a_kernel_that_fails_is_named_in_a_warning(monkeypatch):
     module._works_on.cache_clear()
 
 
+@pytest.mark.parametrize("error", [AssertionError(), OSError("a\nb")])
+def test_failures_with_any_message_are_reported(monkeypatch, error):
+    monkeypatch.setattr(module, "normals_on_gpu", lambda *_: (_ for _ in ()).throw(error))
+    module._works_on.cache_clear()
+    with pytest.warns(RuntimeWarning, match=type(error).__name__):
+        assert not computes_on("cuda", 1000)
+    module._works_on.cache_clear()
+
+
+def test_running_out_of_memory_is_no_reason_to_give_up_the_kernel(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(module, "normals_on_gpu", full)
+    module._works_on.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        computes_on("cuda", 1000)
+
+
 @on_gpu
 def test_the_kernel_gives_the_numbers_of_numpy():
     keys = [(seed, 5) for seed in range(1000)]

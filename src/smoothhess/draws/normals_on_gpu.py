@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.draws.seeding import PCG_MASK, PCG_MULTIPLIER, State, generators, states
+from smoothhess.linalg.memory import reraise_out_of_memory
 
 __all__ = ["computes_on", "normals_on_gpu", "ziggurat"]
 
@@ -43,7 +44,9 @@ def _works_on(device: torch.device) -> bool:
     try:
         numbers = normals_on_gpu(found, 4096, device).cpu().numpy()
     except Exception as error:  # no Triton, no C compiler, an unknown GPU
-        reason = f"the kernel for the GPU cannot be run ({type(error).__name__}: {str(error).splitlines()[0]})"
+        reraise_out_of_memory(error)
+        words = " ".join(str(error).split())[:200]
+        reason = f"the kernel for the GPU cannot be run ({type(error).__name__}: {words})"
     else:
         expected = np.stack([one.standard_normal(4096) for one in generators(found)])
         if np.allclose(numbers, expected, rtol=1e-12, atol=0):
@@ -79,10 +82,13 @@ def ziggurat() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _number_of(word: int) -> float:
-    """The normal number that NumPy makes of a word, followed by a word of zeros."""
+    """The normal number that NumPy makes of a word: that of the generator whose next state is the word.
+
+    The upper half of that state is zero, so the output is its lower half, not rotated. Strip 1 has no inside; there the
+    following word accepts the number.
+    """
     increment = 1
-    after = word  # the upper half is zero, so the output is the lower half, not rotated
-    state = (after - increment) * pow(PCG_MULTIPLIER, -1, PCG_MASK + 1) & PCG_MASK
+    state = (word - increment) * pow(PCG_MULTIPLIER, -1, PCG_MASK + 1) & PCG_MASK
     return float(next(generators([State(state, increment)])).standard_normal())
 
 
