@@ -247,7 +247,7 @@ def test_works_without_gradients_and_after_an_error_they_are_back():
         (
             {"surrogate": flat(X[:2])},
             ValueError,
-            r"made around these inputs, \(4, 6\) torch.float64 on cpu, got one around \(2, 6\)",
+            r"made around these inputs, \(4, 6\) torch.float64, got one around \(2, 6\)",
         ),
         ({"surrogate": flat(X.float())}, ValueError, r"got one around \(4, 6\) torch.float32"),
         ({"surrogate": flat(X.flip(0))}, ValueError, "around others of the same shape. Pass the same batch"),

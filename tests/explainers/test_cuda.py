@@ -11,7 +11,7 @@ from torch.optim import SGD
 from paper import passes
 from paper.datasets import Split
 from paper.training import Recipe, correct, train
-from smoothhess import Interactions, SmoothHess
+from smoothhess import Interactions, SmoothHess, evaluate
 from smoothhess.datasets import explain_dataset
 from smoothhess.draws.designs import DESIGNS, EXACT
 from smoothhess.model.capacity import InputKind
@@ -217,3 +217,26 @@ def test_batch_norms_with_a_quicker_way_back(monkeypatch):
         expected = getattr(here, name)
         for found in (quick, plain):
             torch.testing.assert_close(getattr(found, name).cpu(), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_results_on_the_host_are_compared_with_a_model_on_the_gpu():
+    """Results that take more than half of the free memory are moved to the host."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 12, generator=rng).double().cuda()
+    model = OneHidden(12).cuda()
+    there = SmoothHess(model).attribute(x, sigma=0.3, n_calls=96)
+    here = there.to("cpu")
+    errors = [evaluate.perturbation_mse(model, x, r.taylor(), 0.3) for r in (there, here)]
+    torch.testing.assert_close(*errors, rtol=1e-9, atol=1e-12)
+    assert errors[1].is_cuda
+    chosen = [
+        evaluate.select(
+            model,
+            x,
+            radius=0.3,
+            values=[0.1, 0.2],
+            method=lambda s, d=d: SmoothHess(model).attribute(x, sigma=s, n_calls=96).to(d),
+        )
+        for d in ("cuda", "cpu")
+    ]
+    torch.testing.assert_close(chosen[0].scores, chosen[1].scores, rtol=1e-9, atol=1e-12)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from smoothhess.linalg.gram import weighted_gram
+from smoothhess.linalg import gram
+from smoothhess.linalg.gram import Grams, inner, weighted_gram
 
 pytestmark = pytest.mark.rounding
 
@@ -33,3 +34,15 @@ def test_entries_below_rounding_do_not_make_columns_dense():
 
 def test_no_columns_give_zero():
     assert torch.equal(weighted_gram(torch.ones(3, 0), torch.ones(0)), torch.zeros(3, 3))
+
+
+def test_gram_matrices_do_not_depend_on_memory_that_others_take(monkeypatch):
+    """On a GPU the size of a chunk follows from the free memory, which changes while other processes run."""
+    rng = torch.Generator().manual_seed(0)
+    odd, score = torch.randn(2, 5, 9, generator=rng), torch.randn(1, 5, 9, generator=rng)
+    steps = iter([4, 3, 2, 1])
+    monkeypatch.setattr(gram, "_step", lambda rows: next(steps))
+    found = Grams.of(odd, score)
+    torch.testing.assert_close(found.cross, odd.double() @ score.double().mT)
+    torch.testing.assert_close(found.score, score.double() @ score.double().mT)
+    torch.testing.assert_close(inner(odd, odd), odd.double() @ odd.double().mT)

@@ -225,6 +225,8 @@ def post_hoc(
             points_at = attacker.widened(chosen) if isinstance(attacker, AttackPath) else attacker
             for radius in chosen:
                 points = points_at(radius)
+                if isinstance(attacker, AttackPath):  # large results are moved from a GPU to the host
+                    points = points.to(inputs.device)
                 moved.append(_distance(name, points, inputs, radius))
                 after.append(judge(points))
     shape = (len(attackers), len(chosen), len(inputs))

@@ -145,15 +145,15 @@ def _check_surrogate(name: str, surrogate: Any, inputs: Tensor) -> None:
 
 
 def check_centre(name: str, surrogate: Taylor, inputs: Tensor, otherwise: str = "") -> None:
-    """Raise unless the inputs of a surrogate are exactly these inputs."""
+    """Raise unless the inputs of a surrogate are exactly these inputs; it may be on another device."""
     centre = surrogate.inputs
-    if centre.shape != inputs.shape or centre.dtype != inputs.dtype or centre.device != inputs.device:
-        expected, got = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (inputs, centre))
+    if centre.shape != inputs.shape or centre.dtype != inputs.dtype:
+        expected, got = (f"{tuple(t.shape)} {t.dtype}" for t in (inputs, centre))
         raise ValueError(
             f"surrogate {name!r} must be made around these inputs, {expected}, got one around {got}. "
             "Compute it from the same batch."
         )
-    if not torch.equal(centre, inputs):
+    if not torch.equal(centre.to(inputs.device), inputs):
         raise ValueError(
             f"surrogate {name!r} must be made around these inputs, got one around others of the same shape. Pass the "
             f"same batch in the same order{otherwise}."

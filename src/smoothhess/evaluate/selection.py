@@ -476,7 +476,7 @@ class _Perturbation:
 
     def _forms(self, taylor: Taylor, unit: Tensor) -> tuple[Tensor, Tensor]:
         """gᵀu and uᵀHu of each example, (B, c) float64 on the CPU."""
-        u = unit.to(self.inputs)
+        u = unit.to(taylor.gradient)  # which may be on the host although the model is on a GPU
         linear = (taylor.gradient @ u.mT).double().cpu()
         if taylor.product is None:
             return linear, torch.zeros_like(linear)
@@ -499,7 +499,7 @@ class _Attack:
 
     def __call__(self, taylor: Taylor) -> tuple[Tensor, Tensor | None]:
         path = AttackPath.of(taylor, bounds=self.bounds)
-        perturbed = [path(radius) for radius in self.radii]
+        perturbed = [path(radius).to(self.call.inputs) for radius in self.radii]
         with borrowed(self.call.forward_func, self.call.inputs.device), torch.no_grad():
             survived = [self.judge(points) == self.before for points in perturbed]
         return torch.stack(survived).double().cpu(), None

@@ -19,7 +19,8 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     >>> inner(torch.ones(1, 2, 3), torch.ones(1, 1, 3)).tolist()
     [[[3.0], [3.0]]]
     """
-    parts = zip(a.split(_step(a), -1), b.split(_step(a), -1), strict=True)
+    step = _step(a)  # once: on a GPU it depends on the memory that is free at this moment
+    parts = zip(a.split(step, -1), b.split(step, -1), strict=True)
     total, *rest = (x.double() @ y.double().mT for x, y in parts)
     for product in rest:
         total += product
@@ -36,8 +37,8 @@ class Grams(NamedTuple):
     @staticmethod
     def of(odd: Tensor, score: Tensor) -> Grams:
         """Compute all three; each entry is converted to float64 once."""
-        found = None
-        for g, s in zip(odd.split(_step(odd), -1), score.split(_step(odd), -1), strict=True):
+        found, step = None, _step(odd)  # the step once, as in `inner`
+        for g, s in zip(odd.split(step, -1), score.split(step, -1), strict=True):
             g, s = g.double(), s.double()
             products = symmetric_product(g, g), g @ s.mT, symmetric_product(s, s)
             found = (

@@ -51,22 +51,24 @@ class Taylor:
                 f"points must be absolute and have shape ({expected}), got {tuple(points.shape)}. "
                 "For one point per example use points[:, None]."
             )
-        return self.displaced((points.to(self.inputs) - self.inputs[:, None]).flatten(2))
+        delta = (points.to(self.inputs) - self.inputs[:, None]).flatten(2)
+        return self.displaced(delta).to(points.device)
 
     def displaced(self, delta: Tensor) -> Tensor:
         """Values of the surrogate at x₀ + δ.
 
         Args:
-            delta: flat displacements δ, (B, n, d).
+            delta: flat displacements δ, (B, n, d), on any device: large results are moved from a GPU to the host.
 
         Returns:
-            (B, n).
+            (B, n), on the device of `delta`.
         """
+        asked, delta = delta.device, delta.to(self.gradient.device)
         linear = torch.einsum("bnd,bd->bn", delta, self.gradient)
         value = self.value[:, None] + linear
         if self.product is not None:
             value = value + (delta * self.product(delta)).sum(-1) / 2
-        return value
+        return value.to(asked)
 
 
 def surrogate(result: Any, order: int = 2) -> Taylor:
