@@ -304,13 +304,16 @@ def report(case: Case, blocks: int) -> tuple[list[str], str]:
     lines += ["", f"| target + estimate | passes | {' | '.join(MIXES)} |", "|---|---|---|---|---|---|---|"]
     rows = dict.fromkeys(row for row, column in cells if column != "alone")
     lines += [f"| {row} | {passes[row]:.0f} | {' | '.join(text((row, c)) for c in MIXES)} |" for row in rows]
-    noisy = [key for key in cells if "centre" in key[0] and key[1] != "alone"]
-    best, usable = max(noisy, key=gain), max((key for key in noisy if key[1] == "around"), key=gain)
-    one, defaults = (gain((name, "alone")) for name in ("one block", "defaults"))
-    summary = (
-        f"| {case.name} | {one:.3g}× | {defaults:.3g}× | {gain(usable):.3g}× ({usable[0]}) | "
-        f"{gain(best):.3g}× ({best[0]}; {best[1]}) |"
-    )
+
+    def best(noisy: bool, columns: Sequence[str]) -> str:
+        found = max((key for key in cells if key[1] in columns and ("centre" in key[0]) == noisy), key=gain)
+        return f"{gain(found):.3g}× ({'; '.join(found if len(columns) > 1 else found[:1])})"
+
+    errors = [mean_of([o.error for o in cells[name, "alone"]]) for name in ("H₁ at x", "4 centres", "32 centres")]
+    known = [f"{gain((name, 'alone')):.3g}×" for name in ("one block", "one block, kink", "defaults")]
+    bests = [best(noisy, columns) for columns in (("around",), MIXES) for noisy in (False, True)]
+    limits = " / ".join(f"{e:.3f}" for e in (*errors, math.sqrt(max(squared, 0))))
+    summary = f"| {' | '.join([case.name, limits, *known, *bests])} |"
     return [*lines, ""], summary
 
 
@@ -320,7 +323,7 @@ def main() -> None:
         "--data", type=Path, default=os.environ.get("SMOOTHHESS_DATA"), help="folder with MNIST, CIFAR10 and weights"
     )
     parser.add_argument("--only", nargs="+", choices=list(cases.MAKERS), default=["digits", "vgg", "curve"])
-    parser.add_argument("--images", type=int, default=2, help="inputs per network")
+    parser.add_argument("--images", type=int, default=4, help="inputs per network")
     parser.add_argument("--epsilons", nargs="+", type=float, default=[0.25, 1.0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--reference", type=int, default=16, help="blocks of 2d calls in each half of the reference")
@@ -333,8 +336,12 @@ def main() -> None:
     shown = " ".join(["DIR" if word == str(options.data) else word for word in sys.argv[1:]])
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
     head = [f"{machine}, {versions}", f"`python benchmarks/noisy_centres.py {shown}`", ""]
-    table = ["| network, ε | one block | defaults | best with weight 1 | best with weights fitted to the truth |"]
-    table, details = [*table, "|---|---|---|---|---|"], []
+    table = [
+        "| network, ε | error of H₁ / 4 / 32 / ∞ centres | one block | one block, kink | defaults "
+        "| around H₁ | around noisy centres | best with H₁ | best with noisy centres |",
+        f"|{'---|' * 9}",
+    ]
+    details: list[str] = []
     for name in options.only:
         for case in cases.MAKERS[name](options.device, options.images, options.epsilons, data):
             lines, summary = report(case, options.reference)
