@@ -109,7 +109,7 @@ class Centres:
     def products(self, first: int, delta: Tensor) -> Tensor:
         """H₁ˡδ of each layer for rows δ (rows, d), (layers, rows, d); the centres from `first` on share the rows."""
         each = len(delta) // (len(self.bend) - first)
-        step, found = max(1, self.network.oracle.batch_size // each), []
+        step, found = max(1, self.network.oracle.batch_size // (4 * each)), []  # the graph keeps more than a gradient
         for index in self.network.everyone[first:].split(step):
             network, bend = self.network.select(index), self.bend[index].repeat_interleave(each, 0)
             rows = slice((int(index[0]) - first) * each, (int(index[-1]) + 1 - first) * each)
