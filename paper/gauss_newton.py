@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -79,7 +79,7 @@ def refine(
 
     Raises:
         FloatingPointError: If the residuals are not finite.
-        ValueError: If the checkpoint is of another recipe.
+        ValueError: If the checkpoint is of another recipe or seed.
 
     >>> from paper.datasets import plane_grid
     >>> points = plane_grid(0.25)
@@ -94,7 +94,7 @@ def refine(
     network.to(device).eval()
     layers = [layer for layer in network.f if isinstance(layer, nn.Linear)]
     state, steps = _Steps(layers), recipe.n_steps if n_steps is None else n_steps
-    identity = json.dumps({"batch_size": recipe.batch_size, "n_steps": recipe.n_steps, "seed": seed}, sort_keys=True)
+    identity = json.dumps(asdict(recipe) | {"seed": seed}, sort_keys=True)
     start = 0
     if checkpoint is not None and checkpoint.exists():
         start = state.load(checkpoint, identity)

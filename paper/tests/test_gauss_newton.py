@@ -78,6 +78,14 @@ def test_an_interrupted_refinement_gives_the_same_weights(tmp_path, monkeypatch)
         refine(network(), examples(), RECIPE, seed=4, checkpoint=path)
 
 
+@pytest.mark.parametrize("other", [{"damping": 0.1}, {"rate": 0.3}, {"final_rate": 0.05}, {"momentum": 0.8}])
+def test_a_checkpoint_of_another_recipe_is_not_resumed(tmp_path, other):
+    path = tmp_path / "state.safetensors"
+    refine(network(), examples(), RECIPE, n_steps=2, checkpoint=path)
+    with pytest.raises(ValueError, match="expected a checkpoint of"):
+        refine(network(), examples(), replace(RECIPE, **other), checkpoint=path)
+
+
 def test_residuals_that_are_not_finite_raise():
     net, data = network(), examples()
     with pytest.raises(FloatingPointError, match="smaller rate or more damping"):
