@@ -234,7 +234,8 @@ def test_a_few_rows_know_nothing_and_say_so(calls):
 def test_examples_keep_what_was_worked_out(n_calls):
     """Selecting and joining carries the denoised estimate along; it equals the one worked out anew."""
     x = torch.randn(6, 40, generator=torch.Generator().manual_seed(1)).double()
-    result = SmoothHess(mlp(40, 60, 30)).attribute(x, radius=1.0, n_calls=n_calls, tol=0.08)
+    budget = {"tol": 0.08} if n_calls is None else {"n_calls": n_calls}
+    result = SmoothHess(mlp(40, 60, 30)).attribute(x, radius=1.0, **budget)
     anew = replace(result.estimate, cached_denoised=Once(), cached_matrix=Once()).hessian
     assert result.estimate.denoised is not None
     parts = [result[[3, 1, 5]], result[[0, 2, 4]]]

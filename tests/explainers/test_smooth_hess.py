@@ -421,7 +421,7 @@ def linear(x):
         ),
         ({"sigma": 1.0, "n_calls": 0}, "n_calls must be at least 2, got 0"),
         ({"sigma": 1.0, "max_calls": 7}, "max_calls must be even"),
-        ({"sigma": 1.0, "tol": 0.0}, "tol must be positive"),
+        ({"sigma": 1.0, "tol": 0.0}, "tol must lie between 0 and 1"),
         ({"sigma": 1.0, "design": "latin"}, "design must be one of"),
         ({"sigma": 1.0, "control": "magic"}, 'control must be "auto", "kink" or None'),
         ({"sigma": 1.0, "internal_batch_size": 0}, "whole number of rows, at least 1, got 0"),

@@ -85,6 +85,15 @@ def test_wrong_names_are_refused():
         named(classes="cat")
 
 
+@pytest.mark.parametrize("classes", [CLASSES[:2], [*CLASSES, "horse"], []])
+def test_there_is_one_name_for_each_output(classes):
+    with pytest.raises(ValueError, match=f"one name for each of the 3 outputs of the model, .* got {len(classes)}"):
+        named(classes=classes)
+    net = network()
+    single = SmoothHess(lambda x: net(x)[:, 0]).attribute(X, classes=["risk"], **OPTIONS)
+    assert single.classes == ("risk",)
+
+
 def test_groups_have_the_names_of_segments():
     parts = segments.columns(NAMES, {"body": ["height", "weight"]})
     streamed = SmoothHess(network()).attribute(X, 0, feature_mask=parts, **OPTIONS)

@@ -7,6 +7,7 @@ Checks that need only the options belong here. Checks against the inputs (number
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -59,8 +60,8 @@ class Options:
             raise ValueError(f'control must be "auto", "kink" or None, got {self.control!r}.')
         if self.tails not in ("auto", None):
             raise ValueError(f'tails must be "auto" or None, got {self.tails!r}.')
-        if self.n_calls is None and not self.tol > 0:
-            raise ValueError(f"tol must be positive, got {self.tol}. Pass a positive tol, or n_calls.")
+        if self.n_calls is None and not 0 < self.tol < 1:
+            raise ValueError(f"tol must lie between 0 and 1, it is a relative error, got {self.tol}. Or pass n_calls.")
         probes = self.tau_probes
         if probes is not None and (isinstance(probes, bool) or not probes >= 8):
             raise ValueError(f"tau_probes must be at least 8 random directions, or None for exact τ, got {probes}.")
@@ -72,6 +73,18 @@ class Options:
                 f"{type(self.classes).__name__} and {type(self.unit).__name__}."
             )
         check_batch_size(self.internal_batch_size)
+        if ignored := self.ignored:
+            warnings.warn(
+                f"n_calls={self.n_calls} is given, so {' and '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} "
+                "ignored: every example takes n_calls. Leave n_calls out to stop at a relative error.",
+                stacklevel=4,
+            )
+
+    @property
+    def ignored(self) -> list[str]:
+        """The options with values of the user that n_calls replaces."""
+        given = {"tol": self.tol != Options.tol, "max_calls": self.max_calls is not None}
+        return [f"{name}={getattr(self, name)}" for name in given if given[name] and self.n_calls is not None]
 
     @property
     def plan(self) -> Design:

@@ -123,7 +123,7 @@ class SmoothHess:
                 features of a segment by the same amount.
             n_calls: gradient calls per example. None increases the number of calls of each example, by a factor of 2
                 or more, until its relative_error ≤ tol.
-            tol: relative error to reach when n_calls is None.
+            tol: relative error to reach when n_calls is None, between 0 and 1.
             max_calls: maximum number of calls per example when n_calls is None. None is 20 000, and without
                 feature_mask above 1 024 dimensions one call per dimension, at least 2 048: matrices of a complete block
                 of so many dimensions take longer than the gradients of a small network.
@@ -155,7 +155,7 @@ class SmoothHess:
             names: one name per feature, or per group with feature_mask; a tuple or dictionary of names for each of
                 several inputs. None takes the columns of a DataFrame, or the names of `Segments`. Pairs, figures,
                 pages and files of the result use them.
-            classes: names of the model's outputs, by target.
+            classes: names of the model's outputs, by target; one for each output of a classifier.
             unit: unit of the output, such as "€".
             internal_batch_size: rows per forward pass; None chooses it by the free memory. Does not change the result.
             seed: one seed gives all examples the same draws, so comparisons are paired; a sequence gives one seed for
@@ -190,6 +190,7 @@ class SmoothHess:
             UserWarning: if some columns of a table are larger than 1000 sigma while others are about as large as sigma.
             UserWarning: if sigma is more than 100 times as large as the largest number of the inputs.
             UserWarning: if feature_mask sums the coordinates of embeddings, see `TokenSmoothHess`.
+            UserWarning: if tol or max_calls is given together with n_calls, which replaces both.
             FewEventsWarning: if no draw, or very few, changed the gradient, so that the error is unknown or uncertain.
         """
         function, parts, features = self.forward_func, None, cast(Any, inputs)
@@ -228,6 +229,7 @@ class SmoothHess:
         target = by_class_name(target, options.classes)
         call = ModelCall(function, features, target, additional_forward_args, internal_batch_size)
         run = replace(Run.prepare(call, options, self.capacity), input_parts=parts)
+        call.check_classes(options.classes)
         if feature_mask is not None and direction is None:
             warn_summed_embeddings(self.forward_func, run.inputs, torch.as_tensor(feature_mask))
         result = None

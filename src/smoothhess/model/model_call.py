@@ -5,7 +5,7 @@ Evaluation itself belongs to `gradients`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,11 +64,26 @@ class ModelCall:
             self.internal_batch_size,
         )
 
-    def _predicted(self) -> Tensor:
-        """The class with the largest output of each input, (B,)."""
+    def check_classes(self, classes: Sequence[Any] | None) -> None:
+        """Raise ValueError unless there is one name for each output of a classifier (N, C); calls it at one input."""
+        if classes is None:
+            return
+        output = self._outputs(self.inputs[:1])
+        if output.ndim == 2 and output.shape[1] > 1 and output.shape[1] != len(classes):
+            raise ValueError(
+                f"classes must have one name for each of the {output.shape[1]} outputs of the model, in their order, "
+                f"got {len(classes)}."
+            )
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        """The entire outputs at the first inputs, (n, …)."""
         oracle = Oracle(self.forward_func, self.inputs, None, self.additional_forward_args, self.internal_batch_size)
         with borrowed(self.forward_func, self.inputs.device):
-            output = entire_outputs(oracle, self.inputs)
+            return entire_outputs(oracle, inputs)
+
+    def _predicted(self) -> Tensor:
+        """The class with the largest output of each input, (B,)."""
+        output = self._outputs(self.inputs)
         if output.ndim != 2 or output.shape[1] < 2:
             advice = "Pass the index of the output to explain, or None for a single output."
             if output.ndim > 2:

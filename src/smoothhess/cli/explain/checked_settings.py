@@ -82,8 +82,8 @@ class Settings:
             raise ValueError(f"--segments-noise must be pixels or segments, got {self.segments_noise!r}.")
         if self.tol is not None and self.calls is not None:
             raise ValueError("pass --tol (the relative error to reach) or --calls (a fixed number of calls), not both.")
-        if self.tol is not None and not self.tol > 0:
-            raise ValueError(f"--tol must be positive, got {self.tol:g}.")
+        if self.tol is not None and not 0 < self.tol < 1:
+            raise ValueError(f"--tol must lie between 0 and 1, it is a relative error, got {self.tol:g}.")
         for word, number in (("--calls", self.calls), ("--max-calls", self.max_calls)):
             if number is not None and (number < 2 or number % 2):
                 raise ValueError(
