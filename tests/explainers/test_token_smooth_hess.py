@@ -586,6 +586,32 @@ def test_the_strength_of_frozen_tokens_is_zero_and_they_keep_their_embeddings():
         explainer.strength(ids, 1, n_centers=1)
 
 
+def test_the_strength_has_the_names_of_the_tokens():
+    explainer, ids = TokenSmoothHess(transformer("BERT"), "tokens"), text(4, 2)
+    options = {"n_centers": 4, "control": None}
+    names = [["not", "so", "very", "good"], ["a", "b", "c", "d"]]
+    found = explainer.strength(ids, [1, 2], names=names, **options)
+    low, high = found.interval(0.9)
+    for example, own in enumerate(names):
+        pairs = found.top_pairs(level=0.9)[example]
+        assert len(pairs) == 6
+        upper = found.value[example].triu(1)
+        assert (pairs[0].i, pairs[0].j) == divmod(int(upper.argmax()), 4)
+        for pair in pairs:
+            assert pair.names == (own[pair.i], own[pair.j])
+            at = example, pair.i, pair.j
+            expected = [float(part[at]) for part in (found.value, found.stderr, low, high)]
+            assert list(pair[3:]) == pytest.approx(expected)
+        assert [pair.value for pair in pairs] == sorted((pair.value for pair in pairs), reverse=True)
+    unnamed = explainer.strength(ids, [1, 2], **options)
+    assert torch.equal(unnamed.value, found.value)
+    assert unnamed.top_pairs(1)[0][0].names == tuple(map(str, found.top_pairs(1)[0][0][:2]))
+    with pytest.raises(ValueError, match="names must be 4 strings"):
+        explainer.strength(ids, [1, 2], names=["not", "good"], **options)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        found.top_pairs(0)
+
+
 class InterruptedText(nn.Module):
     """A classifier of texts whose n-th call raises KeyboardInterrupt."""
 

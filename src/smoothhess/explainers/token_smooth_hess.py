@@ -31,7 +31,7 @@ from smoothhess.model.state import borrowed
 from smoothhess.model.token_gates import TokenGates, baseline_vectors, check_ids, frozen_positions
 from smoothhess.result.features import name_each
 from smoothhess.result.interactions import Interactions
-from smoothhess.result.intervals import Estimate
+from smoothhess.result.pair_strengths import PairStrengths
 
 EMBEDDED_ROWS = 32  # texts whose embeddings are computed in one forward pass
 PROBE_PASSES = 0.5  # one forward pass, in units of a gradient call
@@ -207,9 +207,10 @@ class TokenSmoothHess:
         sigma: float = 0.1,
         n_centers: int = 32,
         frozen: Any = None,
+        names: Any = None,
         seed: int = 0,
         **options: Any,
-    ) -> Estimate:
+    ) -> PairStrengths:
         """Mean strength of the interactions between the baseline and the text, E|H_tu(c)| over random gates c.
 
         `attribute` describes the neighbourhood of the text, where a model that is certain of its answer has little
@@ -218,15 +219,16 @@ class TokenSmoothHess:
         token, and its absolute values are averaged. It ranks pairs; it has no sign.
 
         Args:
-            input_ids, target, additional_forward_args, frozen: as in `attribute`.
+            input_ids, target, additional_forward_args, frozen, names: as in `attribute`; names are those of tokens.
             sigma: standard deviation of the gates around each c.
             n_centers: number of random c, at least 2. Each takes 2T calls.
             seed: seed of the random c and of the draws around them.
-            **options: internal_batch_size, precision and control of `SmoothHess.attribute`.
+            **options: internal_batch_size, precision, control and n_calls of `SmoothHess.attribute`.
 
         Returns:
-            An `Estimate` (B, T, T) of denoised Hessians. The standard errors are those of the mean over c, and contain
-            the difference to the mean of the unbiased ones, whose absolute values are too large on average.
+            `PairStrengths` (B, T, T) of denoised Hessians: an `Estimate` with `top_pairs`. The standard errors are
+            those of the mean over c, and contain the difference to the mean of the unbiased ones, whose absolute values
+            are too large on average.
 
         Raises:
             TypeError, ValueError: as in `attribute`, and if there are fewer than two centres.
@@ -242,6 +244,7 @@ class TokenSmoothHess:
         text = self._text(input_ids, additional_forward_args, frozen, options.get("internal_batch_size"))
         target = targets.by_class_name(target, options.get("classes"))
         text.check_target(target)
+        labels = _names(names, len(text.ids), text.held.shape[1])
         explainer, moving = self._explainer(text), ~text.always_frozen
         gaussian = Diagonal(sigma * moving.double().cpu())
         options = {"n_calls": 2 * max(int(moving.sum()), 1), **options}
@@ -258,7 +261,7 @@ class TokenSmoothHess:
                 raise Interrupted(f"interrupted after {i} of {n_centers} centres: there is no result.") from None
             total = total.with_row(found.hessian, found.unshrunk().hessian)
         df = torch.full((len(text.ids),), n_centers - 1.0, dtype=torch.float64, device=text.ids.device)
-        return Estimate(total.value.to(text.gates), total.stderr.to(text.gates), df)
+        return PairStrengths(total.value.to(text.gates), total.stderr.to(text.gates), df, labels)
 
     def more(
         self,
