@@ -11,6 +11,7 @@ from smoothhess.draws import normals_on_gpu as module
 from smoothhess.draws.designs import Orthogonal
 from smoothhess.draws.normals_on_gpu import computes_on, normals_on_gpu, ziggurat
 from smoothhess.draws.seeding import generator, states
+from tests.draws import triton_on_numpy
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -54,6 +55,18 @@ def test_strips_have_equal_areas():
     edge = width * 2.0**52
     areas = edge[1:] * (density[:-1] - density[1:])
     np.testing.assert_allclose(areas, edge[0] * density[255], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("streams", "count"), [(1, 1), (2, 5), (33, 7), (40, 500)])
+def test_the_kernel_gives_the_numbers_of_numpy_on_numpy(monkeypatch, streams, count):
+    triton_on_numpy.use(monkeypatch)
+    keys = [(2**127 + seed, 2**32 - 1, seed) for seed in range(streams)]
+    numbers = np.stack([generator(key).standard_normal(count) for key in keys])
+    found = normals_on_gpu(states(keys), count, "cpu").numpy()
+    body = abs(numbers) < 3.65
+    np.testing.assert_array_equal(found[body], numbers[body])
+    np.testing.assert_allclose(found, numbers, rtol=1e-14)
+    assert streams < 40 or (~body).any()  # the tail occurs
 
 
 def test_the_cpu_draws_its_own_numbers():
