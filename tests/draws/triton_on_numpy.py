@@ -1,7 +1,7 @@
 """The few operations of Triton that the kernel for normal numbers uses, on NumPy: it can be tested without a GPU."""
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -83,9 +83,7 @@ def modules():
         store=store,
         umulhi=umulhi,
     )
-    triton = ModuleType("triton")
-    triton.jit, triton.language = Kernel, language
-    return {"triton": triton, "triton.language": language}
+    return {"triton": SimpleNamespace(jit=Kernel, language=language), "triton.language": language}
 
 
 def use(monkeypatch):
