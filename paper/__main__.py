@@ -56,7 +56,7 @@ def reproduce(
         steps: Stop the training of a two-dimensional network (surface, four-quadrant, nested) after this many steps;
             shorten that of an image classifier to this many steps.
         refined: Train the networks of four-quadrant and nested with Adam and Gauss-Newton steps instead of the
-            paper's RMSProp: the same network, loss and examples, a smaller error. The results have a separate folder.
+            paper's RMSProp: the same network, loss and examples. The results have a separate folder.
     """
     import torch
 

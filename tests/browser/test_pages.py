@@ -10,7 +10,9 @@ import torch
 
 import smoothhess as sh
 from smoothhess.estimate import student_t
+from smoothhess.evaluate import global_interactions
 from smoothhess.evaluate.sweep import Sweep
+from smoothhess.view.report.global_page import global_page
 
 PAGES = ["digits", "breast_cancer", "image", "series", "hostile", "standardised", "text"]
 
@@ -907,3 +909,20 @@ def test_tabs_and_rows_follow_the_arrow_keys(sample, open_page):
     page.settle()
     pair = page.data("#pairs tbody tr:nth-child(2)")["pair"]
     assert f"{page.data('#sentence')['i']},{page.data('#sentence')['j']}" == pair
+
+
+# --- pages without scripts --------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_a_data_set_scrolls_in_its_own_box(chromium, tmp_path):
+    names = ["mean concavity error", "worst_fractal_dimension_of_the_nucleus", "x" * 40, "age"]
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    found = global_interactions(sh.SmoothHess(lambda x: x.prod(1)), inputs, sigma=0.5, n_calls=16)
+    path = global_page(found, tmp_path / "data.html", names=names)
+    context = chromium.new_context(viewport={"width": 375, "height": 812}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    page.locator("details summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+    assert page.eval_on_selector(".scroll", "(box) => box.scrollWidth > box.clientWidth")
+    context.close()
