@@ -150,7 +150,8 @@ class Question:
             return None
         if not isinstance(self.explainer, SmoothHess):
             return self.explain(pack, seeds)
-        return self._attribute(pack, {"seed": seeds, "shrink": False, "n_calls": calls})
+        fixed = {"n_calls": calls, "tol": Options.tol, "max_calls": None}  # in place of the budget of the first estimate
+        return self._attribute(pack, {"seed": seeds, "shrink": False, **fixed})
 
     def _attribute(self, pack: Pack, own: dict[str, Any]) -> Result:
         """Explain a pack with the options of the user, and those that the job sets."""
