@@ -150,7 +150,7 @@ class Question:
             return None
         if not isinstance(self.explainer, SmoothHess):
             return self.explain(pack, seeds)
-        fixed = {"n_calls": calls, "tol": Options.tol, "max_calls": None}  # in place of the budget of the first estimate
+        fixed = {"n_calls": calls, "tol": Options.tol, "max_calls": None}  # not those of the first one
         return self._attribute(pack, {"seed": seeds, "shrink": False, **fixed})
 
     def _attribute(self, pack: Pack, own: dict[str, Any]) -> Result:
