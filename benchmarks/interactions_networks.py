@@ -461,24 +461,27 @@ def score_all(
 
 @dataclass(frozen=True)
 class Number:
-    """A mean with its standard error over networks."""
+    """A mean with its standard error over networks, and the degrees of freedom of the latter."""
 
     value: float
     stderr: float
+    degrees: float
 
     @staticmethod
     def of(values: Sequence[float]) -> Number:
-        return Number(*average(values))
+        return Number(*average(values), len(values) - 1)
 
     @staticmethod
     def over_functions(numbers: Sequence[Number]) -> Number:
-        """The mean of several functions, whose networks are independent."""
-        n = len(numbers)
-        return Number(sum(a.value for a in numbers) / n, math.sqrt(sum(a.stderr**2 for a in numbers)) / n)
+        """The mean of several functions, whose networks are independent; degrees of freedom by Satterthwaite."""
+        n, squares = len(numbers), [a.stderr**2 for a in numbers]
+        spread = sum(s**2 / a.degrees for s, a in zip(squares, numbers, strict=True))
+        degrees = sum(squares) ** 2 / spread if spread else math.inf
+        return Number(sum(a.value for a in numbers) / n, math.sqrt(sum(squares)) / n, degrees)
 
-    def differs(self, degrees: int) -> bool:
+    def differs(self) -> bool:
         """Whether the 95 % interval excludes zero."""
-        return abs(self.value) > float(quantile(0.95, torch.tensor(float(degrees)).double())) * self.stderr
+        return abs(self.value) > float(quantile(0.95, torch.tensor(self.degrees).double())) * self.stderr
 
     def text(self, digits: int = 2, sign: str = "") -> str:
         shown = f"{self.stderr:.{digits}f}"
@@ -548,8 +551,7 @@ class Table:
             if method == REFERENCE:
                 continue
             numbers = self.differences(method)
-            degrees = len(next(iter(self.scores[method].values()))) - 1
-            clear = [n.differs(degrees) for n in numbers]
+            clear = [n.differs() for n in numbers]
             better = [f for f, n, c in zip(functions, numbers, clear, strict=True) if c and n.value > 0]
             worse = [f for f, n, c in zip(functions, numbers, clear, strict=True) if c and n.value < 0]
             texts = [n.text(2, "+") for n in numbers]
@@ -592,7 +594,7 @@ def summary_rows(tables: Mapping[tuple[str, str, int], Table], budget: int) -> l
 
 
 def difference_rows(tables: Mapping[tuple[str, str, int], Table], budget: int, reference: str) -> list[str]:
-    """Mean over functions of the reference minus each method; bold where it exceeds two standard errors."""
+    """Mean over functions of the reference minus each method; bold where the 95 % interval excludes zero."""
     chosen = at(tables, budget)
     rows = []
     for method in dict.fromkeys(method for table in chosen.values() for method in table.scores):
@@ -603,7 +605,7 @@ def difference_rows(tables: Mapping[tuple[str, str, int], Table], budget: int, r
                 continue
             number = Number.over_functions(table.differences(method, reference))
             shown = number.text(3, "+")
-            texts.append(f"**{shown}**" if abs(number.value) > 2 * number.stderr else shown)
+            texts.append(f"**{shown}**" if number.differs() else shown)
         if method != reference:
             rows.append([method, *texts])
     return markdown([f"{reference} minus it", *titles(chosen)[1:]], rows)
@@ -655,7 +657,8 @@ def page(setup: Setup) -> list[str]:
             "",
             *summary_rows(tables, budget),
             "",
-            "SmoothHess minus each method, paired by network; bold where it exceeds two standard errors:",
+            "SmoothHess minus each method, paired by network; bold where the 95 % interval (Student's t, degrees of "
+            "freedom by Satterthwaite) excludes zero:",
             "",
             *difference_rows(tables, budget, REFERENCE),
             "",
