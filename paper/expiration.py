@@ -1,17 +1,26 @@
 """Forced expiration: a lung of two compartments, an effort, and coughs → the volume that a spirometer records.
 
-Each compartment empties with a separate time constant while the airways limit the flow: fast airways give a straight
-flow–volume curve, slow ones the tail that grows with obstruction. With R = fast and slow volume left,
+The flow is the smaller of two (Mead et al. 1967; Wilson, Hyatt & Rodarte, Comprehensive Physiology 1986): the flow that
+the muscles drive, which depends on the effort, and the flow at which the airways collapse, which depends on the volume
+left in the lung only. With R = volume left in the compartments, V = their volumes at full inspiration,
 
-    flow = g(t) · min(a(t) · Σ R_i/τ_i, Q) + b(t)        dR_i/dt = − flow · (R_i/τ_i) / Σ R_j/τ_j
+    flow = g(t) · min(a(t) · Q · s(ΣR/ΣV), Σ R_i/τ_i) + b(t)        dR_i/dt = − flow · (R_i/τ_i) / Σ R_j/τ_j
 
-a(t) = 1 − exp(−(t − onset)/rise) is the start of the muscles, Q the largest flow that the effort can drive (it matters
-only near the peak: late flow does not depend on effort), g(t) the glottis, 0 while it is closed by a cough and 1
-otherwise, and b(t) the burst when it opens, the gas that the collapsing airways expel. Substituting
-θ' = flow / Σ R_j/τ_j gives R_i = R_i(0)·exp(−θ/τ_i): a cough stops the internal time θ of the lung, and costs time, not
-volume.
+a(t) = 1 − exp(−(t − onset)/rise) is the start of the muscles; after the end of the effort there is no flow. Q is the
+flow that they would drive through open airways at full inspiration, and s(x) = w + (1 − w)·x their strength at the
+relative volume x: muscles weaken as they shorten. Fast airways give a straight descending flow–volume curve, slow ones
+the tail that grows with obstruction. The late part of a maximal effort is limited by the airways and does not depend
+on Q; a weak effort reaches the same descending curve later, at a lower volume. So the state of the airways can be read
+from the part of the curve where they limit the flow, wherever that part is.
 
-Sources of the numbers of `Population`:
+A cough interrupts the flow. It may begin with an inspiration, at a constant rate, which fills the compartments in
+proportion to what they have expelled; then the glottis is closed (g = 0); when it opens, the collapsing airways expel a
+burst b(t). After the first cough the muscles may drive less flow, and after the last one the effort may stop.
+Substituting θ' = flow / Σ R_j/τ_j gives R_i = R_i(0)·exp(−θ/τ_i) while the flow is limited by the airways: a cough
+without an inspiration stops the internal time θ of the lung, and costs time, not volume.
+
+Sources of the numbers of `Population`. They were chosen from physiology. Before they were fixed, only errors of
+predicted FEV₁ were computed (linear regression, boosted trees, the network), and no explanation of a prediction.
 
 - Vital capacity: the linear reference equations of the European Coal and Steel Community (Quanjer et al. 1993) for
   age and height, men and women, with their residual scatter; heights of a northern European population; ages 40 to 69
@@ -20,13 +29,22 @@ Sources of the numbers of `Population`:
   and severe about 0.4, the range of clinical practice; one visitor in four has some obstruction. FEV₁ is kept between
   0.8 and 5 L.
 - Start of the effort: the 26 test waveforms of the American Thoracic Society reach peak flow 60 to 270 ms after they
-  start, with extrapolated volumes of 1 to 6 % of FVC; a slow start takes two to four times as long.
-- Peak flow: healthy adults of these ages reach about 1.9 times the vital capacity each second (8.5 L/s for 4.5 L);
-  maximal efforts of healthy lungs come to 1.8 here.
+  start, with extrapolated volumes of 1 to 6 % of FVC; a slow start takes two to four times as long. The recorder
+  stores up to a quarter of a second before the start (assumption; ATS/ERS 2005 requires that the start is stored).
+- Peak flow: healthy adults of these ages reach about 1.9 times the vital capacity each second (8.5 L/s for 4.5 L).
+- Strength: the largest expiratory pressure falls with volume (Rahn et al. 1946; Cook et al. 1964); a straight line to
+  0.4 of that at full inspiration is an assumption.
+- Submaximal efforts: 37.5 % of the efforts in UK Biobank are submaximal (Hill et al. 2023, who compare FVC). How much
+  of the flow is driven in them is an assumption.
 - Repeatability: best and second-best FVC and FEV₁ of a visit within 150 mL or 5 %, so a few per cent between efforts.
-- Coughs: the glottis is shut for about 0.2 to 0.3 s before each cough; the burst after it lasts some 50 ms and drives
-  out a few hundredths of a litre, about the volume of the central airways; coughs come in runs of one to four. The time
-  of the first cough and the loss of effort after it are assumptions.
+- Coughs: the glottis is closed for about 0.2 s or more before each cough (Leith et al. 1986); coughs come in runs, of 6
+  or 7 closures in patients (Whittenberger & Mead 1952) and of one or two usually. The burst lasts some 50 ms and
+  drives out a few hundredths of a litre, about the volume of the central airways. A cough begins with an inspiration of
+  variable depth (Leith et al. 1986), or, as an expiration reflex, without one (Widdicombe & Fontana 2006); their
+  shares during a forced expiration are an assumption.
+- Time of the first cough: ATS/ERS 2005 and 2019 reject an effort for a cough in its first second, or a later one that
+  disturbs the measurement, so most of the rejected efforts have one in the first second; the distribution is an
+  assumption. So are the loss of drive after a cough and the share of efforts that stop after one.
 """
 
 from __future__ import annotations
@@ -47,6 +65,8 @@ RAW_STEP = 0.01  # s, the sampling of the spirometer
 N_RAW = 1_500
 BURST_TIME = 0.05  # s, in which the burst of a cough dies away
 MOST_BURST = 0.05  # share of the remaining volume that a burst may expel within 10 ms
+WEAKEST = 0.4  # w: strength of the expiratory muscles at the smallest volume, relative to full inspiration
+MOST_REFILL = 0.9  # share of the expelled volume that an inspiration may return within 10 ms
 CHUNK = 256  # visits simulated at a time; results for a seed depend on it, so it never depends on memory or machine
 
 
@@ -66,24 +86,28 @@ class Effort:
 
     onset: Tensor  # s, when the breath starts
     rise: Tensor  # s, time constant of the muscles' start
-    peak_flow: Tensor  # L/s, the largest flow of the effort; inf: only the airways limit it
+    drive: Tensor  # L/s, Q: flow driven through open airways at full inspiration; inf: only the airways limit the flow
     end: Tensor  # s, end of the effort; inf: it lasts to the end of the record
 
 
 @dataclass(frozen=True)
 class Coughs:
-    """Up to k coughs in each of N efforts, each (N, k); `start` is inf where there is none."""
+    """Up to k coughs in each of N efforts, each (N, k) unless stated otherwise; `start` is inf where there is none."""
 
-    start: Tensor  # s, when the glottis closes
-    pause: Tensor  # s, how long it stays closed
+    start: Tensor  # s, when the flow is interrupted
+    pause: Tensor  # s, how long: an inspiration, then a closed glottis
     burst: Tensor  # L, driven out when it opens
-    loss: Tensor  # (N,) share of the effort that is lost after the first cough
+    inspiration: Tensor  # s, the part of the pause in which the person breathes in
+    inhaled: Tensor  # L, during the inspiration
+    loss: Tensor  # (N,) share of the drive that is lost after the first cough
+    stop: Tensor  # (N,) s, when the effort ends because of the cough; inf: it does not
 
 
 def exhale(lung: Lung, effort: Effort, coughs: Coughs | None = None, *, flutter: Tensor | None = None) -> Tensor:
     """Volumes at 0, 10 ms, 20 ms, …, (N, 1500). `flutter` (N, 1500), if given, multiplies the flow.
 
-    A step is exact in the start of the effort and in the glottis; Q and the burst act on the volume in its middle.
+    A step is exact in the start and end of the effort, in the glottis and in the inspired volume; drive and burst act
+    on the volume in its middle.
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> lung = Lung(4 * one, 0.5 * one, 2 * one, 0 * one)
@@ -94,48 +118,61 @@ def exhale(lung: Lung, effort: Effort, coughs: Coughs | None = None, *, flutter:
     """
     like = lung.vital_capacity
     edges = RAW_STEP * torch.arange(N_RAW, dtype=like.dtype, device=like.device)
-    drive = _integral_of_start(edges, effort).diff(dim=1)  # (N, 1499), s
-    opening, burst = torch.ones_like(drive), torch.zeros_like(drive)
+    opening = _share_of_step(edges, effort.onset, effort.end)  # (N, 1499)
+    driven = _activation(edges, effort) * effort.drive[:, None]  # (N, 1499), L/s
+    burst, inhaled = torch.zeros_like(opening), torch.zeros_like(opening)
     if coughs is not None:
         some = coughs.start.isfinite().any(1)
-        opening[some], burst[some] = _glottis(edges, coughs, some)
-        drive = drive * torch.where(edges[1:] > coughs.start[:, :1], 1 - coughs.loss[:, None], 1.0)
+        shut, burst[some], inhaled[some] = _interruptions(edges, coughs, some)
+        opening[some] = (_share_of_step(edges, effort.onset, effort.end.minimum(coughs.stop))[some] - shut).clamp_min(0)
+        driven = driven * torch.where(edges[1:] > coughs.start[:, :1], 1 - coughs.loss[:, None], 1.0)
     if flutter is not None:
         opening, burst = opening * flutter[:, :-1], burst * flutter[:, :-1]
 
-    shares = torch.stack([1 - lung.slow_share, lung.slow_share], 1) * lung.vital_capacity[:, None]  # (N, 2) L
+    full = torch.stack([1 - lung.slow_share, lung.slow_share], 1) * lung.vital_capacity[:, None]  # (N, 2) L
     taus = torch.stack([lung.fast, lung.slow], 1)
-    left, volumes = shares, [torch.zeros_like(like)]
+    left, volumes = full, [torch.zeros_like(like)]
     for j in range(N_RAW - 1):
         push = torch.minimum(burst[:, j], MOST_BURST * left.sum(1))
         half = left
-        for share in (
-            0.5,
-            1.0,
-        ):  # to the middle of the step, then the full step with the state of the airways in the middle
+        for share in (0.5, 1.0):  # to the middle of the step, then the full step with the state in the middle
             limit = (half / taus).sum(1)  # L/s
-            clock = opening[:, j] * torch.minimum(drive[:, j], RAW_STEP * effort.peak_flow / limit) + push / limit
+            strength = WEAKEST + (1 - WEAKEST) * half.sum(1) / lung.vital_capacity
+            flowing = opening[:, j] * torch.minimum(driven[:, j] * strength, limit)
+            clock = (RAW_STEP * flowing + push) / limit
             half = left * torch.exp(-share * clock[:, None] / taus)
         left = half
+        if bool(inhaled[:, j].any()):
+            expelled = full - left
+            total = expelled.sum(1)
+            back = torch.minimum(inhaled[:, j], MOST_REFILL * total) / total.clamp_min(1e-12)
+            left = left + back[:, None] * expelled
         volumes.append(lung.vital_capacity - left.sum(1))
     return torch.stack(volumes, 1)
 
 
-def _integral_of_start(t: Tensor, effort: Effort) -> Tensor:
-    """∫₀ᵗ a, (N, T)."""
-    last = torch.minimum(t, effort.end[:, None])
-    s = (last - effort.onset[:, None]).clamp_min(0)
-    rise = effort.rise[:, None]
-    return s + rise * torch.expm1(-s / rise)
+def _share_of_step(edges: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """The share of each step between `start` and `end`, (N, T − 1)."""
+    inside = torch.minimum(edges, end[:, None]).clamp_min(start[:, None])
+    return inside.diff(dim=1) / RAW_STEP
 
 
-def _glottis(t: Tensor, coughs: Coughs, which: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of each step in which it is open, and the burst in litres, (n, T − 1), of the efforts `which`."""
+def _activation(edges: Tensor, effort: Effort) -> Tensor:
+    """a(t) in the middle of each step, (N, T − 1), at least 1e-9: the drive may be inf."""
+    since = (edges[:-1] + RAW_STEP / 2 - effort.onset[:, None]).clamp_min(0)
+    return -torch.expm1(-since / effort.rise[:, None]).clamp_max(-1e-9)
+
+
+def _interruptions(t: Tensor, coughs: Coughs, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the efforts `which` and each step: the share in which the flow is interrupted, the litres of the burst, and
+    the litres inhaled, each (n, T − 1)."""
     start, pause, burst = (x[which, :, None] for x in (coughs.start, coughs.pause, coughs.burst))
+    inspiration, inhaled = (x[which, :, None] for x in (coughs.inspiration, coughs.inhaled))
     shut = torch.minimum((t - start).clamp_min(0), pause).sum(1)
     since = (t - start - pause).clamp_min(0)
     driven = -(burst * torch.expm1(-since / BURST_TIME)).sum(1)
-    return 1 - shut.diff(dim=1) / RAW_STEP, driven.diff(dim=1)
+    done = ((t - start) / inspiration.clamp_min(1e-9)).clamp(0, 1)
+    return shut.diff(dim=1) / RAW_STEP, driven.diff(dim=1), (inhaled * done).sum(1).diff(dim=1)
 
 
 @dataclass(frozen=True)
@@ -153,22 +190,27 @@ class Population:
     fast: tuple[float, float] = (0.36, 0.16)  # s, lognormal; of a healthy lung at 55 years
     slow: tuple[float, float] = (2.2, 0.2)  # s, lognormal
     slow_share: tuple[float, float] = (0.22, 0.04)  # normal
-    onset: tuple[float, float] = (0.0, 0.15)  # s, uniform
+    onset: tuple[float, float] = (0.0, 0.25)  # s, uniform
     rise: tuple[float, float] = (0.05, 0.3)  # s, lognormal
     share_slow_start: float = 0.1
-    peak_flow: tuple[float, float] = (2.3, 0.15)  # L/s for each litre of vital capacity, lognormal
-    inspiration: tuple[float, float] = (0.02, 0.04)  # missing share of a full breath, half normal: best, other efforts
-    share_submaximal: float = 0.25  # of further efforts, and of coughing ones
-    submaximal: tuple[float, float] = (0.4, 0.85)  # of the peak flow, uniform
+    drive: tuple[float, float] = (3.5, 0.2)  # L/s for each litre of vital capacity, lognormal
+    missing: tuple[float, float] = (0.02, 0.04)  # missing share of a full breath, half normal: best, other efforts
+    share_submaximal: float = 0.375  # of further efforts, and of coughing ones
+    submaximal: tuple[float, float] = (0.15, 0.7)  # of the drive, uniform
     share_early_end: float = 0.2
     early_end: tuple[float, float] = (4.0, 10.0)  # s, uniform
-    first_cough: tuple[float, float] = (1.2, 0.9)  # s after the start, lognormal
-    most_coughs: int = 4
-    share_of_another: float = 0.45  # after each cough
-    pause: tuple[float, float] = (0.28, 0.45)  # s, lognormal
+    first_cough: tuple[float, float] = (0.8, 0.9)  # s after the start, lognormal
+    most_coughs: int = 6
+    share_of_another: float = 0.5  # after each cough
+    pause: tuple[float, float] = (0.28, 0.45)  # s, lognormal: the closed glottis
     between: tuple[float, float] = (0.15, 0.6)  # s from a burst to the next pause, uniform
     burst: tuple[float, float] = (0.02, 0.08)  # L, uniform
-    loss: tuple[float, float] = (0.0, 0.35)  # of the effort after a cough, uniform
+    share_inhaling: float = 0.25  # of coughs
+    inhaled: tuple[float, float] = (0.1, 0.8)  # L, uniform
+    inspiration: tuple[float, float] = (0.5, 0.3)  # s, lognormal
+    loss: tuple[float, float] = (0.0, 0.7)  # of the drive after a cough, uniform
+    share_stopping: float = 0.3  # of coughing efforts, after the last cough
+    stopping: tuple[float, float] = (0.0, 1.5)  # s after the last cough, uniform
     flutter: float = 0.03  # relative wobble of the flow over some 60 ms
     resolution: float = 0.001  # L
 
@@ -187,7 +229,7 @@ class Visits:
     age: Tensor
     height: Tensor
     male: Tensor
-    without_coughs: Tensor  # (n, 300) L, the same effort of the same lung without the cough
+    without_coughs: Tensor  # (n, 300) L, the same effort without the coughs and what follows from them
 
     def __len__(self) -> int:
         return len(self.curves)
@@ -281,8 +323,8 @@ class _Chance:
 def _draw(n: int, generator: Generator, p: Population, n_efforts: int = 3) -> Visits:
     chance = _Chance(n, generator)
     age, male, height, lung = _people(chance, p)
-    cough = _coughs(chance, p)
     blown = [_effort(chance, p, lung, best=k == 1) for k in range(n_efforts)]
+    cough = _coughs(chance, p, blown[0][1].onset)
     flutter = [_flutter(chance, p) for _ in range(n_efforts)]
     # Effort 0 has the coughs; it is simulated once more without them, and all are simulated in one batch.
     order, no_cough = [0, *range(1, n_efforts), 0], _none_of(cough)
@@ -327,7 +369,7 @@ def _people(chance: _Chance, p: Population) -> tuple[Tensor, Tensor, Tensor, Lun
 
 def _effort(chance: _Chance, p: Population, lung: Lung, *, best: bool) -> tuple[Lung, Effort]:
     """The lung after inspiration, and the effort; the `best` is never submaximal."""
-    missing = chance.normal().abs() * (p.inspiration[0] if best else p.inspiration[1])
+    missing = chance.normal().abs() * (p.missing[0] if best else p.missing[1])
     weak = chance.happens(0.0 if best else p.share_submaximal)
     vigour = torch.where(weak, chance.uniform(p.submaximal), 1.0)
     hesitant = chance.happens(0.0 if best else p.share_slow_start)
@@ -336,21 +378,33 @@ def _effort(chance: _Chance, p: Population, lung: Lung, *, best: bool) -> tuple[
     effort = Effort(
         onset=chance.uniform(p.onset),
         rise=chance.lognormal(p.rise) * torch.where(hesitant, chance.uniform((2.0, 4.0)), 1.0),
-        peak_flow=chance.lognormal(p.peak_flow) * lung.vital_capacity * vigour,
+        drive=chance.lognormal(p.drive) * lung.vital_capacity * vigour,
         end=end,
     )
     filled = lung.vital_capacity * (1 - missing).clamp_min(0.7)
     return replace(lung, vital_capacity=filled), effort
 
 
-def _coughs(chance: _Chance, p: Population) -> Coughs:
+def _coughs(chance: _Chance, p: Population, onset: Tensor) -> Coughs:
     k = p.most_coughs
-    pause = chance.lognormal(p.pause, k).clamp(0.1, 1.5)
-    gaps = torch.cat([chance.lognormal(p.first_cough, 1).clamp(0.2, 8.0), chance.uniform(p.between, k - 1)], 1)
-    ends = (gaps + pause).cumsum(1)
+    inhales = chance.happens(p.share_inhaling, k).double()
+    inspiration = inhales * chance.lognormal(p.inspiration, k).clamp(0.2, 1.0)
+    pause = inspiration + chance.lognormal(p.pause, k).clamp(0.1, 1.5)
+    first = onset[:, None] + chance.lognormal(p.first_cough, 1).clamp(0.2, 8.0)
+    ends = (torch.cat([first, chance.uniform(p.between, k - 1)], 1) + pause).cumsum(1)
     another = torch.cat([torch.ones(chance.n, 1, dtype=torch.bool), chance.happens(p.share_of_another, k - 1)], 1)
-    start = torch.where(another.cummin(1).values, ends - pause, math.inf)
-    return Coughs(start, pause, chance.uniform(p.burst, k), chance.uniform(p.loss))
+    some = another.cummin(1).values
+    last = torch.where(some, ends, 0.0).max(1).values
+    stops = chance.happens(p.share_stopping)
+    return Coughs(
+        start=torch.where(some, ends - pause, math.inf),
+        pause=pause,
+        burst=chance.uniform(p.burst, k),
+        inspiration=inspiration,
+        inhaled=inhales * chance.uniform(p.inhaled, k),
+        loss=chance.uniform(p.loss),
+        stop=torch.where(stops, last + chance.uniform(p.stopping), math.inf),
+    )
 
 
 def _flutter(chance: _Chance, p: Population) -> Tensor:
