@@ -61,6 +61,7 @@ from paper.spirometry import Spirograms, fev1, find_coughs, resample
 
 __all__ = ["Coughs", "Effort", "Lung", "Population", "Visits", "exhale", "simulate", "simulate_visits"]
 
+VERSION = 2  # of the simulated curves
 RAW_STEP = 0.01  # s, the sampling of the spirometer
 N_RAW = 1_500
 BURST_TIME = 0.05  # s, in which the burst of a cough dies away
@@ -249,7 +250,7 @@ def simulate(n: int, seed: int = 0, population: Population | None = None) -> Spi
     seen = find_coughs(visits.curves)
     note = f"{n} simulated visits, seed {seed}"
     without = visits.without_coughs.float()
-    return Spirograms(visits.curves.float(), visits.fev1.float(), seen, "simulated curves", note, without)
+    return Spirograms(visits.curves.float(), visits.fev1.float(), seen, "simulated curves", note, without, VERSION)
 
 
 def simulate_visits(n: int, seed: int = 0, population: Population | None = None) -> Visits:

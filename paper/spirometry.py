@@ -52,6 +52,7 @@ class Spirograms:
     source: str  # "simulated curves" or "NHANES", for titles
     note: str = ""  # how they were chosen
     without_coughs: Tensor | None = None  # (N, 300) L, the same efforts without the cough; only for simulated curves
+    version: int = 1  # of the simulator; weights of networks on other versions' curves are not reused
 
     def __post_init__(self) -> None:
         if not len(self.curves) == len(self.fev1) == len(self.coughs):
@@ -65,7 +66,8 @@ class Spirograms:
 
     def __getitem__(self, index: slice) -> Spirograms:
         without = None if self.without_coughs is None else self.without_coughs[index]
-        return Spirograms(self.curves[index], self.fev1[index], self.coughs[index], self.source, self.note, without)
+        parts = (self.curves[index], self.fev1[index], self.coughs[index])
+        return Spirograms(*parts, self.source, self.note, without, self.version)
 
     @property
     def coughing(self) -> Tensor:

@@ -3,12 +3,15 @@
 Fig. 3: SmoothGrad of each half second, and SmoothHess of each half second with the first one, on a curve with a cough
 in its first 4 s and on one without. Fig. 4: the full SmoothHess matrix of the first curve, in a network with narrow
 kernels and in one with wide kernels. In addition to the figures, the same quantities are computed on a set of test
-curves, to test the paper's statements in numbers:
+curves, for two trainings of each network, to test the paper's statements in numbers:
 
 - reach: the mean distance in time |i − j| of two samples, i ≠ j, weighted by H_ij². Weights are products of two
   independent estimates, so noise does not bias them; weights |H_ij| would sum the noise of 90 000 entries.
-- cough share: the share of Σ_k H_0k², k ≥ 1, in intervals in which the glottis is closed. Simulated curves are
-  also explained without the cough: same lung, same effort, same intervals.
+- cough share: the share of Σ_k H_0k², k ≥ 1, in intervals in which the flow is interrupted, that sum itself, and the
+  first interval's share of Σ_k |SmoothGrad_k|. Simulated curves are also explained without the cough: same lung, same
+  effort, same intervals. The differences are paired, for all curves and for those with a cough before and after 1 s.
+- calm curves, whose first cough comes after 4 s, of other visits.
+- prediction: errors of each network, paired with those of a linear regression, which has no interactions.
 
 The paper states neither its narrow width nor σ. σ is chosen here for the neighbourhood that a spirometer cannot
 resolve: ATS/ERS allow ± 0.05 L, so the ball has radius 0.05·√300 L, and σ is the one of five candidates with the lowest
@@ -19,12 +22,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import binomtest
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -35,7 +39,7 @@ from paper.expiration import simulate
 from paper.nhanes import nhanes
 from paper.options import Options
 from paper.spirometry import N_SAMPLES, STEP, Coughing, Spirograms
-from paper.spirometry_network import NARROW, WIDE, Fitted, fitted, linear_mse
+from paper.spirometry_network import NARROW, WIDE, Fitted, Regression, fitted, ridge_regression, squared_errors
 from paper.tables import print_style, save_figure, write_table
 from smoothhess import Interactions, SmoothHess
 from smoothhess.evaluate.selection import select
@@ -49,6 +53,7 @@ N_INTERVALS = N_SAMPLES // PER_INTERVAL
 EARLY = 4.0  # s, within which the paper's first sample has a cough and its second has none
 ACCURACY = 0.05  # L, the tolerance of a spirometer by ATS/ERS
 PUBLISHED_MSE = {"train": 0.563, "test": 0.547}
+FIRST_SECOND = 1.0  # s: a cough before it can change the FEV₁ of its effort
 CLEAR = 0.3  # s, minimum duration of the break of the first sample
 FAR = 4.5  # s: with ten blocks of narrow kernels, samples farther apart cannot interact
 SCALES = (0.25, 0.5, 1.0, 2.0)  # times ACCURACY: further σ at which the reach is measured
@@ -62,7 +67,9 @@ class _Size:
 
     n_curves: int
     n_steps: int
+    n_networks: int  # trainings with each kernel
     n_explained: int
+    n_calm: int  # curves whose first cough comes after 4 s
     n_calls: int  # for each estimate
     figure_calls: int  # for the curves that are drawn
     n_select: int  # curves on which σ is chosen
@@ -70,23 +77,45 @@ class _Size:
 
 
 FULL = _Size(
-    n_curves=8_721, n_steps=2_400, n_explained=40, n_calls=800, figure_calls=3_200, n_select=6, select_calls=300
+    n_curves=8_721,
+    n_steps=2_400,
+    n_networks=2,
+    n_explained=80,
+    n_calm=40,
+    n_calls=800,
+    figure_calls=3_200,
+    n_select=6,
+    select_calls=300,
 )
-QUICK = _Size(n_curves=600, n_steps=60, n_explained=3, n_calls=300, figure_calls=600, n_select=2, select_calls=150)
+QUICK = _Size(
+    n_curves=600,
+    n_steps=60,
+    n_networks=2,
+    n_explained=3,
+    n_calm=2,
+    n_calls=300,
+    figure_calls=600,
+    n_select=2,
+    select_calls=150,
+)
 
 
 def run(options: Options) -> Outcome:
-    """Train the two networks, explain curves, write figures and tables."""
+    """Train the networks, explain curves, write figures and tables."""
     started = time.perf_counter()
     size = QUICK if options.quick else FULL
     n_explained = options.points or size.n_explained
+    n_steps = options.steps or size.n_steps
     spirograms = _spirograms(options, size.n_curves)
-    wide, narrow = (fitted(spirograms, kernel, size.n_steps, options) for kernel in (WIDE, NARROW))
+    seeds = range(options.seed, options.seed + size.n_networks)
+    fits = [fitted(spirograms, kernel, n_steps, options, seed=seed) for seed in seeds for kernel in (WIDE, NARROW)]
+    wide, narrow = fits[:2]
     test = spirograms.split()[1]
     settings = {
         "source": spirograms.source,
+        "version": spirograms.version,
         "curves": len(spirograms),
-        "steps": size.n_steps,
+        "steps": n_steps,
         "seed": options.seed,
         "calls": size.n_calls,
         "calls of the figures": size.figure_calls,
@@ -99,7 +128,8 @@ def run(options: Options) -> Outcome:
     cough, calm = _samples(test)
     others = [i for i in _early_coughs(test) if i not in (cough, calm)]
     explained = [cough, *others][:n_explained]
-    unseen = [i for i in range(len(test)) if i not in (*explained, calm)][-size.n_select :]
+    quiet = _calm(test)[: size.n_calm]
+    unseen = [i for i in range(len(test)) if i not in (*explained, *quiet)][-size.n_select :]
     choice = cells.compute({"sigma": "choice"}, lambda: _choose_sigma(wide.network, test.curves[unseen], size, options))
     sigma = choice["best"]
 
@@ -107,17 +137,41 @@ def run(options: Options) -> Outcome:
     samples = [explainer.sample(wide, i, name) for name, i in (("coughing", cough), ("calm", calm))]
     dense = {fit.kernel: explainer.result(fit, cough, "coughing").hessian[0].cpu() for fit in (narrow, wide)}
     rows = [
-        explainer.row(wide, narrow, i) for i in tqdm(explained, desc="test curves", disable=not options.show_progress)
+        explainer.row(fit, i)
+        for i in tqdm(explained, desc="test curves", disable=not options.show_progress)
+        for fit in fits
     ]
-
+    profiles = {fit.kernel: torch.tensor([row["profile"] for row in _of(rows, fit)]) for fit in (narrow, wide)}
+    for row in rows:
+        del row["profile"]
+    calm_rows = [
+        explainer.calm_row(fit, i)
+        for i in tqdm(quiet, desc="calm curves", disable=not options.show_progress)
+        for fit in fits
+    ]
     scales = [explainer.scale_row(wide, narrow, cough, scale * ACCURACY) for scale in SCALES]
-    profiles = {
-        kernel: torch.tensor([row.pop(f"profile, kernel {kernel}") for row in rows]) for kernel in (NARROW, WIDE)
-    }
-    lines = [*findings(rows, wide, narrow, choice, spirograms, samples), _scales_told(scales)]
+    regression = ridge_regression(spirograms)
+    errors = _prediction_rows(fits, regression, test)
+    claims = _claim_rows(rows, fits)
+
+    lines = [
+        f"data: {spirograms.source}; {spirograms.note}",
+        *_networks_told(fits),
+        *_predictions_told(errors, regression),
+        f"σ = {choice['best']:.3g} L by P_MSE in the ball of radius {ACCURACY:g}·√{N_SAMPLES} L on {choice['points']} "
+        f"curves{'; at the edge of the grid' if choice['at edge'] else ''}",
+        *_reach_told(rows, fits),
+        *(_claim_told(row) for row in claims),
+        *_calm_told(calm_rows, rows, fits),
+        *_samples_told(samples),
+        _scales_told(scales),
+    ]
     heading = ["# Spirometry", "", *options.made_by(NAME, time.perf_counter() - started), ""]
     heading += [f"- {line}" for line in lines]
     files = write_table(rows, folder, "curves", heading)
+    files += write_table(errors, folder, "errors", ["# Spirometry: mean squared errors of predicted FEV₁"])
+    files += write_table(claims, folder, "claims", ["# Spirometry: the same efforts with and without their coughs"])
+    files += write_table(calm_rows, folder, "calm", ["# Spirometry: curves whose first cough comes after 4 s"])
     files += write_table(_interval_rows(samples), folder, "intervals", ["# Spirometry: the two curves of the figure"])
     files += write_table(scales, folder, "scales", ["# Spirometry: reach of the coughing curve's pairs at other σ"])
     files += write_table(choice["rows"], folder, "sigma", ["# Spirometry: choice of σ"])
@@ -143,6 +197,11 @@ def _early_coughs(test: Spirograms) -> list[int]:
     ]
 
 
+def _calm(test: Spirograms) -> list[int]:
+    """Curves without a break before 4 s."""
+    return (~test.cough_within(EARLY)).nonzero()[:, 0].tolist()
+
+
 def _samples(test: Spirograms) -> tuple[int, int]:
     """The first test curve with one clear break, in its first 4 s; and the first one without any before 4 s."""
     cough = [
@@ -150,7 +209,7 @@ def _samples(test: Spirograms) -> tuple[int, int]:
         for i in _early_coughs(test)
         if len(test.coughs[i]) == 1 and test.coughs[i][0].end - test.coughs[i][0].start > CLEAR
     ]
-    calm = (~test.cough_within(EARLY)).nonzero()[:, 0].tolist()
+    calm = _calm(test)
     if not cough or not calm:
         raise ValueError(
             f"expected a test curve with one break before {EARLY:g} s and one without, got {len(cough)} and {len(calm)}"
@@ -222,26 +281,40 @@ class _Explainer:
             relative_error=float(result.relative_error[0]),
         )
 
-    def row(self, wide: Fitted, narrow: Fitted, i: int) -> Row:
-        """One test curve: reach in both networks, and the location of the interactions with the first interval."""
-        seed = 1_000_003 * self.options.seed + 2 * i  # each curve has separate draws
-        row: Row = {"curve": i, "coughs": _told(self.test.coughs[i])}
-        for fit in (narrow, wide):
-            row |= self.cells.compute(
-                {"kernel": fit.kernel, "curve": i},
-                lambda fit=fit: self._reach(fit, self.test.curves[i], seed, row_too=fit is wide),
-            )
-        shut = _shut(self.test.coughs[i])
+    def row(self, fit: Fitted, i: int) -> Row:
+        """One test curve in one network: reach, and the location of the interactions with the first interval."""
+        seed = self._seed(i)
+        coughs = self.test.coughs[i]
+        row: Row = {"curve": i, "coughs": _told(coughs), "first cough (s)": coughs[0].start, **_network(fit)}
+        row |= self.cells.compute(
+            {"kernel": fit.kernel, "network": fit.seed, "curve": i},
+            lambda: self._reach(fit, self.test.curves[i], seed),
+        )
+        shut = _shut(coughs)
+        row["cough share of intervals"] = len(shut) / (N_INTERVALS - 1)
         row |= _shares(row.pop("row"), shut, "")
         if self.test.without_coughs is not None:
             without = self.test.without_coughs[i]
             found = self.cells.compute(
-                {"kernel": wide.kernel, "curve": i, "cough": "none"},
-                lambda: _intervals_record(self._attribute(wide.network, without, seed)),
+                {"kernel": fit.kernel, "network": fit.seed, "curve": i, "cough": "none"},
+                lambda: _intervals_record(self._attribute(fit.network, without, seed)),
             )
             row |= _shares(found, shut, ", no cough")
-            del row["cough share of intervals, no cough"]  # the same intervals
         return row
+
+    def calm_row(self, fit: Fitted, i: int) -> Row:
+        """One curve without an early cough in one network."""
+        found = self.cells.compute(
+            {"kernel": fit.kernel, "network": fit.seed, "calm": i},
+            lambda: _intervals_record(self._attribute(fit.network, self.test.curves[i], self._seed(i))),
+        )
+        shares = _shares(found, [], "")
+        names = ("strength with the first", "SmoothGrad share of the first")
+        return {"curve": i, "coughs": _told(self.test.coughs[i]), **_network(fit)} | {key: shares[key] for key in names}
+
+    def _seed(self, i: int) -> int:
+        """Each curve has separate draws."""
+        return 1_000_003 * self.options.seed + 2 * i
 
     def scale_row(self, wide: Fitted, narrow: Fitted, i: int, sigma: float) -> Row:
         """The reach of one curve at another σ."""
@@ -257,16 +330,16 @@ class _Explainer:
         seeds = (self.options.seed, self.options.seed + 1)
         return _crossed(*(self._attribute(fit.network, self.test.curves[i], seed, sigma) for seed in seeds))
 
-    def _reach(self, fit: Fitted, curve: Tensor, seed: int, *, row_too: bool) -> Row:
+    def _reach(self, fit: Fitted, curve: Tensor, seed: int) -> Row:
         first, second = (self._attribute(fit.network, curve, s) for s in (seed, seed + 1))
         weights = _crossed(first, second)
-        found: Row = {
-            f"reach, kernel {fit.kernel}": reach(weights),
-            f"beyond {FAR:g} s, kernel {fit.kernel}": share_beyond(weights, FAR),
-            f"relative error, kernel {fit.kernel}": float(first.relative_error[0]),
-            f"profile, kernel {fit.kernel}": profile(weights),
+        return {
+            "reach (s)": reach(weights),
+            f"beyond {FAR:g} s": share_beyond(weights, FAR),
+            "relative error": float(first.relative_error[0]),
+            "profile": profile(weights),
+            "row": _intervals_record(first),
         }
-        return {**found, "row": _intervals_record(first)} if row_too else found
 
 
 def _crossed(first: Interactions, second: Interactions) -> Tensor:
@@ -345,10 +418,19 @@ def _shares(found: Row, shut: list[int], tag: str) -> Row:
     slopes = torch.tensor(found["slopes"], dtype=torch.float64).abs()
     return {
         f"cough share{tag}": float(energy[shut].sum() / energy[1:].sum()),
-        f"cough share of intervals{tag}": len(shut) / (N_INTERVALS - 1),
+        f"strength with the first{tag}": float(energy[1:].sum()),
         f"strongest at cough{tag}": int(1 + int(value[1:].abs().argmax()) in shut),
         f"SmoothGrad share of the first{tag}": float(slopes[0] / slopes.sum()),
     }
+
+
+def _network(fit: Fitted) -> Row:
+    return {"kernel": fit.kernel, "network": fit.seed}
+
+
+def _of(rows: Sequence[Row], fit: Fitted) -> list[Row]:
+    """The rows of one network."""
+    return [row for row in rows if (row["kernel"], row["network"]) == (fit.kernel, fit.seed)]
 
 
 def _told(coughs: Sequence[Coughing]) -> str:
@@ -366,51 +448,154 @@ def _pm(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
-def findings(
-    rows: Sequence[Row],
-    wide: Fitted,
-    narrow: Fitted,
-    choice: dict[str, Any],
-    spirograms: Spirograms,
-    samples: Sequence[Explained],
-) -> list[str]:
-    """Summarise the experiment in numbers."""
+def _prediction_rows(fits: Sequence[Fitted], regression: Regression, test: Spirograms) -> list[Row]:
+    """Mean squared errors of each network and of the linear regression, on all test curves and by time of the cough."""
+    early = test.cough_within(FIRST_SECOND)
+    subsets = {"all": torch.ones_like(early), **_by_time(early)}
+    rows: list[Row] = []
+    for fit in fits:
+        errors = squared_errors(fit.network, test.curves, test.fev1)
+        for name, mask in subsets.items():
+            mse, error = _mean(errors[mask].tolist())
+            linear, linear_error = _mean(regression.errors[mask].tolist())
+            less, less_error = _mean((regression.errors - errors)[mask].tolist())
+            variance = float(test.fev1[mask].double().var(unbiased=False))
+            row = {**_network(fit), "first cough": name, "curves": int(mask.sum()), "variance (L²)": variance}
+            row |= {
+                "MSE (L²)": mse,
+                "standard error": error,
+                "linear MSE (L²)": linear,
+                "its standard error": linear_error,
+            }
+            row |= {"difference": less, "paired standard error": less_error, "ratio": mse / linear}
+            if test.without_coughs is not None:
+                row["MSE without coughs (L²)"] = float(
+                    squared_errors(fit.network, test.without_coughs[mask], test.fev1[mask]).mean()
+                )
+            rows.append(row)
+    return rows
 
-    def of(name: str, times: float = 1.0) -> list[float]:
-        return [times * row[name] for row in rows]
 
-    far = f"reach, kernel {WIDE}", f"reach, kernel {NARROW}"
-    beyond = f"beyond {FAR:g} s, kernel {WIDE}", f"beyond {FAR:g} s, kernel {NARROW}"
-    apart = [a - b for a, b in zip(of(far[0]), of(far[1]), strict=True)]
-    lines = [
-        f"data: {spirograms.source}; {spirograms.note}",
-        *(
-            f"network: {fit.words}; train {fit.train_mse:.3g}, test before calibration of its batch-norms "
-            f"{fit.uncalibrated_mse:.3g} (paper, other data: {PUBLISHED_MSE['train']} / {PUBLISHED_MSE['test']})"
-            f"{'; trained on ' + fit.machine if fit.machine else ''}"
-            for fit in (wide, narrow)
-        ),
-        f"a linear regression on the same curves: test MSE {linear_mse(spirograms):.3g} L²",
-        f"σ = {choice['best']:.3g} L by P_MSE in the ball of radius {ACCURACY:g}·√{N_SAMPLES} L on {choice['points']} "
-        f"curves{'; at the edge of the grid' if choice['at edge'] else ''}",
-        f"reach (H²-weighted |i − j|, {len(rows)} curves): kernel {WIDE} {_pm(of(far[0]), 3)} s, kernel {NARROW} "
-        f"{_pm(of(far[1]), 3)} s, paired difference {_pm(apart, 3)} s; pairs farther apart than {FAR:g} s have "
-        f"{_pm(of(beyond[0], 100), 1)} % and {_pm(of(beyond[1], 100))} % of the weight",
-        f"share of the first interval's interactions (H²) that lies on the cough: {_pm(of('cough share'), 3)}, "
-        f"{_pm(of('cough share of intervals'), 3)} of the intervals; strongest there in "
-        f"{sum(of('strongest at cough')):g} of {len(rows)} curves",
+def _by_time(early: Tensor) -> dict[str, Tensor]:
+    return {f"before {FIRST_SECOND:g} s": early, f"after {FIRST_SECOND:g} s": ~early}
+
+
+QUANTITIES = (
+    "cough share",
+    "strongest at cough",
+    "strength with the first",
+    "SmoothGrad share of the first",
+)
+
+
+def _claim_rows(rows: Sequence[Row], fits: Sequence[Fitted]) -> list[Row]:
+    """Each quantity with and without the cough, in each network, for all curves and by time of the first cough."""
+    if "cough share, no cough" not in rows[0]:
+        return []
+    found: list[Row] = []
+    tests: dict[str, Callable[[Row], bool]] = {
+        "all": lambda row: True,
+        f"before {FIRST_SECOND:g} s": lambda row: row["first cough (s)"] < FIRST_SECOND,
+        f"after {FIRST_SECOND:g} s": lambda row: row["first cough (s)"] >= FIRST_SECOND,
+    }
+    for fit in fits:
+        for subset, belongs in tests.items():
+            chosen = [row for row in _of(rows, fit) if belongs(row)]
+            if chosen:
+                found += [_compared(chosen, fit, subset, name) for name in QUANTITIES]
+    return found
+
+
+def _compared(chosen: Sequence[Row], fit: Fitted, subset: str, name: str) -> Row:
+    """One quantity with and without the cough; for counts of curves the exact test of McNemar."""
+    cough, none = ([float(row[key]) for row in chosen] for key in (name, f"{name}, no cough"))
+    difference = [a - b for a, b in zip(cough, none, strict=True)]
+    row: Row = {**_network(fit), "first cough": subset, "curves": len(chosen), "quantity": name}
+    for label, values in (("with cough", cough), ("without", none), ("difference", difference)):
+        row[label], row[f"{label}, standard error"] = _mean(values)
+    row["larger with cough"] = sum(x > 0 for x in difference)
+    row["larger without"] = sum(x < 0 for x in difference)
+    row["cough share of intervals"] = _mean([x["cough share of intervals"] for x in chosen])[0]
+    apart = row["larger with cough"] + row["larger without"]
+    row["sign test p"] = binomtest(row["larger with cough"], apart).pvalue if apart else 1.0
+    return row
+
+
+def _networks_told(fits: Sequence[Fitted]) -> list[str]:
+    return [
+        f"network: {fit.words}; train {fit.train_mse:.3g}, test before calibration of its batch-norms "
+        f"{fit.uncalibrated_mse:.3g} (paper, other data: {PUBLISHED_MSE['train']} / {PUBLISHED_MSE['test']})"
+        f"{'; trained on ' + fit.machine if fit.machine else ''}"
+        for fit in fits
     ]
-    if "cough share, no cough" in rows[0]:
-        gained = [a - b for a, b in zip(of("cough share"), of("cough share, no cough"), strict=True)]
-        first = "SmoothGrad share of the first"
-        lowered = [a - b for a, b in zip(of(first), of(first + ", no cough"), strict=True)]
-        lines += [
-            f"the same intervals of the same efforts without the cough: {_pm(of('cough share, no cough'), 3)}, paired "
-            f"difference {_pm(gained, 3)}; strongest there in {sum(of('strongest at cough, no cough')):g} of "
-            f"{len(rows)}",
-            f"the first interval's share of Σ|SmoothGrad|: {_pm(of(first), 4)} with the cough, "
-            f"{_pm(of(first + ', no cough'), 4)} without, paired difference {_pm(lowered, 4)}",
-        ]
+
+
+def _predictions_told(errors: Sequence[Row], regression: Regression) -> list[str]:
+    lines = [f"ridge regression on the same curves: penalty {regression.penalty:g} L²"]
+    for row in errors:
+        without = row.get("MSE without coughs (L²)")
+        lines.append(
+            f"test MSE, kernel {row['kernel']}, seed {row['network']}, first cough {row['first cough']} "
+            f"({row['curves']} curves, variance {row['variance (L²)']:.3g} L²): {row['MSE (L²)']:.4f} ± "
+            f"{row['standard error']:.4f} L², linear regression {row['linear MSE (L²)']:.4f} ± "
+            f"{row['its standard error']:.4f}, paired difference {row['difference']:.4f} ± "
+            f"{row['paired standard error']:.4f}, ratio {row['ratio']:.3f}"
+            f"{'' if without is None else f'; on the curves without coughs {without:.4f}'}"
+        )
+    return lines
+
+
+def _reach_told(rows: Sequence[Row], fits: Sequence[Fitted]) -> list[str]:
+    """Reach of each network, and the paired difference of the two kernels for each seed."""
+    lines = []
+    for wide, narrow in zip(fits[::2], fits[1::2], strict=True):
+        far, near = ([row["reach (s)"] for row in _of(rows, fit)] for fit in (wide, narrow))
+        beyond, beyond_near = ([100 * row[f"beyond {FAR:g} s"] for row in _of(rows, fit)] for fit in (wide, narrow))
+        apart = [a - b for a, b in zip(far, near, strict=True)]
+        lines.append(
+            f"reach (H²-weighted |i − j|, {len(far)} curves, seed {wide.seed}): kernel {WIDE} {_pm(far, 3)} s, kernel "
+            f"{NARROW} {_pm(near, 3)} s, paired difference {_pm(apart, 3)} s; pairs farther apart than {FAR:g} s have "
+            f"{_pm(beyond, 1)} % and {_pm(beyond_near)} % of the weight"
+        )
+    return lines
+
+
+def _claim_told(row: Row) -> str:
+    digits = 4
+    told = ", ".join(
+        f"{words}{row[label]:.{digits}f} ± {row[f'{label}, standard error']:.{digits}f}"
+        for words, label in (
+            ("", "with cough"),
+            ("without the cough ", "without"),
+            ("paired difference ", "difference"),
+        )
+    )
+    extra = ""
+    if row["quantity"] == "cough share":
+        extra = f"; {row['cough share of intervals']:.3f} of the intervals have the cough"
+    return (
+        f"{row['quantity']}, kernel {row['kernel']}, seed {row['network']}, first cough {row['first cough']} "
+        f"({row['curves']} curves): {told}; larger with the cough in {row['larger with cough']} and without in "
+        f"{row['larger without']} curves, p = {row['sign test p']:.2g}{extra}"
+    )
+
+
+def _calm_told(calm: Sequence[Row], rows: Sequence[Row], fits: Sequence[Fitted]) -> list[str]:
+    """Curves with and without an early cough, of different visits: differences are not paired."""
+    lines = []
+    for fit in fits:
+        for name in ("SmoothGrad share of the first", "strength with the first"):
+            (a, da), (b, db) = (_mean([row[name] for row in _of(each, fit)]) for each in (rows, calm))
+            lines.append(
+                f"other visits, {name}, kernel {fit.kernel}, seed {fit.seed}: cough before {EARLY:g} s {a:.4f} ± "
+                f"{da:.4f} ({len(_of(rows, fit))} curves), no cough before {EARLY:g} s {b:.4f} ± {db:.4f} "
+                f"({len(_of(calm, fit))} curves), difference {a - b:.4f} ± {math.hypot(da, db):.4f}"
+            )
+    return lines
+
+
+def _samples_told(samples: Sequence[Explained]) -> list[str]:
+    lines = []
     for sample in samples:
         k = sample.strongest
         lines.append(

@@ -12,7 +12,7 @@ from paper.long_convolution import LongConv1d, with_long_convolutions
 from paper.networks import SpirometryCNN
 from paper.options import Options
 from paper.spirometry import STEP, Coughing, Spirograms, fev1, find_coughs, flow, resample
-from paper.spirometry_network import fitted, linear_mse, recalibrate, recipe
+from paper.spirometry_network import fitted, recalibrate, recipe, ridge_regression, squared_errors
 from paper.tests.sas_files import xpt
 from paper.tests.test_nhanes import LENGTHS, record, table
 from smoothhess import SmoothHess
@@ -170,7 +170,7 @@ def test_recalibration_sets_what_a_plain_forward_sees():
 
 @pytest.fixture(scope="module")
 def spirograms():
-    return simulate(120, seed=1)
+    return simulate(240, seed=1)
 
 
 def test_a_training_is_kept_and_not_repeated(spirograms, tmp_path):
@@ -178,7 +178,7 @@ def test_a_training_is_kept_and_not_repeated(spirograms, tmp_path):
     first = fitted(spirograms, 10, 6, options)
     assert not first.network.training
     (path,) = (tmp_path / "kept").iterdir()
-    assert path.name == "spirometry-simulated-120-kernel-10-6-steps-seed-0.safetensors"
+    assert path.name == "spirometry-simulated-240-version-2-seed-0-kernel-10-6-steps-seed-0.safetensors"
     assert load_weights(SpirometryCNN(kernel=10), path)["kernel"] == "10"
     again = fitted(spirograms, 10, 6, options)
     test = spirograms.split()[1]
@@ -193,8 +193,37 @@ def test_a_training_is_kept_and_not_repeated(spirograms, tmp_path):
 def test_a_linear_fev1_is_regressed_exactly(spirograms):
     weights = torch.linspace(-1, 1, 300)
     linear = dataclasses.replace(spirograms, fev1=spirograms.curves @ weights + 0.5)
-    assert linear_mse(linear, ridge=1e-9) < 1e-6
-    assert linear_mse(spirograms) < spirograms.fev1.var().item()
+    assert ridge_regression(linear, penalties=(1e-9,)).mse < 1e-6
+    chosen = ridge_regression(spirograms)
+    assert chosen.mse < spirograms.fev1.var().item()
+    assert chosen.mse == ridge_regression(spirograms, penalties=(chosen.penalty,)).mse
+    assert chosen.errors.shape == (48,)
+
+
+def test_two_trainings_are_kept_separately(spirograms, tmp_path):
+    options = Options(tmp_path, cache=tmp_path / "kept")
+    first, second = (fitted(spirograms, 10, 2, options, seed=seed) for seed in (0, 1))
+    assert (first.seed, second.seed) == (0, 1)
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    test = spirograms.split()[1]
+    assert not torch.equal(first.network(test.curves), second.network(test.curves))
+    errors = squared_errors(first.network, test.curves, test.fev1, batch_size=7)
+    assert errors.shape == (48,)
+    assert errors.mean().item() == pytest.approx(first.mse, rel=1e-5)
+
+
+def test_quantities_are_compared_in_pairs():
+    fit = small_fitted(simulate(20, seed=1), 10, 4, None, seed=3)
+    rows = [
+        {"cough share": a, "cough share, no cough": b, "cough share of intervals": 0.1}
+        for a, b in ((0.5, 0.2), (0.4, 0.2), (0.6, 0.2), (0.1, 0.3))
+    ]
+    got = spirometry._compared(rows, fit, "all", "cough share")
+    assert (got["kernel"], got["network"], got["curves"]) == (10, 3, 4)
+    assert got["difference"] == pytest.approx(0.175)
+    assert got["difference, standard error"] == pytest.approx(np.std([0.3, 0.2, 0.4, -0.2], ddof=1) / 2)
+    assert (got["larger with cough"], got["larger without"]) == (3, 1)
+    assert got["sign test p"] == pytest.approx(0.625)  # 2 (1 + 4) / 16
 
 
 def test_the_learning_rate_rises_and_falls():
@@ -236,7 +265,7 @@ def test_shares_count_the_cough_and_not_the_noise():
     got = spirometry._shares(found, [2], "")
     assert got["cough share"] == pytest.approx(4 / 5)
     assert got["strongest at cough"] == 1
-    assert got["cough share of intervals"] == 1 / 29
+    assert got["strength with the first"] == pytest.approx(5)
     assert got["SmoothGrad share of the first"] == 0.75
     assert spirometry._shares(found, [3, 4], ", x")["strongest at cough, x"] == 0
     assert spirometry._shut([Coughing(0.9, 1.6)]) == [1, 2, 3]
@@ -246,7 +275,15 @@ def test_shares_count_the_cough_and_not_the_noise():
 def make_small(patch, n_explained=2):
     """The experiment with small networks and few draws."""
     size = spirometry._Size(
-        120, n_steps=4, n_explained=n_explained, n_calls=60, figure_calls=60, n_select=1, select_calls=20
+        240,
+        n_steps=4,
+        n_networks=2,
+        n_explained=n_explained,
+        n_calm=1,
+        n_calls=60,
+        figure_calls=60,
+        n_select=1,
+        select_calls=20,
     )
     patch.setattr(spirometry, "QUICK", size)
     patch.setattr(spirometry, "fitted", small_fitted)
@@ -267,19 +304,25 @@ def outcome(tmp_path_factory):
     return first, second, cells
 
 
-def small_fitted(data, kernel, n_steps, options):
+def small_fitted(data, kernel, n_steps, options, *, seed):
     from paper.spirometry_network import Fitted
 
-    network = seeded(lambda: SpirometryCNN(n_blocks=2, channels=2, kernel=kernel))
+    network = seeded(lambda: SpirometryCNN(n_blocks=2, channels=2, kernel=kernel), seed)
     recalibrate(network, data.curves[:64])
-    return Fitted(network, kernel, n_steps, 0.5, 0.4, 0.6, 1.0)
+    return Fitted(network, kernel, n_steps, seed, 0.5, 0.4, 0.6, 1.0)
 
 
 def test_the_experiment_writes_figures_and_tables(outcome):
     first, _, _ = outcome
     assert sorted(path.name for path in first.files) == [
+        "calm.csv",
+        "calm.md",
+        "claims.csv",
+        "claims.md",
         "curves.csv",
         "curves.md",
+        "errors.csv",
+        "errors.md",
         "intervals.csv",
         "intervals.md",
         "kernels.png",
@@ -302,6 +345,10 @@ def test_the_experiment_writes_figures_and_tables(outcome):
         "σ = ",
         "reach (H²-weighted",
         "without the cough",
+        "linear regression",
+        "first cough all (48 curves",
+        "SmoothGrad share of the first, kernel 10, seed 2",
+        "other visits",
         "figure, coughing curve",
         "at other σ",
     ):
@@ -331,7 +378,7 @@ def test_nhanes_curves_go_the_same_way(spirograms, tmp_path, monkeypatch):
         records += [record(seqn, 1, ten[0], accepted="N", grade="D"), record(seqn, 2, ten[1])]
     (tmp_path / "SPXRAW_E.xpt").write_bytes(xpt(table(records), {**LENGTHS, "SPXRAW": 4_800}))
     outcome = spirometry.run(Options(tmp_path / "out", data=tmp_path, dataset="nhanes", quick=True, seed=1))
-    assert outcome.lines[0].startswith("data: NHANES; SPXRAW_E: 1")
+    assert outcome.lines[0].startswith("data: NHANES; SPXRAW_E: 240 coughing efforts")
     assert not any("without the cough" in line for line in outcome.lines)
     figure = next(path for path in outcome.files if path.name == "samples.svg")
     assert figure.stat().st_size > 10_000
