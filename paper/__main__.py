@@ -54,7 +54,7 @@ def reproduce(
         function: One function of the network instead of both: the logit of the predicted class, or a neuron.
         cache: Folder for trained weights, shared with other runs; in OUT if not given.
         steps: Stop the training of a two-dimensional network (surface, four-quadrant, nested) after this many steps;
-            shorten that of an image classifier to this many steps.
+            shorten that of an image classifier or of a spirometry network to this many steps.
         refined: Train the networks of four-quadrant and nested with Adam and Gauss-Newton steps instead of the
             paper's RMSProp: the same network, loss and examples. The results have a separate folder.
     """

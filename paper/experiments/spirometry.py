@@ -78,7 +78,7 @@ class _Size:
 
 FULL = _Size(
     n_curves=8_721,
-    n_steps=2_400,
+    n_steps=6_000,
     n_networks=2,
     n_explained=80,
     n_calm=40,
