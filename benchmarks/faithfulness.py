@@ -1,8 +1,8 @@
 """Are the scores of pairs of super-pixels those of removing both? Rank correlation with measured joint effects.
 
     OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network vgg --images 200
-    OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 24 --device cuda \\
-        --processes 8
+    OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 240 --device cuda \\
+        --processes 5
     OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --write
 
 DIR holds CIFAR10, or the file of image_subset.py, and resnet18_cifar10.safetensors; the VGG is trained here in minutes.
@@ -485,8 +485,8 @@ def main() -> None:
         "",
         "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network vgg --images 200`",
         "",
-        "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 24 "
-        "--device cuda --processes 8`",
+        "`OMP_NUM_THREADS=1 python benchmarks/faithfulness.py --data DIR --network resnet18 --images 240 "
+        "--device cuda --processes 5`",
         "",
         "± is half of a 95 % interval over images.",
         "",
