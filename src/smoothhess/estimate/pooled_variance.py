@@ -14,14 +14,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from smoothhess.estimate.antisymmetric_variance import Prior, Skew
+from smoothhess.draws.designs import SMALL
+from smoothhess.estimate.antisymmetric_variance import Prior, Products, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.direction_products import DirectionProducts
 from smoothhess.estimate.effective_draws import bounded_df
 from smoothhess.estimate.incomplete_blocks import Gram, Values, missing_variance
+from smoothhess.estimate.residual_variance import ResidualVariance
 from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.unbiased_hessian import Unbiased
 
+MOST_ALONG = 1e6  # upper bound of the factor on the variance along a direction
 LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a share of that from the antisymmetric half
 
 
@@ -104,20 +107,34 @@ class PooledVariance:
         return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
 
     @cached_property
-    def _along_itself(self) -> Tensor:
-        """Variance of the diagonal entries between blocks over that from the antisymmetric half, (B,), at least 1.
+    def _residuals(self) -> ResidualVariance:
+        assert self.prior is not None
+        return ResidualVariance(self.white, self.estimate, self.prior.trace)
 
-        It is computed from the sum over all diagonal entries, which suffices from two blocks on.
+    def along(self, score: Tensor, odd: Tensor, products: Products, values: Tensor) -> Tensor:
+        """Factor on the variance of vᵀĤv from the antisymmetric half, at least 1, (B, m).
+
+        `score` and `odd` are the products of the head's rows with the directions, (B, P, m), `values` the sampled vᵀĤv.
         """
         assert self.prior is not None
-        own, estimate = self.estimate.identity.diagonal, self.estimate
-        units = self.replicates.of_form(self.stats.head.score * estimate.odd, own).sum(1)
-        shown = self.prior.variance(*[self.directions.of_features] * 3)
-        if estimate.correction.has_variance:
-            gram, values = Gram(own, own, own), Values(*[estimate.sampled_diagonal] * 3)
-            shown = shown + missing_variance(estimate.correction, values, gram, self.stats.rank)
-        ratio = units / shown.sum(1).clamp_min(1e-300)
-        return torch.where((self.replicates.df >= 1) & ratio.isfinite(), ratio, 1.0).clamp(1, 10)
+        found, gram = self.prior.variance(*[products] * 3), products.gram
+        if self.estimate.correction.has_variance:
+            found = self._with_missing(found, Values(*[values] * 3), Gram(*[gram] * 3))
+        ratio = self._residuals.of_directions(score, odd, gram) / found.clamp_min(1e-300)
+        return ratio.clamp(1, MOST_ALONG)
+
+    @cached_property
+    def along_features(self) -> Tensor:
+        """The factor of every feature or group, (B, d)."""
+        estimate = self.estimate
+        return self.along(
+            self.stats.head.score, estimate.odd, self.directions.of_features, estimate.sampled_diagonal
+        )
+
+    def _with_missing(self, found: Tensor, values: Values, gram: Gram) -> Tensor:
+        """With the variance that the antisymmetric half lacks."""
+        missing = missing_variance(self.estimate.correction, values, gram, self.stats.rank)
+        return torch.maximum(missing.add_(found), found * LEAST_SHARE)
 
     def of_form(
         self,
@@ -125,19 +142,20 @@ class PooledVariance:
         gram: Gram,
         prior: Callable[[Prior], Tensor],
         values: Callable[[], Values],
-        parallel: bool = True,
+        along: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
         """Var(uᵀĤv) from its variance between replicates, `units`, and that from the antisymmetric half, `prior`.
 
-        `values` gives the sampled uᵀĤu, vᵀĤv and uᵀĤv. `parallel`: u and v may be parallel, so `_along_itself` applies.
+        `values` gives the sampled uᵀĤu, vᵀĤv and uᵀĤv, `along` the factors on the variances of uᵀĤu and vᵀĤv, which
+        apply to the share cos² of the whitened directions' angle; None if these are orthogonal.
         """
         if self.prior is None:
             return self.weigh(units)
-        found, correction = prior(self.prior), self.estimate.correction
-        if not self.replicates.alone and parallel:
+        found = prior(self.prior)
+        if self.estimate.correction.has_variance:
+            found = self._with_missing(found, values(), gram)
+        if along is not None and self.stats.rank > SMALL:  # in few dimensions the weight of this variance is zero
+            left, right = along()
             cosine2 = gram.mixed.square() / (gram.left * gram.right).clamp_min(1e-300)
-            found = found * (1 + (self._along_itself.reshape(-1, *[1] * (found.ndim - 1)) - 1) * cosine2)
-        if correction.has_variance:
-            missing = missing_variance(correction, values(), gram, self.stats.rank)
-            found = torch.maximum(missing.add_(found), found * LEAST_SHARE)
+            found = found * (1 + ((left * right).sqrt() - 1) * cosine2)
         return self.weigh(units, found)

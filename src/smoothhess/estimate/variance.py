@@ -19,7 +19,7 @@ from torch import Tensor
 from smoothhess.draws.designs import SMALL
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import torch_generator
-from smoothhess.estimate.antisymmetric_variance import Prior, Skew
+from smoothhess.estimate.antisymmetric_variance import Prior, Products, Skew
 from smoothhess.estimate.block_variance import Replicates
 from smoothhess.estimate.control_errors import ControlErrors
 from smoothhess.estimate.effective_draws import bounded_df
@@ -193,13 +193,18 @@ class Noise:
     # --- entries, rows and bilinear forms of the Hessian ----------------------------------------------------------
 
     def _of_form(
-        self, rows: Tensor, gram: Gram, prior: Callable[[Prior], Tensor], values: Callable[[], Values]
+        self,
+        rows: Tensor,
+        gram: Gram,
+        prior: Callable[[Prior], Tensor],
+        values: Callable[[], Values],
+        along: Callable[[], tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Variance of uᵀĤv from its value in each corrected row; `values` are those of the sampled estimate."""
         units = (
             self.replicates.of_form(rows, gram.mixed) if self.estimate.has_identity else self.replicates.of_mean(rows)
         )
-        return self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values), gram)
+        return self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values, along), gram)
 
     @cached_property
     def _moving(self) -> Tensor:
@@ -223,7 +228,12 @@ class Noise:
             own = sampled.diagonal(dim1=-2, dim2=-1)
             return Values(own[..., None], own[:, None], sampled)
 
-        pooled = self.pooled.of_form(self.replicates.of_entries(), gram, prior, values, parallel=not independent)
+        def along() -> tuple[Tensor, Tensor]:
+            factor = self.pooled.along_features
+            return factor[..., None], factor[:, None]
+
+        units = self.replicates.of_entries()
+        pooled = self.pooled.of_form(units, gram, prior, values, None if independent else along)
         entries = self.unseen_events.bounded(pooled, gram)
         entries = entries + errors.drift(errors.drifting[..., None], errors.drifting[:, None], gram)
         entries = entries + self.missed.of_form(gram, lambda w: w[..., None], lambda w: w[:, :, None])
@@ -245,7 +255,7 @@ class Noise:
 
         rows = self.features.head.score * self.estimate.odd
         gram = Gram(lengths, lengths, lengths)
-        value = self._of_form(rows, gram, prior, values)
+        value = self._of_form(rows, gram, prior, values, lambda: (self.pooled.along_features,) * 2)
         value = (
             value
             + errors.drift(errors.drifting, errors.drifting, gram)
@@ -270,7 +280,11 @@ class Noise:
             row = self.estimate.sampled_product(unit.expand(len(self.features), 1, -1))[:, 0]
             return Values(own[:, i, None], own, row)
 
-        value = self._of_form(rows, gram, prior, values)
+        def along() -> tuple[Tensor, Tensor]:
+            factor = self.pooled.along_features
+            return factor[:, i, None], factor
+
+        value = self._of_form(rows, gram, prior, values, along)
         value = value + errors.drift(errors.drifting[:, i, None], errors.drifting, gram)
         value = value + self.missed.of_form(gram, lambda w: w[..., i, None], lambda w: w)
         return Variance(torch.where(self._moving & self._moving[i], value, 0.0), self.df)
@@ -293,7 +307,13 @@ class Noise:
             sampled = estimate.sampled_product(both).double() @ both.double().mT
             return Values(sampled[:, 0, 0], sampled[:, 1, 1], sampled[:, 0, 1])
 
-        value = self._of_form(rows, gram, prior, values)
+        def along() -> tuple[Tensor, Tensor]:
+            pairs, found = self.pooled.directions.of_bilinear(both, products), values()
+            own = Products(*(torch.stack(parts, -1) for parts in zip(pairs.uu, pairs.vv, strict=True)))
+            sampled = torch.stack([found.left, found.right], -1)
+            return self.pooled.along(score @ both.mT, odd @ both.mT, own, sampled).unbind(-1)
+
+        value = self._of_form(rows, gram, prior, values, along)
         value = value + self.missed.of_form(
             gram, lambda w: (w @ u[..., None].to(w))[..., 0], lambda w: (w @ v[..., None].to(w))[..., 0]
         )
@@ -323,7 +343,7 @@ class Noise:
 
         # sums over all pairs of products are products of sums, or squared norms
         gram = Gram(total, total, identity.squared_norm.sqrt())
-        found = self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values, parallel=False), gram)
+        found = self.unseen_events.bounded(self.pooled.of_form(units, gram, prior, values), gram)
         return found + self.missed.of_frobenius
 
     def operator_norms(self) -> tuple[Tensor, Tensor]:
