@@ -24,6 +24,7 @@ from smoothhess.estimate.residual_variance import ResidualVariance
 from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.unbiased_hessian import Unbiased
 
+ROWS_PER_DF = 20  # rows of complete blocks whose residuals have one degree of freedom
 MOST_ALONG = 1e6  # upper bound of the factor on the variance along a direction
 LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a share of that from the antisymmetric half
 
@@ -120,8 +121,13 @@ class PooledVariance:
         found, gram = self.prior.variance(*[products] * 3), products.gram
         if self.estimate.correction.has_variance:
             found = self._with_missing(found, Values(*[values] * 3), Gram(*[gram] * 3))
-        ratio = self._residuals.of_directions(score, odd, gram) / found.clamp_min(1e-300)
-        return ratio.clamp(1, MOST_ALONG)
+        ratio = (self._residuals.of_directions(score, odd, gram) / found.clamp_min(1e-300)).clamp_max(MOST_ALONG)
+        own = self.stats.n_head / ROWS_PER_DF  # degrees of freedom of the residuals
+        if self.white is None:
+            own = torch.zeros_like(own)
+        own = torch.where(self.estimate.correction.corrected + self.estimate.correction.plain > 0, 0.0, own)
+        share = self._prior_df / (self._prior_df + own).clamp_min(1e-9)
+        return ratio + share[:, None] * (1 - ratio).clamp_min(0)
 
     @cached_property
     def along_features(self) -> Tensor:

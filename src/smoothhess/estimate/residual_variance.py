@@ -58,7 +58,8 @@ class ResidualVariance:
             return (weight * rows).sum(1, keepdim=True)
 
         if self.white is not None:
-            y = y - self._across(score, gram.double(), t, y)
+            fitted, noise = self._across(score, gram.double(), t, y)
+            y = y - fitted
         square = total(t * t).clamp_min(_TINY)
         y = y - t * (total(t * y) / square)
         cubic = t**3 - t * (total(t**4) / square)
@@ -68,10 +69,11 @@ class ResidualVariance:
         c2 = slope.square() - total(rest.square()) / size / (n_head - 2).clamp_min(1)[..., None]
         variance = cubic_variance(k) * c2[:, 0].clamp_min(0)
         if self.white is not None:
-            variance = variance + (weight * t * rest).square().sum(1) / n_head.clamp_min(1)
+            of_rows = (weight * t * rest).square().sum(1) / n_head.clamp_min(1)
+            variance = variance + (of_rows - noise).clamp_min(0)
         return gram * variance / self.stats.n.clamp_min(1)[:, None]
 
-    def _across(self, score: Tensor, gram: Tensor, t: Tensor, y: Tensor) -> Tensor:
+    def _across(self, score: Tensor, gram: Tensor, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The linear part of y in the directions orthogonal to q̂, shrunk by the noise of its coefficients, (B, P, m).
 
         The coefficients are those of all slopes on the coordinate t, Mᵀq, with the noise tr(K)|q|²/n.
@@ -88,7 +90,7 @@ class ResidualVariance:
         signal = (norm2.double() - along.square()).clamp_min(_TINY)
         noise = (self.trace * self.stats.n)[:, None] / n * (1 - 1 / self.stats.rank) * gram
         share = (1 - noise / signal).clamp_min(0)
-        return share[:, None] * (fitted.double() - along[:, None] * t)
+        return share[:, None] * (fitted.double() - along[:, None] * t), share.square() * noise
 
 
 def cubic_variance(k: int) -> float:
