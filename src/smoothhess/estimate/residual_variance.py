@@ -19,6 +19,8 @@ from torch import Tensor
 from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.unbiased_hessian import Unbiased, corrected_rows
 
+SIGNIFICANT = 3.0  # c² of noise, in squared standard errors, by which c is shrunk
+LEAST_UNUSED = 0.1  # lower bound of the share of a residual that the fit of the slope leaves
 CHUNK = 1 << 22  # numbers per temporary tensor
 _TINY = 1e-300
 
@@ -39,7 +41,7 @@ class ResidualVariance:
         self.odd = corrected_rows(white.head, estimate.correction) if estimate.needs_correction else white.head.odd
         self.by_rows = self.odd.shape[1] < white.k
         if self.by_rows:  # inner products of rows take less memory than k × k matrices
-            self.cross, self.gram = self.draws @ self.odd.mT, self.odd @ self.odd.mT
+            self.cross = self.draws @ self.odd.mT
 
     def of_directions(self, score: Tensor, odd: Tensor, gram: Tensor) -> Tensor:
         """Variance of vᵀĤv, (B, m), from the products (B, P, m) of scores and corrected rows with v; `gram` is |q|²."""
@@ -57,40 +59,31 @@ class ResidualVariance:
         def total(rows: Tensor) -> Tensor:
             return (weight * rows).sum(1, keepdim=True)
 
-        if self.white is not None:
-            fitted, noise = self._across(score, gram.double(), t, y)
-            y = y - fitted
         square = total(t * t).clamp_min(_TINY)
         y = y - t * (total(t * y) / square)
+        noise = torch.zeros_like(gram, dtype=torch.float64)
+        if self.white is not None:
+            across = self._across(score).double()
+            across = across - t * (total(t * across) / square)
+            share = (total(across * y) / total(across.square()).clamp_min(_TINY)).clamp(0, 1)
+            y = y - share * across
+            noise = share[:, 0].square() * gram * (self.trace * self.stats.n / self.stats.n_head.clamp_min(1))[:, None]
         cubic = t**3 - t * (total(t**4) / square)
         size = total(cubic * cubic).clamp_min(_TINY)
         slope = total(cubic * y) / size  # c
-        rest = y - slope * cubic
-        c2 = slope.square() - total(rest.square()) / size / (n_head - 2).clamp_min(1)[..., None]
-        variance = cubic_variance(k) * c2[:, 0].clamp_min(0)
+        error = total((y - slope * cubic).square()) / size / (n_head - 2).clamp_min(1)[..., None]  # squared
+        slope = slope * (1 - SIGNIFICANT * error / slope.square().clamp_min(_TINY)).clamp_min(0)
+        variance = cubic_variance(k) * slope[:, 0].square()
         if self.white is not None:
-            of_rows = (weight * t * rest).square().sum(1) / n_head.clamp_min(1)
+            unused = (1 - weight * t * t / square).clamp_min(LEAST_UNUSED)  # the fit of the slope takes part of rows
+            of_rows = ((weight * t * (y - slope * cubic)).square() / unused).sum(1) / n_head.clamp_min(1)
             variance = variance + (of_rows - noise).clamp_min(0)
         return gram * variance / self.stats.n.clamp_min(1)[:, None]
 
-    def _across(self, score: Tensor, gram: Tensor, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The linear part of y in the directions orthogonal to q̂, shrunk by the noise of its coefficients, (B, P, m).
-
-        The coefficients are those of all slopes on the coordinate t, Mᵀq, with the noise tr(K)|q|²/n.
-        """
-        n = self.stats.n_head.clamp_min(1).double()[:, None]
-        weights = score.to(self.odd) / n[..., None].to(self.odd)
-        if self.by_rows:
-            fitted, norm2 = self.cross @ weights, (weights * (self.gram @ weights)).sum(1)
-        else:
-            slopes = self.odd.mT @ weights
-            fitted, norm2 = self.draws @ slopes, slopes.square().sum(1)
-        weight = self.stats.head.weight.double()[..., None]
-        along = (weight * t * y).sum(1) / n  # q̂ᵀMᵀq
-        signal = (norm2.double() - along.square()).clamp_min(_TINY)
-        noise = (self.trace * self.stats.n)[:, None] / n * (1 - 1 / self.stats.rank) * gram
-        share = (1 - noise / signal).clamp_min(0)
-        return share[:, None] * (fitted.double() - along[:, None] * t), share.square() * noise
+    def _across(self, score: Tensor) -> Tensor:
+        """The rows z times the mean of all slopes γ on the coordinate t, which estimates Wq, (B, P, m)."""
+        weights = (score / self.stats.n_head.clamp_min(1)[:, None, None]).to(self.odd)
+        return self.cross @ weights if self.by_rows else self.draws @ (self.odd.mT @ weights)
 
 
 def cubic_variance(k: int) -> float:
