@@ -26,6 +26,13 @@ def judged(estimate, truth):
     return float(share), float(((high - low) / 2 / (1.96 * spread)).median())
 
 
+def residuals_of(result):
+    """The variances from the residuals of a result."""
+    pooled = result.noise.pooled
+    assert pooled.prior is not None
+    return ResidualVariance(pooled.white, pooled.estimate, pooled.prior.trace)
+
+
 def attention(tokens, width, seed):
     """The mean over tokens of an attention layer, and an input."""
     rng = torch.Generator().manual_seed(seed)
@@ -47,7 +54,7 @@ def test_the_variance_of_a_cubic_slope_is_that_of_the_estimates(k):
     result = repeated(lambda x: (x @ v) ** 4 / 4, torch.zeros(1, k).double(), 1.0, 2 * k, seeds=4000)
     found = result.bilinear(v, v)
     expected, pooled = cubic_variance(k) / k, result.noise.pooled
-    residuals = ResidualVariance(pooled.white, pooled.estimate, pooled.prior.trace)
+    residuals = residuals_of(result)
     score, odd = (rows @ v[:, None] for rows in (pooled.stats.head.score, pooled.estimate.odd))
     variance = residuals.of_directions(score, odd, torch.ones(4000, 1).double())[:, 0]
     torch.testing.assert_close(variance, torch.full_like(variance, expected), rtol=1e-6, atol=0)
@@ -129,7 +136,7 @@ def test_the_linear_part_is_the_same_from_rows_and_from_matrices():
     estimate, gram = pooled.estimate, pooled.directions.of_features.gram
     found = []
     for by_rows in (True, False):
-        residuals = ResidualVariance(pooled.white, estimate, pooled.prior.trace)
+        residuals = residuals_of(result)
         residuals.by_rows = by_rows
         residuals.cross = residuals.draws @ residuals.odd.mT
         found.append(residuals.of_directions(estimate.stats.head.score, estimate.odd, gram))

@@ -2,8 +2,8 @@
 
 The scatter of independent replicates of the design (`block_variance`) and, for orthogonal blocks, the antisymmetric
 half of the estimate (`antisymmetric_variance`) both estimate Var(uᵀĤv). The variance of incomplete blocks, which the
-antisymmetric half lacks, is added before both are averaged. Errors
-from events that were not sampled are estimated in `unseen_events`.
+antisymmetric half lacks, is added before both are averaged, and the variance along a direction is corrected with the
+residuals of the rows (`residual_variance`). Errors from events that were not sampled are estimated in `unseen_events`.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ class PooledVariance:
         return ResidualVariance(self.white, self.estimate, self.prior.trace)
 
     def along(self, score: Tensor, odd: Tensor, products: Products, values: Tensor) -> Tensor:
-        """Factor on the variance of vᵀĤv from the antisymmetric half, at least 1, (B, m).
+        """Factor on the variance of vᵀĤv from the antisymmetric half, from the residuals of the rows, (B, m).
 
+        The variance of the residuals is used where it is larger, and the mean weighted by degrees of freedom elsewhere.
         `score` and `odd` are the products of the head's rows with the directions, (B, P, m), `values` the sampled vᵀĤv.
         """
         assert self.prior is not None
@@ -122,10 +123,9 @@ class PooledVariance:
         if self.estimate.correction.has_variance:
             found = self._with_missing(found, Values(*[values] * 3), Gram(*[gram] * 3))
         ratio = (self._residuals.of_directions(score, odd, gram) / found.clamp_min(1e-300)).clamp_max(MOST_ALONG)
-        own = self.stats.n_head / ROWS_PER_DF  # degrees of freedom of the residuals
-        if self.white is None:
-            own = torch.zeros_like(own)
-        own = torch.where(self.estimate.correction.corrected + self.estimate.correction.plain > 0, 0.0, own)
+        correction = self.estimate.correction
+        complete = correction.corrected + correction.plain == 0  # residuals lack the noise of incomplete blocks
+        own = self.stats.n_head / ROWS_PER_DF * complete * (self.white is not None)
         share = self._prior_df / (self._prior_df + own).clamp_min(1e-9)
         return ratio + share[:, None] * (1 - ratio).clamp_min(0)
 
@@ -133,9 +133,7 @@ class PooledVariance:
     def along_features(self) -> Tensor:
         """The factor of every feature or group, (B, d)."""
         estimate = self.estimate
-        return self.along(
-            self.stats.head.score, estimate.odd, self.directions.of_features, estimate.sampled_diagonal
-        )
+        return self.along(self.stats.head.score, estimate.odd, self.directions.of_features, estimate.sampled_diagonal)
 
     def _with_missing(self, found: Tensor, values: Values, gram: Gram) -> Tensor:
         """With the variance that the antisymmetric half lacks."""

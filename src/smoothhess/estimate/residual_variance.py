@@ -7,7 +7,7 @@ where the noise along v is smaller than elsewhere, or grows with t.
 
 A function of t alone, such as cosh(v·x), has a residual c(t³ − 3t) up to higher terms, whose noise is due to a few
 large t. c is therefore fitted, and its noise in orthogonal blocks follows from c in closed form. docs/theory.md has the
-derivation. The variance from the antisymmetric half is in `antisymmetric_variance`; the larger of both is used in
+derivation. The variance from the antisymmetric half is in `antisymmetric_variance`; both are combined in
 `pooled_variance`.
 """
 
@@ -28,9 +28,8 @@ _TINY = 1e-300
 class ResidualVariance:
     """Variances of vᵀĤv for B examples; `white` holds the whitened statistics (None for group sums).
 
-    `trace` (B,) is tr(K)/n, the noise of the regression on all coordinates. Group sums hold only the coordinates of the
-    groups: the linear part in other directions cannot be separated from the noise, and the variance is that of the
-    cubic part alone.
+    `trace` (B,) is tr(K)/n, the noise of the mean of all slopes. Group sums hold only the coordinates of the groups: the
+    linear part in other directions cannot be separated from the noise, and the variance is that of the cubic part.
     """
 
     def __init__(self, white: Statistics | None, estimate: Unbiased, trace: Tensor) -> None:

@@ -255,7 +255,10 @@ class Noise:
 
         rows = self.features.head.score * self.estimate.odd
         gram = Gram(lengths, lengths, lengths)
-        value = self._of_form(rows, gram, prior, values, lambda: (self.pooled.along_features,) * 2)
+        def along() -> tuple[Tensor, Tensor]:
+            return self.pooled.along_features, self.pooled.along_features
+
+        value = self._of_form(rows, gram, prior, values, along)
         value = (
             value
             + errors.drift(errors.drifting, errors.drifting, gram)
@@ -311,7 +314,8 @@ class Noise:
             pairs, found = self.pooled.directions.of_bilinear(both, products), values()
             own = Products(*(torch.stack(parts, -1) for parts in zip(pairs.uu, pairs.vv, strict=True)))
             sampled = torch.stack([found.left, found.right], -1)
-            return self.pooled.along(score @ both.mT, odd @ both.mT, own, sampled).unbind(-1)
+            factor = self.pooled.along(score @ both.mT, odd @ both.mT, own, sampled)
+            return factor[:, 0], factor[:, 1]
 
         value = self._of_form(rows, gram, prior, values, along)
         value = value + self.missed.of_form(
