@@ -72,6 +72,8 @@ class ResidualVariance:
         slope = total(cubic * y) / size  # c
         error = total((y - slope * cubic).square()) / size / (n_head - 2).clamp_min(1)[..., None]  # squared
         slope = slope * (1 - SIGNIFICANT * error / slope.square().clamp_min(_TINY)).clamp_min(0)
+        if self.stats.tails is not None:  # large t were sampled apart
+            slope = torch.where((self.stats.tails.n > 0)[:, None, None], 0.0, slope)
         variance = cubic_variance(k) * slope[:, 0].square()
         if self.white is not None:
             unused = (1 - weight * t * t / square).clamp_min(LEAST_UNUSED)  # the fit of the slope takes part of rows
