@@ -255,6 +255,7 @@ class Noise:
 
         rows = self.features.head.score * self.estimate.odd
         gram = Gram(lengths, lengths, lengths)
+
         def along() -> tuple[Tensor, Tensor]:
             return self.pooled.along_features, self.pooled.along_features
 
