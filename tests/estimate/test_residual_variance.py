@@ -66,7 +66,7 @@ def test_the_variance_of_a_cubic_slope_is_that_of_the_estimates(k):
 
 @pytest.mark.parametrize("blocks", [1, 3, 10])
 def test_weak_directions_of_attention_are_covered(blocks):
-    """They covered 0.63 to 0.98: their noise was taken to be the same share of their energy as elsewhere."""
+    """They covered 0.57 to 0.95: their noise was taken to be the same share of their energy as elsewhere."""
     f, x = attention(5, 4, seed=31)
     long = [SmoothHess(f).attribute(x, sigma=0.3, n_calls=60_000, seed=10_000 + i, control=None) for i in range(2)]
     truth = torch.stack([r.unshrunk().hessian[0] for r in long]).mean(0)
@@ -82,7 +82,7 @@ def test_weak_directions_of_attention_are_covered(blocks):
 @pytest.mark.parametrize("blocks", [1, 10])
 @pytest.mark.parametrize("rate", [0.3, 0.6])
 def test_curvature_along_one_direction_is_covered(blocks, rate):
-    """exp(b·x) covered 0.80 to 0.89."""
+    """exp(b·x) covered 0.79 to 0.93."""
     b = normalize(torch.randn(12, generator=torch.Generator().manual_seed(4)).double(), dim=0)
     result = repeated(lambda x: torch.exp(rate * (x @ b)), torch.zeros(1, 12).double(), 1.0, 24 * blocks)
     share, _ = judged(result.bilinear(b, b), rate**2 * math.exp(rate**2 / 2))
@@ -91,12 +91,12 @@ def test_curvature_along_one_direction_is_covered(blocks, rate):
 
 @pytest.mark.parametrize("blocks", [1, 5])
 def test_the_diagonal_of_a_sum_over_features_is_covered(blocks):
-    """Σ cos 2x covered 0.87 with five blocks."""
-    x = torch.linspace(-0.4, 0.4, 16).double()[None]
-    result = repeated(lambda x: (2 * x).cos().sum(1), x, 0.5, 32 * blocks)
-    share, width = judged(result.diagonal(), -4 * (2 * x[0]).cos() * math.exp(-0.5))
+    """Σ x⁴ covered 0.76 with one block and 0.91 with five."""
+    x = torch.randn(1, 40, generator=torch.Generator().manual_seed(6)).double()
+    result = repeated(lambda x: (x**4).sum(1), x, 0.5, 80 * blocks)
+    share, width = judged(result.diagonal(), 12 * (x[0].square() + 0.25))
     assert share >= 0.93
-    assert width < 1.7 if blocks == 1 else MOST
+    assert width < MOST
 
 
 def network(d):
