@@ -52,8 +52,14 @@ class Directions:
         """Number of rows of length k that W₁ of an example takes."""
         return k if k <= CONTROL_LIMIT else 2 * self.rank
 
-    def price(self, kinks: Kinks, k: int) -> float:
-        """Passes per example that `expectation` takes in k dimensions."""
+    def selects(self, kinks: Kinks, k: int) -> bool:
+        """Whether a selection of neurons may reduce the passes of `expectation` in k dimensions."""
+        return k <= CONTROL_LIMIT and self.tau_probes is None and kinks.selection_price(k) > 0
+
+    def price(self, kinks: Kinks, k: int, selected: bool = False) -> float:
+        """Passes per example that `expectation` takes in k dimensions; `selected`: at least, with those to select."""
+        if selected and self.selects(kinks, k):
+            return kinks.selection_price(k) + k / 2
         if k > CONTROL_LIMIT:
             return kinks.thin_price(self.rank, min(self.tau_probes, k) if self.tau_probes else THIN_PROBES)
         return kinks.price(k, self.tau_probes)

@@ -17,13 +17,15 @@ the weights of the control variate are fitted in `control_variate`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from smoothhess.curvature.frozen_network import FrozenNetwork, NoKinksError, sum_of_squares
+from smoothhess.curvature.pool_windows import CANDIDATES
 from smoothhess.curvature.slope_change_moments import Moments, moments, second_derivative
+from smoothhess.draws.designs import tau_rows
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
 from smoothhess.linalg.gram import symmetric_product, weighted_gram
@@ -33,6 +35,8 @@ from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.model.gradients import Oracle
 
 DRIFT_PROBES, DRIFT_PARTS = 8, 4  # random vectors, and subsets of the probes, to measure the error of an estimated τ
+SELECTION_PROBES = 32  # random directions that estimate τ to select neurons
+LEFT_OUT = 1e-3  # largest share of the sum of all |bend_k| τ_k² that neurons have which are not selected
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +68,7 @@ class Kinks:
     """The curvature of the neurons of a frozen network, averaged over a Gaussian."""
 
     network: FrozenNetwork
+    kept: Tensor | None = None  # (B, m) indices of the neurons with a sensitivity; None: any may have one
 
     @staticmethod
     def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor, warn: bool = True) -> Kinks:
@@ -81,7 +86,67 @@ class Kinks:
         return self._gradient_bytes(k) <= NEURON_GRADIENTS.on(self.network.inputs.device)
 
     def _gradient_bytes(self, k: int) -> int:
-        return self.network.neurons * k * self.network.inputs.element_size()
+        neurons = self.network.neurons if self.kept is None else self.kept.shape[1]
+        return neurons * k * self.network.inputs.element_size()
+
+    # --- selection of neurons -------------------------------------------------------------------------------------
+
+    def selection_price(self, k: int) -> float:
+        """Passes per example that `selected` takes; 0 where all j_k are kept, or calls mix their inputs."""
+        return 0.0 if self._stored(k) or self._has_maps else min(SELECTION_PROBES, k) / 2
+
+    def selected(self, gaussian: Gaussian) -> Kinks:
+        """Without the neurons that hardly contribute to W₁, if the j_k of the others can be kept and all j_k cannot.
+
+        Neurons are ranked by |bend_k| τ_k², the Frobenius norms of their terms, with τ estimated from random
+        directions. Those left out add up to less than the rounding of the sum, or, if fewer can be kept, to at most
+        LEFT_OUT of it.
+        """
+        network, k = self.network, gaussian.rank(self.network.inputs[0].numel())
+        if not self.selection_price(k):
+            return self
+        probes = tau_rows(min(SELECTION_PROBES, k), k, network.inputs)
+        found = in_batches(
+            lambda examples: self._largest(gaussian, probes, network.everyone[examples]),
+            len(network.inputs),
+            lambda _: max(1, network.oracle.batch_size // len(probes)),
+            lambda n: network.oracle.take_fewer(n * len(probes)),
+        )
+        mask = torch.cat([*found])
+        return self if bool(mask.all()) else self.only(mask)
+
+    def only(self, mask: Tensor) -> Kinks:
+        """With the neurons in the mask (B, units); the sensitivities of the others are set to zero.
+
+        W₁ and the field at given points consist of the same neurons, so that W₁ is still the expectation of the field.
+        """
+        parts = zip(self.network.sensitivity, self.network.per_call(mask), strict=True)
+        sensitivity = tuple(torch.where(part.reshape(u.shape), u, 0.0) for u, part in parts)
+        first = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        return Kinks(replace(self.network, sensitivity=sensitivity), first[:, : int(mask.sum(1).max())])
+
+    def _largest(self, gaussian: Gaussian, probes: Tensor, owner: Tensor) -> Tensor:
+        """The neurons of the examples at `owner` that are selected, (b, units); all where too many would be."""
+        kinks, k = self._examples(owner), probes.shape[1]
+        network = kinks.network
+        parts = probes.split(max(1, network.oracle.batch_size // len(owner)))
+        squares = torch.stack([sum_of_squares(network.moves(gaussian, part, owner)) for part in parts]).sum(0)
+        squares = squares / len(probes)
+        size = kinks.weights(squares.sqrt()).bend.abs() * squares
+        for call, part in zip(network.calls, network.per_call(size), strict=True):
+            if call.kind == "max_pool":  # the gaps of a window are selected together
+                part[:] = part.unflatten(1, (-1, CANDIDATES)).sum(2).repeat_interleave(CANDIDATES, 1)
+        ascending = size.sort(1).values
+        rest = ascending.cumsum(1) / size.sum(1, keepdim=True)  # share of each neuron and all smaller ones
+        most = NEURON_GRADIENTS.on(size.device) // (k * network.inputs.element_size())
+        left = (rest <= torch.finfo(network.inputs.dtype).eps).sum(1, keepdim=True).clamp_min(size.shape[1] - most)
+        largest_left = (left - 1).clamp_min(0)
+        is_small = (rest.gather(1, largest_left) <= LEFT_OUT) & (left > 0)
+        return (size > ascending.gather(1, largest_left)) | ~is_small
+
+    def _examples(self, index: Tensor) -> Kinks:
+        """The examples at `index`."""
+        return Kinks(self.network.select(index), None if self.kept is None else self.kept[index])
 
     # --- dense closed form ----------------------------------------------------------------------------------------
 
@@ -99,7 +164,7 @@ class Kinks:
 
         def some(examples: slice) -> Expectation:
             owner = everyone[examples]
-            return Kinks(network.select(owner))._expectation(gaussian, owner, layers, probes)
+            return self._examples(owner)._expectation(gaussian, owner, layers, probes)
 
         def fewer(n: int) -> bool:
             nonlocal batch
@@ -120,7 +185,7 @@ class Kinks:
         )
 
     def _expectation(self, gaussian: Gaussian, owner: Tensor, layers: bool, probes: Tensor | None) -> Expectation:
-        network = self.network
+        network, kept = self.network, self.kept
         k = gaussian.rank(network.inputs[0].numel())
         passes = self.price(k, None if probes is None else len(probes))
         squares, drift = None, None
@@ -131,9 +196,11 @@ class Kinks:
         if self._stored(k):
             parts, lengths = [], torch.zeros(len(owner), network.neurons, dtype=torch.float64, device=owner.device)
             for part in network.columns(gaussian, owner):  # (b, c, units); its squares are summed while it is cached
-                parts.append(part)
+                parts.append(part if kept is None else part.gather(2, kept[:, None].expand(-1, part.shape[1], -1)))
                 lengths += sum_of_squares(part)
             bend, lean, rise = self.weights((lengths if squares is None else squares).sqrt())
+            if kept is not None:
+                bend, lean, lengths = (t.gather(1, kept) for t in (bend, lean, lengths))
             gradient = torch.cat([(part @ lean[..., None].to(part))[..., 0] for part in parts], 1).double()
             if not (layers or self._has_maps or parts[0].is_cuda):
                 return Expectation(Known(self._summed(parts, bend, lengths)), gradient, passes, (), drift, rise)

@@ -60,17 +60,23 @@ def choose_control(
     passes = _exact_passes(sampler)
     try:
         kinks = frozen_model(sampler)
-        price = directions.price(kinks, k)
-        total = price + pilot_passes(k)
-        if auto and total > PRICE * calls:
-            reason = f"the closed form would take {total:.0f} passes, more than the budget allows"
-            return Choice(None, reason, passes, kinks)
+        least, most = directions.price(kinks, k, selected=True), PRICE * calls - pilot_passes(k)
+        if auto and least > most:
+            return Choice(None, _too_expensive(least, k), passes, kinks)
         passes += 1  # one frozen pass at x
         kinks = sampler.share(kinks)
         checked = check_independence(sampler, kinks.network)
         independent = checked.independent
-        passes = passes + pilot_passes(k) + checked.passes
-        pilot = Pilot.draw(sampler.oracle, sampler.gaussian, kinks, seeds)
+        passes = passes + checked.passes
+        field = kinks
+        if directions.selects(kinks, k) and not bool(independent.any()):  # otherwise the field is that of all kinks
+            passes = passes + kinks.selection_price(k)
+            field = kinks.selected(sampler.gaussian)
+        price = directions.price(field, k)
+        if auto and price > most:
+            return Choice(None, _too_expensive(price, k), passes, kinks, checked=checked)
+        passes = passes + pilot_passes(k)
+        pilot = Pilot.draw(sampler.oracle, sampler.gaussian, field, seeds)
         chosen = torch.arange(len(inputs), device=inputs.device)
         if auto:
             unexplained = pilot.unexplained
@@ -80,11 +86,11 @@ def choose_control(
                 least = f"{float(unexplained.min()):.0%} of the gradient's variation"
                 reason = f"single flips do not explain {least}: not worth {price:.0f} passes"
                 return Choice(None, reason, passes, kinks, checked=checked, pilot=pilot)
-        expected = directions.expectation(kinks, sampler.gaussian, chosen)
+        expected = directions.expectation(field, sampler.gaussian, chosen)
         weights = pilot.fit(expected, chosen, always=not auto)
         if expected.drift is None and not expected.hessian.is_thin:  # the field is that of all kinks
             weights[independent[chosen]] = 1.0
-        control = Control.make(kinks, expected, weights, chosen, directions)
+        control = Control.make(field, expected, weights, chosen, directions)
         return Choice(control, "", passes, kinks, checked=checked, pilot=pilot)
     except (NoKinksError, OtherPathError) as error:
         if auto:
@@ -92,13 +98,23 @@ def choose_control(
         raise ValueError(f"control='kink' cannot be used: {error}. Pass control=None.") from error
 
 
+def _too_expensive(price: float, k: int) -> str:
+    return f"the closed form would take {price + pilot_passes(k):.0f} passes, more than the budget allows"
+
+
 def given_control(
-    sampler: Sampler, weights: Tensor, directions: Directions, refusal: str, layer_bytes: int = 0
+    sampler: Sampler,
+    weights: Tensor,
+    directions: Directions,
+    refusal: str,
+    layer_bytes: int = 0,
+    *,
+    all_neurons: bool = True,
 ) -> Choice:
     """The control variate with given weights, (B, 2); none if all of them are zero.
 
-    The closed form has the part of each layer if these take at most `layer_bytes`. If the model cannot be frozen, the
-    ValueError begins with `refusal`.
+    The closed form has the part of each layer if these take at most `layer_bytes`; neurons may be left out unless
+    `all_neurons`. If the model cannot be frozen, the ValueError begins with `refusal`.
     """
     try:
         kinks = sampler.share(frozen_model(sampler))
@@ -108,6 +124,9 @@ def given_control(
     chosen = torch.nonzero(weights.any(1)).reshape(-1).to(sampler.inputs.device)
     if not len(chosen):
         return Choice(None, "its weights are zero", passes)
+    if not all_neurons and directions.selects(kinks, sampler.rank):
+        passes = passes + kinks.selection_price(sampler.rank)
+        kinks = kinks.selected(sampler.gaussian)
     size = len(kinks.network.bent) * len(sampler.inputs) * sampler.rank**2 * 8
     expected = directions.expectation(kinks, sampler.gaussian, chosen, layers=size <= layer_bytes)
     return Choice(Control.make(kinks, expected, weights[chosen], chosen, directions), "", passes)

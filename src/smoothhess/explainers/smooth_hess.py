@@ -529,7 +529,9 @@ def _grown(result: Interactions, oracle: Oracle, rows: int, bar: Progress) -> In
     if result.control == "kink":
         assert result.control_weights is not None
         directions = Directions(result.control_rank or THIN_LEAST, result.tau_probes)
-        choice = given_control(sampler, result.control_weights, directions, "control='kink' cannot be used")
+        exact = statistics.rare is not None and bool(statistics.rare.complete.any())  # then the residual has no flips
+        refusal = "control='kink' cannot be used"
+        choice = given_control(sampler, result.control_weights, directions, refusal, all_neurons=exact)
         sampler = with_control(sampler, choice)
     if statistics.tails is not None:
         sampler = replace(sampler, strata=statistics.tails.strata)

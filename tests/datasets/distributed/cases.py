@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from smoothhess import Diagonal, NeuronSmoothHess, SmoothHess
-from smoothhess.curvature import control_variate
+from smoothhess.curvature import control_variate, one_flip
+from smoothhess.linalg.memory import ByteLimit
 
 D = 12
 RNG = torch.Generator().manual_seed(3)
@@ -107,6 +108,14 @@ def closed_form_in_a_few_directions(explain, rank):
     """As for photos, whose closed form is not kept as a matrix."""
     with patch.object(control_variate, "CONTROL_LIMIT", 8):
         return plain(explain, rank, control="kink", n_calls=40)
+
+
+@case
+def selected_neurons(explain, rank):
+    """Of which the gradients of half are kept."""
+    limit = ByteLimit(X.shape[1] * 8 * 20)
+    with patch.object(one_flip, "NEURON_GRADIENTS", limit), patch.object(one_flip, "LEFT_OUT", 1.0):
+        return plain(explain, rank, control="kink", n_calls=60)
 
 
 @case

@@ -189,11 +189,17 @@ class Leader(Sampler):
         return result
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SharedKinks(Kinks):
     """The frozen network of the leader; all processes compute the closed forms of some examples each."""
 
     leader: Leader
+
+    def only(self, mask: Tensor) -> Kinks:
+        """As in `Kinks`, in all processes."""
+        self.leader.request("only", lambda: ({}, {}), {"mask": mask.to(torch.uint8)})
+        found = super().only(mask)
+        return SharedKinks(found.network, found.kept, leader=self.leader)
 
     def expectation(
         self, gaussian: Gaussian, layers: bool = False, probes: Tensor | None = None, index: Tensor | None = None
@@ -289,6 +295,11 @@ class Follower:
     def freeze(self, given: dict[str, Tensor]) -> Following:
         """Freeze the model at the inputs."""
         return replace(self, kinks=frozen_model(self.sampler)), {}, {}
+
+    def only(self, given: dict[str, Tensor]) -> Following:
+        """Select neurons."""
+        assert self.kinks is not None
+        return replace(self, kinks=self.kinks.only(given["mask"].bool())), {}, {}
 
     def expect(self, given: dict[str, Tensor], index: tuple[int, ...]) -> Following:
         """The closed forms of the share of this process of the examples at `index`."""
