@@ -9,7 +9,7 @@ changes in `flip_field`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -182,18 +182,46 @@ class FrozenNetwork:
 
     def moves(self, gaussian: Gaussian, directions: Tensor, owner: Tensor) -> Tensor:
         """j_k · v of every neuron for whitened directions v (c, k), (b, c, units), by frozen, hence affine, passes."""
+        with torch.no_grad(), self._intercepted(owner):
+            points, length = self._far_points(gaussian, directions)
+            run = self.run(points.flatten(0, 1), owner.repeat_interleave(len(directions)))
+            return self._changes(run, len(directions)).mul_(length)
+
+    def turned(
+        self, gaussian: Gaussian, directions: Tensor, owner: Tensor, curve: Callable[[Tensor], Iterable[Tensor]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`moves`, and `back` of each result of `curve`, a function of them, with one forward pass for all."""
+        with self._intercepted(owner):
+            points, length = self._far_points(gaussian, directions)
+            leaf = points.flatten(0, 1).requires_grad_()
+            run = self.run(leaf, owner.repeat_interleave(len(directions)))
+            moved = self._changes(run, len(directions)).detach() * length
+            found = []
+            for weights in curve(moved):
+                (pulled,) = torch.autograd.grad(self._weighted(run, leaf, weights), leaf, retain_graph=True)
+                found.append(pulled.reshape(*moved.shape[:2], -1))
+            return moved, found
+
+    def _far_points(self, gaussian: Gaussian, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Points along whitened directions (c, k), (b, c, *shape), and the factors of changes there, (b, c, 1)."""
         x = self.inputs
         shift = gaussian.colour(directions.to(x))
         length = shift.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         reach = self._reach[:, None, None]  # independent of σ: exact for an affine function, and limits rounding errors
-        with torch.no_grad(), self._intercepted(owner):
-            points = x[:, None] + (reach * shift / length).reshape(len(x), -1, *x.shape[1:])
-            run = self.run(points.flatten(0, 1), owner.repeat_interleave(len(directions)))
-            moved = [
-                (z.unflatten(0, points.shape[:2]) - p[:, None]).reshape(*points.shape[:2], -1)
-                for z, p in zip(self.units(run), self.pre, strict=True)
-            ]
-        return torch.cat(moved, 2).mul_(length / reach)
+        return x[:, None] + (reach * shift / length).reshape(len(x), -1, *x.shape[1:]), length / reach
+
+    def _changes(self, run: FrozenRun, count: int) -> Tensor:
+        """Changes of the pre-activations in a frozen pass at `count` points of each example, (b, c, units)."""
+        shape = len(self.inputs), count
+        each = zip(self.units(run), self.pre, strict=True)
+        return torch.cat([(z.unflatten(0, shape) - p[:, None]).reshape(*shape, -1) for z, p in each], 2)
+
+    def _weighted(self, run: FrozenRun, leaf: Tensor, weights: Tensor) -> Tensor:
+        """Σ_k weights_k z_k over all rows of (b, c, units), with the pre-activations of a frozen pass at `leaf`."""
+        total = leaf.new_zeros(())
+        for z, part in zip(self.units(run), self.per_call(weights), strict=True):
+            total = total + (part.flatten(0, 1).to(leaf) * z.reshape(len(leaf), -1)).sum()
+        return total
 
     def back(self, weights: Tensor, owner: Tensor) -> Tensor:
         """Σ_k weights_k J_k for each row of (b, c, units), (b, c, d)."""
@@ -202,10 +230,7 @@ class FrozenNetwork:
         leaf = x.repeat_interleave(c, 0).requires_grad_()
         with self._intercepted(owner):
             run = self.run(leaf, owner.repeat_interleave(c))
-            total = leaf.new_zeros(())
-            for z, part in zip(self.units(run), self.per_call(weights), strict=True):
-                total = total + (part.flatten(0, 1).to(leaf) * z.reshape(b * c, -1)).sum()
-            return torch.autograd.grad(total, leaf)[0].reshape(b, c, -1)
+            return torch.autograd.grad(self._weighted(run, leaf, weights), leaf)[0].reshape(b, c, -1)
 
     def _intercepted(self, owner: Tensor) -> AbstractContextManager[None]:
         """`intercepted` for frozen passes far from the inputs, where the model itself need not run."""
@@ -213,6 +238,11 @@ class FrozenNetwork:
 
     def columns(self, gaussian: Gaussian, owner: Tensor, columns: range | None = None) -> Iterator[Tensor]:
         """`moves` for all white directions e_i, or those in `columns`, in chunks."""
+        for unit in self.unit_directions(gaussian, owner, columns):
+            yield self.moves(gaussian, unit, owner)
+
+    def unit_directions(self, gaussian: Gaussian, owner: Tensor, columns: range | None = None) -> Iterator[Tensor]:
+        """All white directions e_i, or those in `columns`, in chunks (c, k) of which `owner` make a batch."""
         k = gaussian.rank(self.inputs[0].numel())
         columns = range(k) if columns is None else columns
         step = max(1, self.oracle.batch_size // len(owner))
@@ -220,7 +250,7 @@ class FrozenNetwork:
             stop = min(start + step, columns.stop)
             unit = torch.zeros(stop - start, k, dtype=self.inputs.dtype, device=self.inputs.device)
             unit[torch.arange(stop - start), torch.arange(start, stop)] = 1
-            yield self.moves(gaussian, unit, owner)
+            yield unit
 
     def squares(self, gaussian: Gaussian, owner: Tensor, columns: range | None = None) -> Tensor:
         """τ² of every neuron, Σ (j_k · e_i)² over all white directions e_i or those in `columns`, (b, units) float64.

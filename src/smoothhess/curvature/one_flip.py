@@ -16,7 +16,7 @@ the weights of the control variate are fitted in `control_variate`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,8 +77,8 @@ class Kinks:
 
     def price(self, k: int, probes: int | None = None) -> float:
         """Passes per example that `expectation` takes in k dimensions."""
-        if probes is not None:
-            return (k / 2 if self._stored(k) else k) + probes / 2 + DRIFT_PROBES * (2 + DRIFT_PARTS) / 2
+        if probes is not None:  # the bias is that of DRIFT_PARTS + 1 products with each of DRIFT_PROBES directions
+            return (k / 2 if self._stored(k) else k) + probes / 2 + DRIFT_PROBES * (1 / 2 + DRIFT_PARTS + 1)
         return k / 2 if self._stored(k) else 1.5 * k
 
     def _stored(self, k: int) -> bool:
@@ -214,20 +214,25 @@ class Kinks:
         squares = network.squares(gaussian, owner) if squares is None else squares
         bend, lean, rise = self.weights(squares.sqrt())
         count = len(network.bent) if layers else 1
-        hessians = network.inputs.new_zeros(count, len(owner), k, k)
-        start = 0
-        for part in network.columns(gaussian, owner):
-            stop = start + part.shape[1]
-            weighted = self.curved(part, bend)
+        passes += (count - 1) * k / 2  # a backward pass for each layer
+        hessians, gradient = network.inputs.new_zeros(count, len(owner), k, k), []
+
+        def curve(moves: Tensor) -> Iterable[Tensor]:
+            weighted = self.curved(moves, bend)
             if self._has_maps:
-                rise = rise + self._of_maps((part.double() * weighted.double()).sum(1))
-            for layer in range(count):
-                chosen = self._only(weighted, layer) if layers else weighted
-                hessians[layer, :, start:stop] = gaussian.pull(network.back(chosen, owner))
+                rises.append(self._of_maps((moves.double() * weighted.double()).sum(1)))
+            return (self._only(weighted, layer) for layer in range(count)) if layers else [weighted]
+
+        start, rises = 0, [rise]
+        for unit in network.unit_directions(gaussian, owner):
+            moves, products = network.turned(gaussian, unit, owner, curve)
+            stop = start + len(unit)
+            hessians[:, :, start:stop] = torch.stack([gaussian.pull(product) for product in products])
+            gradient.append((moves @ lean[..., None].to(moves))[..., 0])
             start = stop
-        gradient = gaussian.pull(network.back(lean[:, None], owner))[:, 0].double()
         hessians = (hessians + hessians.mT) / 2
-        return Expectation(Known(hessians.sum(0)), gradient, passes, tuple(hessians) if layers else (), drift, rise)
+        found = Known(hessians.sum(0)), torch.cat(gradient, 1).double()
+        return Expectation(*found, passes, tuple(hessians) if layers else (), drift, torch.stack(rises).sum(0))
 
     def _summed(self, parts: Sequence[Tensor], bend: Tensor, lengths: Tensor) -> Tensor:
         """Σ_k bend_k j_k j_kᵀ, (b, k, k), from chunks (b, c, units) of the j_k and their squared lengths.
@@ -317,7 +322,8 @@ class Kinks:
 
     def _product(self, gaussian: Gaussian, bend: Tensor, vectors: Tensor, owner: Tensor) -> Tensor:
         """W₁ v for whitened vectors (n, k) without forming W₁, (b, n, k): a frozen pass each; `bend` from `weights`."""
-        return gaussian.pull(self.network.back(self.curved(self.network.moves(gaussian, vectors, owner), bend), owner))
+        _, (product,) = self.network.turned(gaussian, vectors, owner, lambda moves: [self.curved(moves, bend)])
+        return gaussian.pull(product)
 
     # --- weights of the neurons -----------------------------------------------------------------------------------
 
