@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothhess.curvature.control_variate import CONTROL_LIMIT
+from smoothhess.curvature.control_variate import CONTROL_LIMIT, Directions
 from smoothhess.draws.designs import find_design
 from smoothhess.estimate.fit_quality import variation
 from smoothhess.explainers.activation_flips import Activations
@@ -78,7 +78,9 @@ def estimated_cost(oracle: Oracle, x: Tensor, rank: int, n_calls: int, seconds: 
         return oracle.forward(x.clone().requires_grad_(), everyone)
 
     _, row_bytes = with_bytes_kept(forward, len(x))
-    closed = found.kinks.price(rank) if found.kinks is not None and rank <= CONTROL_LIMIT else math.inf
+    closed = math.inf
+    if found.kinks is not None and rank <= CONTROL_LIMIT:
+        closed = Directions().price(found.kinks, rank, selected=True)
     passes = n_calls + (closed + 0.75 * n_calls if closed <= 1.5 * n_calls else 0)  # as control="auto"
     batch = min(oracle.batch_size, n_calls * len(x)) * row_bytes
     kept = 3 * (n_calls // 2) * rank * len(x) * x.element_size()
