@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from smoothhess import Isotropic, SmoothHess
-from smoothhess.curvature import one_flip
+from smoothhess.curvature import neuron_selection, one_flip
 from smoothhess.curvature.flip_field import flips
 from smoothhess.curvature.frozen_network import sum_of_squares
+from smoothhess.curvature.neuron_selection import select_neurons, selection_price
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.linalg.memory import ByteLimit
 from smoothhess.model.gradients import Oracle
@@ -51,7 +52,7 @@ def seen(net, x):
 def keep_fewer(monkeypatch, neurons, left_out=1.0):
     """Set the memory to that for the gradients of `neurons`, of which those left out may contribute `left_out`."""
     monkeypatch.setattr(one_flip, "NEURON_GRADIENTS", ByteLimit(neurons * D * 8))
-    monkeypatch.setattr(one_flip, "LEFT_OUT", left_out)
+    monkeypatch.setattr(neuron_selection, "LEFT_OUT", left_out)
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.1])
@@ -61,10 +62,11 @@ def test_the_sum_over_selected_neurons_is_that_of_the_others_less(name, sigma, m
     everything = seen(net, X)
     full = everything.expectation(gaussian)
     keep_fewer(monkeypatch, everything.network.neurons // 4)
-    selected = everything.selected(gaussian)
-    assert selected.kept.shape[1] <= everything.network.neurons // 4
+    selected = select_neurons(everything, gaussian)
+    assert int(selected.selection.sum(1).max()) <= everything.network.neurons // 4
     found = selected.expectation(gaussian)
-    assert (found.passes, everything.price(D), everything.selection_price(D)) == (D / 2, 1.5 * D, D / 2)
+    assert found.passes.tolist() == [D / 2] * 3
+    assert (everything.price(D), selection_price(everything, D)) == (1.5 * D, D / 2)
     columns = torch.cat([*everything.network.columns(gaussian, torch.arange(3))], 1)
     lengths = sum_of_squares(columns)
     bend, lean, _ = everything.weights(lengths.sqrt())
@@ -74,21 +76,16 @@ def test_the_sum_over_selected_neurons_is_that_of_the_others_less(name, sigma, m
     torch.testing.assert_close(found.hessian.dense() + missing, full.hessian.dense(), rtol=1e-9, atol=1e-12)
     missing = torch.einsum("bn,bin->bi", lean, columns)
     torch.testing.assert_close(found.gradient + missing, full.gradient, rtol=1e-9, atol=1e-12)
-    monkeypatch.setattr(one_flip, "NEURON_GRADIENTS", ByteLimit(0))
-    streamed = selected.expectation(gaussian)
-    for a, b in ((found.hessian.dense(), streamed.hessian.dense()), (found.gradient, streamed.gradient)):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found.value, streamed.value, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_an_example_is_selected_alike_in_every_batch(name, monkeypatch):
     net, gaussian = NETWORKS[name](), Isotropic(0.1)
     keep_fewer(monkeypatch, 30)
-    together = seen(net, X).selected(gaussian)
+    together = select_neurons(seen(net, X), gaussian)
     some = together.expectation(gaussian, index=torch.tensor([2, 0])).hessian.dense()
     for i, hessian in zip((2, 0), some, strict=True):
-        one = seen(net, X[i : i + 1]).selected(gaussian)
+        one = select_neurons(seen(net, X[i : i + 1]), gaussian)
         for u, own in zip(together.network.sensitivity, one.network.sensitivity, strict=True):
             torch.testing.assert_close(u[i], own[0])
         torch.testing.assert_close(hessian, one.expectation(gaussian).hessian.dense()[0], rtol=1e-9, atol=1e-12)
@@ -97,7 +94,7 @@ def test_an_example_is_selected_alike_in_every_batch(name, monkeypatch):
 def test_the_gaps_of_a_window_are_selected_together(monkeypatch):
     net = Pooled()
     keep_fewer(monkeypatch, 20)
-    network = seen(net, X).selected(Isotropic(0.02)).network
+    network = select_neurons(seen(net, X), Isotropic(0.02)).network
     pools = [u for call, u in zip(network.calls, network.sensitivity, strict=True) if call.kind == "max_pool"]
     assert len(pools) == 2
     for u in pools:
@@ -110,7 +107,7 @@ def test_the_field_has_its_expectation(name, monkeypatch):
     """Stein's identity for the field of a few neurons."""
     net, gaussian = NETWORKS[name](), Isotropic(0.3)
     keep_fewer(monkeypatch, 20)
-    kinks = seen(net, X).selected(gaussian)
+    kinks = select_neurons(seen(net, X), gaussian)
     expected = kinks.expectation(gaussian)
     z = torch.randn(1, 20_000, D, generator=torch.Generator().manual_seed(3)).double().expand(3, -1, -1)
     odd, even, value = flips(kinks.network, X[:, None] + gaussian.colour(z), torch.arange(3), mirrored=True)
@@ -168,8 +165,8 @@ def test_neurons_that_matter_less_than_rounding_are_left_out(monkeypatch):
     net, gaussian = relu_net().float(), Isotropic(0.02)
     kinks = seen(net, X.float())
     keep_fewer(monkeypatch, 39)  # gradients in float64, thus 78 in float32
-    selected = kinks.selected(gaussian)
-    assert selected.kept.shape[1] < 70
+    selected = select_neurons(kinks, gaussian)
+    assert int(selected.selection.sum(1).max()) < 70
     full, found = (k.expectation(gaussian).hessian.dense() for k in (kinks, selected))
     assert float((found - full).norm()) < 1e-4 * float(full.norm())  # left out with τ from 12 directions
 
@@ -178,17 +175,20 @@ def test_an_example_with_too_many_neurons_keeps_all(monkeypatch):
     net, gaussian = relu_net(), Isotropic(0.1)
     kinks = seen(net, X)
     keep_fewer(monkeypatch, 1, left_out=1e-3)
-    assert kinks.selected(gaussian) is kinks
-    shares = []
-    for n in range(79, 0, -1):  # more and more are left out: the examples exceed the limit one by one
+    assert select_neurons(kinks, gaussian) is kinks
+    alone = [kinks.examples(torch.tensor([i])) for i in range(3)]
+    numbers = set()
+    for n in range(79, 0, -7):  # more and more are left out: the examples exceed the limit one by one
         keep_fewer(monkeypatch, n, left_out=0.01)
-        found = kinks.selected(gaussian)
-        whole = sum((u != 0).flatten(1).sum(1) for u in found.network.sensitivity) == 80
-        shares.append(int(whole.sum()))
-        assert (found.kept is None) == bool(whole.all())
-        if shares[-1]:
-            assert found.price(D) == 1.5 * D
-    assert {1, 2, 3} <= {*shares}
+        found, own = select_neurons(kinks, gaussian), [select_neurons(one, gaussian) for one in alone]
+        whole = [one.selection is None for one in own]
+        numbers.add(sum(whole))
+        assert found.prices(D).tolist() == [1.5 * D if w else D / 2 for w in whole]
+        together, separate = found.expectation(gaussian), [one.expectation(gaussian) for one in own]
+        assert together.passes.tolist() == found.prices(D).tolist()
+        for of in (lambda e: e.hessian.dense(), lambda e: e.gradient, lambda e: e.value):
+            torch.testing.assert_close(of(together), torch.cat([*map(of, separate)]), rtol=1e-9, atol=1e-12)
+    assert len(numbers) > 2
 
 
 def test_independent_kinks_keep_all_neurons(monkeypatch):

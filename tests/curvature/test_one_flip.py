@@ -134,8 +134,9 @@ def test_columns_that_do_not_fit_are_taken_twice(monkeypatch):
     torch.testing.assert_close(stored.hessian.dense(), streamed.hessian.dense(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(stored.gradient, streamed.gradient, rtol=1e-9, atol=1e-12)
     assert len(streamed.layers) == 5
-    assert (stored.passes, streamed.passes) == (3, 9 + 4 * 3)  # a backward pass more for each further layer
-    assert seen(net, x).expectation(gaussian).passes == 9
+    assert stored.passes.tolist() == [3, 3]
+    assert streamed.passes.tolist() == [9 + 4 * 3] * 2  # a backward pass more for each further layer
+    assert seen(net, x).expectation(gaussian).passes.tolist() == [9, 9]
     for parts in (stored, streamed):
         torch.testing.assert_close(torch.stack(parts.layers).sum(0), parts.hessian.dense(), rtol=1e-9, atol=1e-12)
     for a, b in zip(stored.layers, streamed.layers, strict=True):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from smoothhess.curvature.flip_field import odd_flips, own_flips
 from smoothhess.curvature.frozen_network import FrozenNetwork
+from smoothhess.curvature.neuron_selection import selection_price
 from smoothhess.curvature.one_flip import Expectation, Kinks
 from smoothhess.draws.designs import Design, pilot_stack, tau_rows
 from smoothhess.draws.gaussian import Gaussian
@@ -54,15 +55,20 @@ class Directions:
 
     def selects(self, kinks: Kinks, k: int) -> bool:
         """Whether a selection of neurons may reduce the passes of `expectation` in k dimensions."""
-        return k <= CONTROL_LIMIT and self.tau_probes is None and kinks.selection_price(k) > 0
+        return k <= CONTROL_LIMIT and self.tau_probes is None and selection_price(kinks, k) > 0
 
-    def price(self, kinks: Kinks, k: int, selected: bool = False) -> float:
-        """Passes per example that `expectation` takes in k dimensions; `selected`: at least, with those to select."""
-        if selected and self.selects(kinks, k):
-            return kinks.selection_price(k) + k / 2
+    def least_price(self, kinks: Kinks, k: int) -> float:
+        """Passes per example that `expectation` takes at least, with those to select neurons where it may."""
+        if self.selects(kinks, k):
+            return selection_price(kinks, k) + k / 2
+        return float(self.prices(kinks, k).min())
+
+    def prices(self, kinks: Kinks, k: int) -> Tensor:
+        """Passes that `expectation` takes in k dimensions, (B,) float64."""
         if k > CONTROL_LIMIT:
-            return kinks.thin_price(self.rank, min(self.tau_probes, k) if self.tau_probes else THIN_PROBES)
-        return kinks.price(k, self.tau_probes)
+            price = kinks.thin_price(self.rank, min(self.tau_probes, k) if self.tau_probes else THIN_PROBES)
+            return torch.full_like(kinks.network.everyone, price, dtype=torch.float64)
+        return kinks.prices(k, self.tau_probes)
 
     def expectation(self, kinks: Kinks, gaussian: Gaussian, index: Tensor, layers: bool = False) -> Expectation:
         """W₁ and Γ₁ of the examples at `index`; `layers` adds the contribution of each layer to a dense W₁."""
@@ -137,7 +143,7 @@ class Control:
         """Frozen passes for `rows` rows of the examples at `index`, and for their closed forms."""
         each = FLIPS_PER_PAIR if plan.mirrored else 1
         made = (self.linear[index] != 0) | (self.flip[index] != 0)
-        return rows * each * (self.flip[index] != 0) + self.expected.passes * made
+        return rows * each * (self.flip[index] != 0) + self.expected.passes[index] * made
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ slopes and sensitivities frozen at x, each term can be averaged over the Gaussia
 They are exactly the Stein expectations of the field g̃(δ) = Σ_k u_k (a'(z_k + J_kδ) − a'(z_k)) J_k and of its potential.
 Sampling ∇f − g̃ instead of ∇f and adding W₁, Γ₁ back is unbiased for every network, and has far less variance if few
 neurons flip at the same time. The frozen network is in `frozen_network`, the field g̃ at given points in `flip_field`;
-the weights of the control variate are fitted in `control_variate`.
+the weights of the control variate are fitted in `control_variate`; neurons are selected in `neuron_selection`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 
 from smoothhess.curvature.frozen_network import FrozenNetwork, NoKinksError, sum_of_squares
-from smoothhess.curvature.pool_windows import CANDIDATES
 from smoothhess.curvature.slope_change_moments import Moments, moments, second_derivative
-from smoothhess.draws.designs import tau_rows
 from smoothhess.draws.gaussian import Gaussian
 from smoothhess.draws.seeding import fixed_normal
 from smoothhess.linalg.gram import symmetric_product, weighted_gram
@@ -35,8 +33,6 @@ from smoothhess.linalg.orthonormal import orthonormal
 from smoothhess.model.gradients import Oracle
 
 DRIFT_PROBES, DRIFT_PARTS = 8, 4  # random vectors, and subsets of the probes, to measure the error of an estimated τ
-SELECTION_PROBES = 32  # random directions that estimate τ to select neurons
-LEFT_OUT = 1e-3  # largest share of the sum of all |bend_k| τ_k² that neurons have which are not selected
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +41,25 @@ class Expectation:
 
     hessian: Known  # W₁, in the precision of the inputs
     gradient: Tensor  # (B, k) Γ₁, float64
-    passes: float  # passes per example that it took
+    passes: Tensor  # (B,) that it took, float64
     layers: tuple[Tensor, ...] = ()  # (B, k, k) of each call if requested; their sum is W₁
     drift: Tensor | None = None  # (B, R, k) D v for random v, with D the error of W₁ if τ was estimated
     value: Tensor | None = None  # (B,) v₁, float64; None if W₁ is low-rank
+
+    @staticmethod
+    def cat(parts: Sequence[Expectation]) -> Expectation:
+        """Concatenate."""
+        if len(parts) == 1:
+            return parts[0]
+        split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
+        return Expectation(
+            Known.cat([p.hessian for p in parts]),
+            torch.cat([p.gradient for p in parts]),
+            torch.cat([p.passes for p in parts]),
+            tuple(torch.cat(split, 1)) if split else (),
+            _joined([p.drift for p in parts]),
+            _joined([p.value for p in parts]),
+        )
 
     def spread(self, index: Tensor, count: int) -> Expectation:
         """Scatter to `count` examples: these examples are at `index`, and the others are zero."""
@@ -60,7 +71,13 @@ class Expectation:
         drift = None if self.drift is None else among(self.drift)
         hessian = Known(among(self.hessian.core), factor)
         value = None if self.value is None else among(self.value)
-        return Expectation(hessian, among(self.gradient), self.passes, tuple(map(among, self.layers)), drift, value)
+        layers = tuple(map(among, self.layers))
+        return Expectation(hessian, among(self.gradient), among(self.passes), layers, drift, value)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +85,7 @@ class Kinks:
     """The curvature of the neurons of a frozen network, averaged over a Gaussian."""
 
     network: FrozenNetwork
-    kept: Tensor | None = None  # (B, m) indices of the neurons with a sensitivity; None: any may have one
+    selection: Tensor | None = None  # (B, units) neurons whose sensitivity was not set to zero; None: all
 
     @staticmethod
     def see(oracle: Oracle, inputs: Tensor, value: Tensor, gradient: Tensor, warn: bool = True) -> Kinks:
@@ -76,44 +93,26 @@ class Kinks:
         return Kinks(FrozenNetwork.see(oracle, inputs, value, gradient, warn))
 
     def price(self, k: int, probes: int | None = None) -> float:
-        """Passes per example that `expectation` takes in k dimensions."""
+        """Passes per example that `expectation` takes in k dimensions with all neurons."""
         if probes is not None:  # the bias is that of DRIFT_PARTS + 1 products with each of DRIFT_PROBES directions
-            return (k / 2 if self._stored(k) else k) + probes / 2 + DRIFT_PROBES * (1 / 2 + DRIFT_PARTS + 1)
-        return k / 2 if self._stored(k) else 1.5 * k
+            return (k / 2 if self.is_kept(k) else k) + probes / 2 + DRIFT_PROBES * (1 / 2 + DRIFT_PARTS + 1)
+        return k / 2 if self.is_kept(k) else 1.5 * k
 
-    def _stored(self, k: int) -> bool:
-        """Whether all j_k of an example are kept; otherwise W₁ takes one more pass per column."""
-        return self._gradient_bytes(k) <= NEURON_GRADIENTS.on(self.network.inputs.device)
+    def prices(self, k: int, probes: int | None = None) -> Tensor:
+        """Passes that `expectation` takes in k dimensions, (B,) float64."""
+        price = torch.full_like(self.network.everyone, self.price(k, probes), dtype=torch.float64)
+        return price if self.selection is None else torch.where(self.selection.all(1), price, k / 2)
 
-    def _gradient_bytes(self, k: int) -> int:
-        neurons = self.network.neurons if self.kept is None else self.kept.shape[1]
-        return neurons * k * self.network.inputs.element_size()
+    def is_kept(self, k: int) -> bool:
+        """Whether the j_k of all neurons of an example are kept; otherwise W₁ takes one more pass per column."""
+        return self.network.neurons <= self.most_kept(k)
 
-    # --- selection of neurons -------------------------------------------------------------------------------------
+    def most_kept(self, k: int) -> int:
+        """Largest number of neurons of an example whose j_k are kept."""
+        inputs = self.network.inputs
+        return NEURON_GRADIENTS.on(inputs.device) // (k * inputs.element_size())
 
-    def selection_price(self, k: int) -> float:
-        """Passes per example that `selected` takes; 0 where all j_k are kept, or calls mix their inputs."""
-        return 0.0 if self._stored(k) or self._has_maps else min(SELECTION_PROBES, k) / 2
-
-    def selected(self, gaussian: Gaussian) -> Kinks:
-        """Without the neurons that hardly contribute to W₁, if the j_k of the others can be kept and all j_k cannot.
-
-        Neurons are ranked by |bend_k| τ_k², the Frobenius norms of their terms, with τ estimated from random
-        directions. Those left out add up to less than the rounding of the sum, or, if fewer can be kept, to at most
-        LEFT_OUT of it.
-        """
-        network, k = self.network, gaussian.rank(self.network.inputs[0].numel())
-        if not self.selection_price(k):
-            return self
-        probes = tau_rows(min(SELECTION_PROBES, k), k, network.inputs)
-        found = in_batches(
-            lambda examples: self._largest(gaussian, probes, network.everyone[examples]),
-            len(network.inputs),
-            lambda _: max(1, network.oracle.batch_size // len(probes)),
-            lambda n: network.oracle.take_fewer(n * len(probes)),
-        )
-        mask = torch.cat([*found])
-        return self if bool(mask.all()) else self.only(mask)
+    # --- selection of neurons and examples ------------------------------------------------------------------------
 
     def only(self, mask: Tensor) -> Kinks:
         """With the neurons in the mask (B, units); the sensitivities of the others are set to zero.
@@ -122,31 +121,12 @@ class Kinks:
         """
         parts = zip(self.network.sensitivity, self.network.per_call(mask), strict=True)
         sensitivity = tuple(torch.where(part.reshape(u.shape), u, 0.0) for u, part in parts)
-        first = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        return Kinks(replace(self.network, sensitivity=sensitivity), first[:, : int(mask.sum(1).max())])
+        return Kinks(replace(self.network, sensitivity=sensitivity), mask)
 
-    def _largest(self, gaussian: Gaussian, probes: Tensor, owner: Tensor) -> Tensor:
-        """The neurons of the examples at `owner` that are selected, (b, units); all where too many would be."""
-        kinks, k = self._examples(owner), probes.shape[1]
-        network = kinks.network
-        parts = probes.split(max(1, network.oracle.batch_size // len(owner)))
-        squares = torch.stack([sum_of_squares(network.moves(gaussian, part, owner)) for part in parts]).sum(0)
-        squares = squares / len(probes)
-        size = kinks.weights(squares.sqrt()).bend.abs() * squares
-        for call, part in zip(network.calls, network.per_call(size), strict=True):
-            if call.kind == "max_pool":  # the gaps of a window are selected together
-                part[:] = part.unflatten(1, (-1, CANDIDATES)).sum(2).repeat_interleave(CANDIDATES, 1)
-        ascending = size.sort(1).values
-        rest = ascending.cumsum(1) / size.sum(1, keepdim=True)  # share of each neuron and all smaller ones
-        most = NEURON_GRADIENTS.on(size.device) // (k * network.inputs.element_size())
-        left = (rest <= torch.finfo(network.inputs.dtype).eps).sum(1, keepdim=True).clamp_min(size.shape[1] - most)
-        largest_left = (left - 1).clamp_min(0)
-        is_small = (rest.gather(1, largest_left) <= LEFT_OUT) & (left > 0)
-        return (size > ascending.gather(1, largest_left)) | ~is_small
-
-    def _examples(self, index: Tensor) -> Kinks:
-        """The examples at `index`."""
-        return Kinks(self.network.select(index), None if self.kept is None else self.kept[index])
+    def examples(self, index: Tensor) -> Kinks:
+        """The examples at `index`, without a selection if it is of all neurons."""
+        selection = None if self.selection is None else self.selection[index]
+        return Kinks(self.network.select(index), None if selection is None or bool(selection.all()) else selection)
 
     # --- dense closed form ----------------------------------------------------------------------------------------
 
@@ -158,13 +138,24 @@ class Kinks:
         τ is exact unless white `probes` (n, k) are given to estimate it: τ² ≈ mean (j·v)² has a relative error of about
         √(2/n), which biases W₁; `drift` measures the bias along random vectors.
         """
+        everyone = self.network.everyone if index is None else index
+        places = torch.arange(len(everyone), device=everyone.device)
+        if self.selection is None:
+            return self._batched(gaussian, layers, probes, everyone)
+        whole = self.selection[everyone].all(1)
+        groups = [group for group in (places[~whole], places[whole]) if len(group)]
+        parts = [self._batched(gaussian, layers, probes, everyone[group]) for group in groups]
+        return parts[0] if len(parts) == 1 else Expectation.cat(parts).spread(torch.cat(groups), len(everyone))
+
+    def _batched(self, gaussian: Gaussian, layers: bool, probes: Tensor | None, index: Tensor) -> Expectation:
+        """`expectation` of the examples at `index`, all or none of which have all neurons."""
         network, k = self.network, gaussian.rank(self.network.inputs[0].numel())
-        batch = NEURON_GRADIENTS.items(self._gradient_bytes(k), network.inputs.device)
-        everyone = network.everyone if index is None else index
+        neurons = network.neurons if self.selection is None else int(self.selection[index].sum(1).max())
+        batch = NEURON_GRADIENTS.items(neurons * k * network.inputs.element_size(), network.inputs.device)
 
         def some(examples: slice) -> Expectation:
-            owner = everyone[examples]
-            return self._examples(owner)._expectation(gaussian, owner, layers, probes)
+            owner = index[examples]
+            return self.examples(owner)._expectation(gaussian, owner, layers, probes)
 
         def fewer(n: int) -> bool:
             nonlocal batch
@@ -173,27 +164,21 @@ class Kinks:
             batch = -(-n // 2)
             return True
 
-        parts = [*in_batches(some, len(everyone), lambda _: batch, fewer)]
-        split = [torch.stack(p.layers) for p in parts if p.layers]  # (calls, b, k, k) each
-        return Expectation(
-            Known.cat([p.hessian for p in parts]),
-            torch.cat([p.gradient for p in parts]),
-            parts[0].passes,
-            tuple(torch.cat(split, 1)) if split else (),
-            None if probes is None else torch.cat([p.drift for p in parts if p.drift is not None]),
-            torch.cat([p.value for p in parts if p.value is not None]),
-        )
+        return Expectation.cat([*in_batches(some, len(index), lambda _: batch, fewer)])
 
     def _expectation(self, gaussian: Gaussian, owner: Tensor, layers: bool, probes: Tensor | None) -> Expectation:
-        network, kept = self.network, self.kept
+        network, kept = self.network, None
         k = gaussian.rank(network.inputs[0].numel())
-        passes = self.price(k, None if probes is None else len(probes))
+        passes = self.prices(k, None if probes is None else len(probes))
         squares, drift = None, None
         if probes is not None:
             moved = network.moves(gaussian, probes, owner).double().square()
             squares = moved.mean(1)
             drift = self._drift(gaussian, owner, squares, [part.mean(1) for part in moved.chunk(DRIFT_PARTS, 1)])
-        if self._stored(k):
+        if self.selection is not None:  # those of an example with fewer neurons than others are filled up
+            count = int(self.selection.sum(1).max())
+            kept = self.selection.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :count]
+        if kept is not None or self.is_kept(k):
             parts, lengths = [], torch.zeros(len(owner), network.neurons, dtype=torch.float64, device=owner.device)
             for part in network.columns(gaussian, owner):  # (b, c, units); its squares are summed while it is cached
                 parts.append(part if kept is None else part.gather(2, kept[:, None].expand(-1, part.shape[1], -1)))
@@ -202,11 +187,11 @@ class Kinks:
             if kept is not None:
                 bend, lean, lengths = (t.gather(1, kept) for t in (bend, lean, lengths))
             gradient = torch.cat([(part @ lean[..., None].to(part))[..., 0] for part in parts], 1).double()
-            if not (layers or self._has_maps or parts[0].is_cuda):
+            if not (layers or self.has_maps or parts[0].is_cuda):
                 return Expectation(Known(self._summed(parts, bend, lengths)), gradient, passes, (), drift, rise)
             j = torch.cat(parts, 1)  # (b, k, units)
             weighted = self.curved(j, bend)
-            if self._has_maps:
+            if self.has_maps:
                 rise = rise + self._of_maps((j.double() * weighted.double()).sum(1))
             split = zip(network.per_call(j), network.per_call(weighted), strict=True) if layers else ()
             each = tuple(c @ w.mT for c, w in split)
@@ -214,12 +199,12 @@ class Kinks:
         squares = network.squares(gaussian, owner) if squares is None else squares
         bend, lean, rise = self.weights(squares.sqrt())
         count = len(network.bent) if layers else 1
-        passes += (count - 1) * k / 2  # a backward pass for each layer
+        passes = passes + (count - 1) * k / 2  # a backward pass for each layer
         hessians, gradient = network.inputs.new_zeros(count, len(owner), k, k), []
 
         def curve(moves: Tensor) -> Iterable[Tensor]:
             weighted = self.curved(moves, bend)
-            if self._has_maps:
+            if self.has_maps:
                 rises.append(self._of_maps((moves.double() * weighted.double()).sum(1)))
             return (self._only(weighted, layer) for layer in range(count)) if layers else [weighted]
 
@@ -250,7 +235,7 @@ class Kinks:
         return torch.stack(found)
 
     @property
-    def _has_maps(self) -> bool:
+    def has_maps(self) -> bool:
         """Whether there are calls that mix their inputs."""
         return any(call.kind == "map" for call in self.network.calls)
 
@@ -296,7 +281,7 @@ class Kinks:
         k = gaussian.rank(network.inputs[0].numel())
         nothing = torch.zeros(len(everyone), k, dtype=torch.float64, device=network.inputs.device)
         price = self.thin_price(len(directions), k if probes is None else len(probes))
-        return Expectation(Known.cat(found), nothing, price)
+        return Expectation(Known.cat(found), nothing, torch.full_like(everyone, price, dtype=torch.float64))
 
     def _thin(self, gaussian: Gaussian, probes: Tensor | None, directions: Tensor, owner: Tensor) -> Known:
         """The low-rank W₁ of one example."""
@@ -347,7 +332,7 @@ class Kinks:
         """Second derivatives of the calls, times u, applied to moves (b, c, units)."""
         network = self.network
         turned = moves * bend[:, None].to(moves)
-        if not self._has_maps:
+        if not self.has_maps:
             return turned
         weighted = list(network.per_call(turned))
         for n, (call, pre, u, part) in enumerate(

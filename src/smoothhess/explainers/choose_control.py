@@ -14,6 +14,7 @@ from torch import Tensor
 from smoothhess.curvature.activation_hooks import OtherPathError
 from smoothhess.curvature.control_variate import Control, Directions, Pilot, pilot_passes, thin_rank
 from smoothhess.curvature.frozen_network import NoKinksError
+from smoothhess.curvature.neuron_selection import select_neurons, selection_price
 from smoothhess.curvature.one_flip import Kinks
 from smoothhess.explainers.independent_kinks import Checked, check_independence
 from smoothhess.explainers.sampler import Sampler
@@ -60,7 +61,7 @@ def choose_control(
     passes = _exact_passes(sampler)
     try:
         kinks = frozen_model(sampler)
-        least, most = directions.price(kinks, k, selected=True), PRICE * calls - pilot_passes(k)
+        least, most = directions.least_price(kinks, k), PRICE * calls - pilot_passes(k)
         if auto and least > most:
             return Choice(None, _too_expensive(least, k), passes, kinks)
         passes += 1  # one frozen pass at x
@@ -70,21 +71,22 @@ def choose_control(
         passes = passes + checked.passes
         field = kinks
         if directions.selects(kinks, k) and not bool(independent.any()):  # otherwise the field is that of all kinks
-            passes = passes + kinks.selection_price(k)
-            field = kinks.selected(sampler.gaussian)
-        price = directions.price(field, k)
-        if auto and price > most:
-            return Choice(None, _too_expensive(price, k), passes, kinks, checked=checked)
+            passes = passes + selection_price(kinks, k)
+            field = select_neurons(kinks, sampler.gaussian)
+        price = directions.prices(field, k)
+        affordable = price <= most
+        if auto and not bool(affordable.any()):
+            return Choice(None, _too_expensive(float(price.min()), k), passes, kinks, checked=checked)
         passes = passes + pilot_passes(k)
         pilot = Pilot.draw(sampler.oracle, sampler.gaussian, field, seeds)
         chosen = torch.arange(len(inputs), device=inputs.device)
         if auto:
             unexplained = pilot.unexplained
             pays = (unexplained <= (calls / (calls + price)) ** WORTH) | independent
-            chosen = torch.nonzero(pays).reshape(-1)
+            chosen = torch.nonzero(pays & affordable).reshape(-1)
             if not len(chosen):
                 least = f"{float(unexplained.min()):.0%} of the gradient's variation"
-                reason = f"single flips do not explain {least}: not worth {price:.0f} passes"
+                reason = f"single flips do not explain {least}: not worth {float(price.min()):.0f} passes"
                 return Choice(None, reason, passes, kinks, checked=checked, pilot=pilot)
         expected = directions.expectation(field, sampler.gaussian, chosen)
         weights = pilot.fit(expected, chosen, always=not auto)
@@ -125,8 +127,8 @@ def given_control(
     if not len(chosen):
         return Choice(None, "its weights are zero", passes)
     if not all_neurons and directions.selects(kinks, sampler.rank):
-        passes = passes + kinks.selection_price(sampler.rank)
-        kinks = kinks.selected(sampler.gaussian)
+        passes = passes + selection_price(kinks, sampler.rank)
+        kinks = select_neurons(kinks, sampler.gaussian)
     size = len(kinks.network.bent) * len(sampler.inputs) * sampler.rank**2 * 8
     expected = directions.expectation(kinks, sampler.gaussian, chosen, layers=size <= layer_bytes)
     return Choice(Control.make(kinks, expected, weights[chosen], chosen, directions), "", passes)

@@ -80,7 +80,7 @@ def estimated_cost(oracle: Oracle, x: Tensor, rank: int, n_calls: int, seconds: 
     _, row_bytes = with_bytes_kept(forward, len(x))
     closed = math.inf
     if found.kinks is not None and rank <= CONTROL_LIMIT:
-        closed = Directions().price(found.kinks, rank, selected=True)
+        closed = Directions().least_price(found.kinks, rank)
     passes = n_calls + (closed + 0.75 * n_calls if closed <= 1.5 * n_calls else 0)  # as control="auto"
     batch = min(oracle.batch_size, n_calls * len(x)) * row_bytes
     kept = 3 * (n_calls // 2) * rank * len(x) * x.element_size()

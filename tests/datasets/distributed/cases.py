@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from smoothhess import Diagonal, NeuronSmoothHess, SmoothHess
-from smoothhess.curvature import control_variate, one_flip
+from smoothhess.curvature import control_variate, neuron_selection, one_flip
 from smoothhess.linalg.memory import ByteLimit
 
 D = 12
@@ -114,7 +114,7 @@ def closed_form_in_a_few_directions(explain, rank):
 def selected_neurons(explain, rank):
     """Of which the gradients of half are kept."""
     limit = ByteLimit(X.shape[1] * 8 * 20)
-    with patch.object(one_flip, "NEURON_GRADIENTS", limit), patch.object(one_flip, "LEFT_OUT", 1.0):
+    with patch.object(one_flip, "NEURON_GRADIENTS", limit), patch.object(neuron_selection, "LEFT_OUT", 1.0):
         return plain(explain, rank, control="kink", n_calls=60)
 
 

@@ -8,7 +8,6 @@ process, up to the order of additions. How messages are sent is not decided here
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -158,8 +157,7 @@ class Leader(Sampler):
             given |= _tensors(control.expected) | {"linear": control.linear, "flip": control.flip}
         if self.strata is not None:
             given |= {"strata.direction": self.strata.direction, "strata.margin": self.strata.margin}
-        passes = None if control is None else control.expected.passes
-        self.request("begin", lambda: ({}, {}), given, passes=passes)
+        self.request("begin", lambda: ({}, {}), given)
         return super().begin(seeds)
 
     def share(self, kinks: Kinks) -> Kinks:
@@ -199,7 +197,7 @@ class SharedKinks(Kinks):
         """As in `Kinks`, in all processes."""
         self.leader.request("only", lambda: ({}, {}), {"mask": mask.to(torch.uint8)})
         found = super().only(mask)
-        return SharedKinks(found.network, found.kept, leader=self.leader)
+        return SharedKinks(found.network, found.selection, leader=self.leader)
 
     def expectation(
         self, gaussian: Gaussian, layers: bool = False, probes: Tensor | None = None, index: Tensor | None = None
@@ -223,24 +221,12 @@ class SharedKinks(Kinks):
         everyone = self.network.everyone if index is None else index
         if len(everyone) == 1:  # the closed form of one example is not split
             return own(everyone)
-        passes = math.nan
 
         def work() -> Found:
-            nonlocal passes
-            expected = own(_part(everyone, self.leader.processes))
-            passes = expected.passes
-            return _tensors(expected), {}
+            return _tensors(own(_part(everyone, self.leader.processes))), {}
 
         pieces, _ = self.leader.request("expect", work, given, index=tuple(everyone.tolist()))
-        parts = [_expectation(p, passes) for p in pieces if p]
-        return Expectation(
-            Known.cat([p.hessian for p in parts]),
-            torch.cat([p.gradient for p in parts]),
-            passes,
-            (),
-            _joined([p.drift for p in parts]),
-            _joined([p.value for p in parts]),
-        )
+        return Expectation.cat([_expectation(p) for p in pieces if p])
 
 
 # --- followers --------------------------------------------------------------------------------------------------------
@@ -274,7 +260,7 @@ class Follower:
     kinks: Kinks | None = None
     checked: bool = False  # whether this process has checked the model with its rows
 
-    def begin(self, given: dict[str, Tensor], passes: float | None) -> Following:
+    def begin(self, given: dict[str, Tensor]) -> Following:
         """Check that the model is the same as in the leader, and use its control variate."""
         own, value = self.sampler.unperturbed.value, given["f(x)"]
         if not torch.allclose(own, value, rtol=AGREEMENT[self.sampler.oracle.precision], atol=1e-6):
@@ -284,9 +270,9 @@ class Follower:
                 "rank 0: the models differ. Load the same weights on every rank, or initialise them with the same seed."
             )
         control = None
-        if passes is not None:
+        if "linear" in given:
             assert self.kinks is not None
-            control = Control(self.kinks, _expectation(given, passes), given["linear"], given["flip"])
+            control = Control(self.kinks, _expectation(given), given["linear"], given["flip"])
         strata = None
         if "strata.margin" in given:
             strata = TailStrata(given["strata.direction"], given["strata.margin"])
@@ -346,19 +332,14 @@ def _part(index: Tensor, processes: Processes) -> Tensor:
 
 
 def _tensors(expected: Expectation) -> dict[str, Tensor]:
-    own = {**expected.hessian.tensors(), "gradient": expected.gradient}
+    own = {**expected.hessian.tensors(), "gradient": expected.gradient, "passes": expected.passes}
     others = {"drift": expected.drift, "value": expected.value}
     return own | {name: t for name, t in others.items() if t is not None}
 
 
-def _expectation(tensors: Mapping[str, Tensor], passes: float) -> Expectation:
+def _expectation(tensors: Mapping[str, Tensor]) -> Expectation:
     known = Known(tensors["known"], tensors.get("known.factor"))
-    return Expectation(known, tensors["gradient"], passes, (), tensors.get("drift"), tensors.get("value"))
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    given = [part for part in parts if part is not None]
-    return torch.cat(given) if given else None
+    return Expectation(known, tensors["gradient"], tensors["passes"], (), tensors.get("drift"), tensors.get("value"))
 
 
 def _packed(result: Interactions) -> tuple[dict[str, Tensor], dict[str, Any]]:
