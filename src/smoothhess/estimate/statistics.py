@@ -31,7 +31,7 @@ from smoothhess.estimate.tail_rows import TailRows
 from smoothhess.linalg.gram import Grams
 from smoothhess.linalg.low_rank import Known, mean
 
-ESTIMATOR_VERSION = 5  # increased whenever the same draws give other numbers; versions are never merged
+ESTIMATOR_VERSION = 6  # increased whenever the same draws give other numbers; versions are never merged
 HEAD_LEAST = 1024  # rows of the head,
 HEAD_FACTOR = 4  # or this many times k, if that is more
 PROBES = 16  # random directions in which group sums keep the antisymmetric half of the Hessian
