@@ -141,3 +141,29 @@ def test_the_linear_part_is_the_same_from_rows_and_from_matrices():
         residuals.cross = residuals.draws @ residuals.odd.mT
         found.append(residuals.of_directions(estimate.stats.head.score, estimate.odd, gram))
     torch.testing.assert_close(*found, rtol=1e-9, atol=0)
+
+
+def products_of_squares(d, seeds, blocks):
+    """Results of Σ x_i²x_{i+1}², and the truth of vᵀHv for a random v."""
+    x = torch.randn(1, d, generator=torch.Generator().manual_seed(3)).double()
+    v = normalize(torch.randn(d, generator=torch.Generator().manual_seed(5)).double(), dim=0)
+    square = x[0].square() + 0.3**2
+    truth = torch.diag(4 * x[0, 1:] * x[0, :-1], 1)
+    neighbours = torch.cat([square[1:], square.new_zeros(1)]) + torch.cat([square.new_zeros(1), square[:-1]])
+    truth = truth + truth.mT + torch.diag(2 * neighbours)
+    result = repeated(lambda x: (x[:, 1:] * x[:, :-1]).square().sum(1), x, 0.3, int(2 * d * blocks), seeds)
+    return result.bilinear(v, v), v @ truth @ v
+
+
+@pytest.mark.parametrize("blocks", [1.5, 2.5])
+def test_an_incomplete_block_does_not_widen_intervals(blocks):
+    """They were 1.8 times as wide as those of an oracle: an incomplete block has noise of the linear part."""
+    share, width = judged(*products_of_squares(16, SEEDS, blocks))
+    assert share >= LEAST
+    assert width < MOST
+
+
+def test_lengths_that_hardly_differ_do_not_widen_intervals():
+    """Four rows determine no cubic slope where |t| is about the same: the mean variance was 50 times too large."""
+    found, _ = products_of_squares(16, 1000, 0.25)
+    assert float(found.stderr.square().mean() / found.value.var()) < 10

@@ -51,6 +51,11 @@ class Correction:
         return bool((self.slope != 0).any())
 
     @cached_property
+    def is_incomplete(self) -> bool:
+        """Whether any example has an incomplete block."""
+        return any(bool(t.any()) for t in (self.corrected, self.plain))
+
+    @cached_property
     def has_variance(self) -> bool:
         """Whether the estimate of any example has variance that its antisymmetric half does not contain."""
         return any(bool(t.any()) for t in (self.corrected, self.plain, self.radial))
@@ -80,6 +85,16 @@ def has_complete_blocks(stats: Statistics) -> bool:
         and k > SMALL
         and all(r.start % k == r.stop % k == 0 for stream in stats.stream for r in stream)
     )
+
+
+def in_complete_blocks(stats: Statistics, rows: int) -> Tensor:
+    """Which of the first `rows` rows belong to complete orthogonal blocks, (B, rows)."""
+    inside = torch.zeros(len(stats), rows, dtype=torch.bool, device=stats.n.device)
+    for examples, ends in _alike(stats, stats.rank):
+        for first, last in ends:
+            if last - first == stats.rank and last <= rows:
+                inside[examples, first:last] = True
+    return inside
 
 
 def correct(stats: Statistics, allowed: bool = True) -> Correction:
