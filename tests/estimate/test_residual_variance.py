@@ -167,3 +167,21 @@ def test_lengths_that_hardly_differ_do_not_widen_intervals():
     """Four rows determine no cubic slope where |t| is about the same: the mean variance was 50 times too large."""
     found, _ = products_of_squares(16, 1000, 0.25)
     assert float(found.stderr.square().mean() / found.value.var()) < 10
+
+
+@pytest.mark.parametrize("calls", [4, 6, 8])
+def test_a_few_rows_have_no_cubic_slope(calls):
+    """The variance of two rows was up to 10⁵ times too large: a line and a cubic slope fit them exactly."""
+    d = 16
+    v = normalize(torch.randn(d, generator=torch.Generator().manual_seed(5)).double(), dim=0)
+    found = repeated(network(d), torch.full((1, d), 0.2).double(), 0.7, calls, seeds=500).bilinear(v, v)
+    assert float(found.stderr.square().max() / found.value.var()) < 100
+
+
+def test_a_short_direction_has_a_finite_error():
+    result = repeated(network(9), torch.full((1, 9), 0.2).double(), 0.7, 36, seeds=2)
+    v = torch.ones(9).double()
+    expected = result.bilinear(v, v).stderr
+    for length in (1e-60, 1e60):
+        torch.testing.assert_close(result.bilinear(length * v, length * v).stderr / length**2, expected)
+    assert (result.bilinear(1e-200 * v, 1e-200 * v).stderr == 0).all()

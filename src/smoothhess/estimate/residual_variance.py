@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from smoothhess.draws.designs import SMALL
 from smoothhess.estimate.incomplete_blocks import in_complete_blocks
 from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.unbiased_hessian import Unbiased, corrected_rows
@@ -73,7 +74,7 @@ class ResidualVariance:
         weight = self.stats.head.weight.double()[..., None]
         if self.used is not None:
             score, weight = score * self.used[..., None], weight * self.used[..., None]
-        length = gram.double().sqrt().clamp_min(_TINY)[:, None]  # |q|
+        length = gram.double().clamp_min(_TINY).sqrt()[:, None]  # |q|
         s = score.double() / length
         t, y = s / weight.clamp_min(_TINY), odd.double()
 
@@ -95,6 +96,7 @@ class ResidualVariance:
         error = total((y - slope * cubic).square()) / size / (n - 2).clamp_min(1)[..., None]  # squared
         few = (LEAST_SPREAD * n[..., None] / size).clamp_min(1)  # |t| that hardly differ give large c by chance
         slope = slope * (1 - SIGNIFICANT * few * error / slope.square().clamp_min(_TINY)).clamp_min(0)
+        slope = torch.where((n > SMALL)[..., None], slope, 0.0)  # a line and a cubic slope fit any two rows
         if self.stats.tails is not None:  # large t were sampled apart
             slope = torch.where((self.stats.tails.n > 0)[:, None, None], 0.0, slope)
         variance = cubic_variance(k) * slope[:, 0].square()
