@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/limits.py
     OMP_NUM_THREADS=1 python benchmarks/limits.py --seeds 50 --only attention
 
-Functions that were chosen because their intervals are too narrow: curvature along one direction, directions of weak
-curvature in an attention layer, a kink in one dimension, far kinks beside a quadratic function, and the limit of
-rounding in half precision. The truth is a closed form, or the mean of four long runs.
+Functions that were chosen because their intervals are too narrow: curvature along one direction, directions in few
+dimensions, those of weak curvature in an attention layer, a kink in one dimension, far kinks beside a quadratic
+function, and the limit of rounding in half precision. The truth is a closed form, or the mean of four long runs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -117,6 +118,69 @@ def attention(seeds: int) -> None:
         print("   |λ| over the largest: " + " ".join(f"{float(s):.4f}" for s in size[places].abs() / size.abs().max()))
 
 
+def few_dimensions(seeds: int) -> None:
+    """Directions beside w of exp(w·x) and along that of tanh, and those of a tanh network and of Gaussian bumps."""
+    for d in (5, 8):
+        w, across = torch.linalg.qr(torch.randn(d, 2, generator=torch.Generator().manual_seed(d)))[0].mT
+        angle = torch.tensor([0.0, 17.0, 45.0]).deg2rad()[:, None]
+        truth = 0.49 * math.exp(0.49 / 2) * torch.outer(w, w)
+        origin, beside = torch.zeros(1, d), angle.cos() * w + angle.sin() * across
+        along(
+            f"exp(0.7 w·x), d = {d}, at 0°, 17°, 45°", lambda x, w=w: (0.7 * x @ w).exp(), origin, truth, beside, seeds
+        )
+        truth = curvature_of_tanh(0.5) * torch.outer(w, w)
+        along(f"tanh(w·x + 0.5), d = {d}", lambda x, w=w: (x @ w + 0.5).tanh(), origin, truth, w[None], seeds)
+        own(f"tanh network, d = {d}, strongest, e₁", tanh_network(d), d, (-1,), seeds)
+    own("Gaussian bumps, d = 16, from weak to strong", gaussian_bumps(16), 16, (0, 5, 10, -1), seeds)
+
+
+def own(name: str, f: Function, d: int, places: tuple[int, ...], seeds: int) -> None:
+    """Intervals along eigenvectors, numbered by the size of their eigenvalues, and along the first feature."""
+    x = torch.randn(1, d, generator=torch.Generator().manual_seed(3))
+    truth = reference(f, x, 0.3)
+    size, vectors = torch.linalg.eigh(truth)
+    chosen = vectors.mT[size.abs().argsort()[list(places)]]
+    along(name, f, x, truth, torch.cat([chosen, torch.eye(d)[:1]]), seeds, sigma=0.3)
+
+
+def along(name: str, f: Function, x: Tensor, truth: Tensor, directions: Tensor, seeds: int, sigma: float = 1.0) -> None:
+    """Print the coverage of vᵀHv, and the median width over that of an oracle, for one to ten blocks."""
+    for blocks in (1, 3, 10):
+        result = runs(f, x, seeds, sigma=sigma, n_calls=2 * x.shape[1] * blocks, control=None)
+        silent = torch.tensor([is_silent(result[i]) for i in range(len(result))])
+        cells = []
+        for v in directions:
+            low, high = result.bilinear(v, v).interval()
+            true, oracle = v @ truth @ v, 2 * 1.96 * ((low + high) / 2).std()
+            inside = ((low <= true) & (true <= high))[silent].double().mean()
+            cells.append(f"{float(inside):.2f} ({float((high - low)[silent].median() / oracle):.1f})")
+        shown = f"silent {int(silent.sum())} of {len(result)}; coverage (width) " + " ".join(cells)
+        print(f"{name}, {blocks} block(s)".ljust(60) + shown, flush=True)
+
+
+def curvature_of_tanh(shift: float) -> float:
+    """E tanh″(t + shift) for a standard normal t, by quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(150)
+    value = np.tanh(nodes + shift)
+    return float((weights / weights.sum() * -2 * value * (1 - value**2)).sum())
+
+
+def tanh_network(d: int) -> Function:
+    """A random network of three hidden layers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        hidden = [nn.Linear(d, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh()]
+        network = nn.Sequential(*hidden, nn.Linear(32, 1))
+    return lambda x: network(x)[:, 0]
+
+
+def gaussian_bumps(d: int) -> Function:
+    """Ten bumps at random places."""
+    rng = torch.Generator().manual_seed(1)
+    centres, heights = 0.7 * torch.randn(10, d, generator=rng), torch.randn(10, generator=rng)
+    return lambda x: (-(x[:, None] - centres).square().sum(-1) / (0.6 * d)).exp() @ heights
+
+
 def one_feature(seeds: int) -> None:
     """relu(x − c) of a single feature, without its closed form."""
     for c in (0.0, 0.5, 1.0):
@@ -207,7 +271,7 @@ def true_rounding(model: nn.Module, x: Tensor, sigma: float) -> float:
     return float(((rounded - exact).square().sum() / exact.square().sum()).sqrt())
 
 
-FAMILIES = {f.__name__: f for f in (one_direction, attention, one_feature, far_kinks, rounding)}
+FAMILIES = {f.__name__: f for f in (one_direction, few_dimensions, attention, one_feature, far_kinks, rounding)}
 
 
 def main() -> None:
