@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from smoothhess import Diagonal, SmoothHess
+from smoothhess import Dense, Diagonal, SmoothHess
 from smoothhess.estimate import residual_variance
 from smoothhess.estimate.residual_variance import ResidualVariance, cubic_variance
 
@@ -185,3 +185,24 @@ def test_a_short_direction_has_a_finite_error():
     for length in (1e-60, 1e60):
         torch.testing.assert_close(result.bilinear(length * v, length * v).stderr / length**2, expected)
     assert (result.bilinear(1e-200 * v, 1e-200 * v).stderr == 0).all()
+
+
+def test_groups_that_span_the_space_use_the_residuals_of_whole_rows():
+    """With a group for each feature, the coordinates of the groups determine the rows, also with correlated noise."""
+    d, rng = 7, torch.Generator().manual_seed(2)
+    root = torch.eye(d).double() + 0.3 * torch.randn(d, d, generator=rng).double()
+    gaussian = Dense(root @ root.mT / 10)
+    w, x = torch.randn(d, generator=rng).double(), torch.randn(1, d, generator=rng).double()
+    options = {"gaussian": gaussian, "n_calls": 6 * d, "control": None, "tails": None}
+    single, sums = (
+        SmoothHess(lambda x: (x @ w).tanh() + (x[:, 0] * x[:, 1:].sum(1)).sin()).attribute(x, **options, **more)
+        for more in ({}, {"feature_mask": torch.arange(d)})
+    )
+    torch.testing.assert_close(sums.hessian, single.unshrunk().hessian)
+    found = []
+    for result in (single, sums):
+        pooled = result.noise.pooled
+        products, head = pooled.directions.of_features, pooled.stats.head
+        residuals = ResidualVariance(pooled.whitened, pooled.estimate, single.noise.prior.trace)
+        found.append(residuals.of_directions(head.score, pooled.estimate.odd, products.gram))
+    torch.testing.assert_close(*found)

@@ -146,7 +146,7 @@ def test_tables_take_networks_of_which_all_functions_are_scored(bench):
     for number, function in zip(table.differences("CASO"), sizes.functions, strict=True):
         statistic, p = stats.ttest_rel(table.scores[s.REFERENCE][function], table.scores["CASO"][function])
         assert number.value / number.stderr == pytest.approx(float(statistic))
-        assert number.differs(2) == (float(p) < 0.05)
+        assert number.differs() == (float(p) < 0.05)
 
 
 @pytest.mark.parametrize("scale", [0.1, 0.7, 1.5, 4.0])
@@ -154,14 +154,25 @@ def test_a_difference_is_clear_where_the_t_test_is(bench, scale):
     values = [scale + x for x in (-1.0, 0.3, 0.2, 0.9, -0.4)]
     found = bench.scores.Number.of(values)
     _, p = stats.ttest_rel(values, [0.0] * 5)
-    assert found.differs(4) == (float(p) < 0.05)
+    assert found.differs() == (float(p) < 0.05)
     assert found.stderr == pytest.approx(stats.sem(values))
 
 
 def test_means_over_functions_add_variances(bench):
     Number = bench.scores.Number
-    found = Number.over_functions([Number(1.0, 0.3), Number(2.0, 0.4)])
+    found = Number.over_functions([Number(1.0, 0.3, 4), Number(2.0, 0.4, 2)])
     assert (found.value, found.stderr) == (1.5, pytest.approx(0.25))
+    assert found.degrees == pytest.approx((0.09 + 0.16) ** 2 / (0.09**2 / 4 + 0.16**2 / 2))  # Welch and Satterthwaite
+
+
+def test_the_mean_of_two_functions_is_tested_as_by_welch(bench):
+    """With degrees of freedom by Satterthwaite, the sum of two means is tested as the difference with the negative."""
+    Number, (first, second) = bench.scores.Number, ([0.3, 1.1, 0.2, 0.9, -0.4], [0.8, 0.1, 0.9])
+    for shift in (-0.4, 0.0, 0.3, 2.0):
+        moved = [x + shift for x in first]
+        found = Number.over_functions([Number.of(moved), Number.of(second)])
+        p = stats.ttest_ind(moved, [-x for x in second], equal_var=False).pvalue
+        assert found.differs() == (float(p) < 0.05)
 
 
 def test_friedman_of_a_product_and_of_a_sum(bench):

@@ -9,6 +9,7 @@ residuals of the rows (`residual_variance`). Errors from events that were not sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -25,6 +26,7 @@ from smoothhess.estimate.statistics import Statistics
 from smoothhess.estimate.unbiased_hessian import Unbiased
 
 ROWS_PER_DF = 20  # rows of complete blocks whose residuals have one degree of freedom
+LEAST_LENGTH = 1e-5  # of the part of a group's direction outside of the others, over the longest
 MOST_ALONG = 1e6  # upper bound of the factor on the variance along a direction
 LEAST_SHARE = 0.5  # lower bound of the variance of incomplete blocks, as a share of that from the antisymmetric half
 
@@ -108,9 +110,22 @@ class PooledVariance:
         return torch.where(a + b > 0, (a * units + b * prior) / (a + b).clamp_min(1e-9), torch.inf)
 
     @cached_property
+    def whitened(self) -> Statistics | None:
+        """Statistics with whitened rows; those of group sums only where the groups' directions span the whole space."""
+        stats = self.stats
+        if self.white is not None or stats.gram is None or stats.k != stats.rank:
+            return self.white
+        factor, failed = torch.linalg.cholesky_ex(stats.gram.double())
+        lengths = factor.diagonal(dim1=-2, dim2=-1)
+        if bool(failed.any()) or bool((lengths.amin(-1) < LEAST_LENGTH * lengths.amax(-1)).any()):
+            return None
+        inverse = torch.linalg.inv(factor).mT
+        return replace(stats, head=stats.head.map(lambda rows: rows @ inverse.to(rows)))
+
+    @cached_property
     def _residuals(self) -> ResidualVariance:
         assert self.prior is not None
-        return ResidualVariance(self.white, self.estimate, self.prior.trace)
+        return ResidualVariance(self.whitened, self.estimate, self.prior.trace)
 
     def along(self, score: Tensor, odd: Tensor, products: Products, values: Tensor) -> Tensor:
         """Factor on the variance of vᵀĤv from the antisymmetric half, from the residuals of the rows, (B, m).
@@ -125,7 +140,7 @@ class PooledVariance:
         ratio = (self._residuals.of_directions(score, odd, gram) / found.clamp_min(1e-300)).clamp_max(MOST_ALONG)
         correction = self.estimate.correction
         complete = correction.corrected + correction.plain == 0  # residuals lack the noise of incomplete blocks
-        own = self.stats.n_head / ROWS_PER_DF * complete * (self.white is not None)
+        own = self.stats.n_head / ROWS_PER_DF * complete * (self.whitened is not None)
         share = self._prior_df / (self._prior_df + own).clamp_min(1e-9)
         return ratio + share[:, None] * (1 - ratio).clamp_min(0)
 

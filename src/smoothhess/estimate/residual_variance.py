@@ -30,10 +30,10 @@ _TINY = 1e-300
 
 
 class ResidualVariance:
-    """Variances of vᵀĤv for B examples; `white` holds the whitened statistics (None for group sums).
+    """Variances of vᵀĤv for B examples; `white` holds whitened rows (None for group sums that do not determine them).
 
-    `trace` (B,) is tr(K)/n, the noise of the mean of all slopes. Group sums hold only the coordinates of the groups:
-    the linear part in other directions cannot be separated from the noise, and the variance is that of the cubic part.
+    `trace` (B,) is tr(K)/n, the noise of the mean of all slopes. Without whitened rows the linear part in directions
+    outside of the groups cannot be separated from the noise, and the variance is that of the cubic part.
     """
 
     def __init__(self, white: Statistics | None, estimate: Unbiased, trace: Tensor) -> None:
