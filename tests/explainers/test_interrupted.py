@@ -235,7 +235,8 @@ def test_a_store_keeps_its_records(tmp_path):
 
 
 SCRIPT = """
-import torch, time, sys, smoothhess as sh
+import signal, torch, time, sys, smoothhess as sh
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background processes with SIGINT ignored
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 calls = 0
