@@ -113,7 +113,7 @@ def silent(lines: Sequence[dict[str, Any]]) -> list[str]:
     return [
         f"{len(lines)} cases. {len(judged)} strata, each one quantity of one case, have sampled intervals and at least "
         f"{LEAST_SEEDS} runs without a warning. **{len(low)} of these strata have a coverage below {LOW:g}, and "
-        f"{len(very_low)} below {VERY_LOW:g}**; {by_chance[0]:.1f} and {by_chance[1]:.1f} would be expected if all had "
+        f"{len(very_low) or 'none'} below {VERY_LOW:g}**; {by_chance[0]:.1f} and {by_chance[1]:.1f} would be expected if all had "
         f"{NOMINAL:g}. {len(below)} are below the simultaneous 95 % band, {nearly} of them "
         f"with a coverage of {LOW:g} or more: the card as a whole is {'not ' if below else ''}within the band.",
         "",
@@ -127,7 +127,7 @@ def silent(lines: Sequence[dict[str, Any]]) -> list[str]:
         "",
         f"## Coverage below {VERY_LOW:g} without a warning",
         "",
-        *_table(heads, _coverage_rows(very_low, limit)),
+        *(_table(heads, _coverage_rows(very_low, limit)) if very_low else ["None.", ""]),
         f"## Coverage from {VERY_LOW:g} to {LOW:g} without a warning",
         "",
         *_table(heads, _coverage_rows([s for s in low if s not in very_low], limit)),
@@ -135,7 +135,7 @@ def silent(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def families(lines: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> list[str]:
-    """Failures by family, with those of the first estimator on the cases that it was measured on."""
+    """Failures by family, after those of the first estimator where its lines are given."""
     counts: dict[str, list[int]] = {}
     for column, part in ((0, before), (3, lines)):
         for s in strata(part):
@@ -144,8 +144,10 @@ def families(lines: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) 
             own[column + 1] += s.found["verdict"] == "FAIL"
             own[column + 2] += too_narrow(s.found)
     total = [sum(own[i] for own in counts.values()) for i in range(6)]
-    heads = ["family", "strata in version 1", "fail", "too narrow", "strata now", "fail", "too narrow"]
-    rows = [[name, *map(str, own)] for name, own in [*counts.items(), ("**all**", total)]]
+    first = 0 if before else 3
+    heads = ["strata in version 1", "fail", "too narrow", "strata now" if before else "strata", "fail", "too narrow"]
+    heads = ["family", *heads[first:]]
+    rows = [[name, *map(str, own[first:])] for name, own in [*counts.items(), ("**all**", total)]]
     return ["## By family", "", *_table(heads, rows)]
 
 
