@@ -113,8 +113,8 @@ def silent(lines: Sequence[dict[str, Any]]) -> list[str]:
     return [
         f"{len(lines)} cases. {len(judged)} strata, each one quantity of one case, have sampled intervals and at least "
         f"{LEAST_SEEDS} runs without a warning. **{len(low)} of these strata have a coverage below {LOW:g}, and "
-        f"{len(very_low) or 'none'} below {VERY_LOW:g}**; {by_chance[0]:.1f} and {by_chance[1]:.1f} would be expected if all had "
-        f"{NOMINAL:g}. {len(below)} are below the simultaneous 95 % band, {nearly} of them "
+        f"{len(very_low) or 'none'} below {VERY_LOW:g}**; {by_chance[0]:.1f} and {by_chance[1]:.1f} would be expected "
+        f"if all had {NOMINAL:g}. {len(below)} are below the simultaneous 95 % band, {nearly} of them "
         f"with a coverage of {LOW:g} or more: the card as a whole is {'not ' if below else ''}within the band.",
         "",
         f"The band: a stratum with coverage c and standard error s between seeds counts as c(1 − c)/s² independent "
